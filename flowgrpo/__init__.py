@@ -1,0 +1,3 @@
+"""Align image and video generators, and language models, with rewards."""
+
+__version__ = "0.1.0"

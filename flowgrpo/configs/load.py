@@ -1,0 +1,146 @@
+"""Reading recipes: from a file or by name, with dotted overrides, every fault named with its place and mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from .schema import Recipe
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message lists every fault found."""
+
+
+def recipe_names() -> dict[str, str]:
+    """Recipes that come with the package: name -> first comment line of the file."""
+    folder = resources.files("flowgrpo.configs") / "recipes"
+    found = {}
+    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
+        if entry.name.endswith(".yaml"):
+            first = entry.read_text(encoding="utf-8").splitlines()[0]
+            found[entry.name.removesuffix(".yaml")] = first.lstrip("# ").strip()
+    return found
+
+
+def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe by name (of the package) or path, and apply `key.sub=value` overrides.
+
+    Args:
+        source: a name such as `default`, or a YAML file; None is `default`.
+        overrides: dotted assignments; values are read as YAML, list entries by number (`rewards.0.weight=2`).
+
+    Raises:
+        RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
+            or impossible geometry. All faults are listed at once.
+    """
+    name, text = _read(source)
+    data = _parse(name, text)
+    for assignment in overrides:
+        _assign(data, assignment)
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _read(source: str | Path | None) -> tuple[str, str]:
+    known = recipe_names()
+    key = str(source or "default")
+    if key in known:
+        path = resources.files("flowgrpo.configs") / "recipes" / f"{key}.yaml"
+        return key, path.read_text(encoding="utf-8")
+    file = Path(key)
+    if file.is_file():
+        return key, file.read_text(encoding="utf-8")
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{name} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{name} holds {type(data).__name__}, not a mapping of recipe keys")
+    return data
+
+
+def _assign(data: dict[str, Any], assignment: str) -> None:
+    key, equals, raw = assignment.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"override {assignment!r} is not key=value; write for example run.iterations=50")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise RecipeError(f"override {assignment!r}: {raw!r} is not a YAML value; quote it") from None
+    if isinstance(value, str):
+        value = _number(value)
+    place: Any = data
+    *parents, last = key.split(".")
+    for depth, part in enumerate(parents):
+        if isinstance(place, list):
+            place = place[_position(place, part, assignment)]
+        else:
+            place = place.setdefault(part, {})
+        if not isinstance(place, dict | list):
+            raise RecipeError(f"override {assignment!r}: {'.'.join(parents[: depth + 1])} is a value, not a section")
+    if isinstance(place, list):
+        place[_position(place, last, assignment)] = value
+    else:
+        place[last] = value
+
+
+def _number(text: str) -> str | float:
+    """YAML 1.1 reads `1e-3` as text; everybody else as a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _position(place: list[Any], part: str, assignment: str) -> int:
+    if not part.isdigit() or int(part) >= len(place):
+        raise RecipeError(f"override {assignment!r}: {part!r} is not an entry of a list of {len(place)}; count from 0")
+    return int(part)
+
+
+def _explain(fault: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        known = _fields_at(fault["loc"][:-1])
+        key = str(fault["loc"][-1])
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"  {place}: unknown key {key!r}; {hint}"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    if not place:
+        return "\n".join(f"  {line}" for line in message.splitlines())
+    given = fault.get("input")
+    shown = "" if fault["type"] == "missing" or isinstance(given, dict | list) else f" (got {given!r})"
+    return f"  {place}: {message}{shown}"
+
+
+def _fields_at(location: Iterable[Any]) -> list[str]:
+    model: Any = Recipe
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        candidates += [inner for c in candidates for inner in getattr(c, "__args__", ())]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """A recipe as YAML, every value written out."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -1,0 +1,236 @@
+"""Group-relative advantages: `(reward - baseline) / scale`, for ragged groups and missing rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BASELINES = ("mean", "loo", "length", "none")
+SCALES = ("group", "batch", "none")
+
+
+@dataclass(frozen=True)
+class GroupMoments:
+    """Statistics of the non-NaN values of every group, for N rows, K columns and M groups.
+
+    The mean is kept as an offset above the minimum, so that equal values have a deviation of exactly 0.
+    """
+
+    count: Tensor  # [M, K] values that are not NaN
+    minimum: Tensor  # [M, K] (+inf in an empty group)
+    offset: Tensor  # [M, K] mean - minimum
+    std: Tensor  # [M, K], 0 where count <= ddof
+    degenerate: Tensor  # [M, K] bool: fewer than two distinct values
+
+
+def as_precise(values: Tensor) -> Tensor:
+    """Float64 where the device has it (MPS has not): the order of a sum then hardly shows in the result."""
+    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+
+
+def sum_by_group(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
+    """Sum the rows of `values` [N, K] that share an `index` [N] in 0..M-1, into [M, K]."""
+    return values.new_zeros(num_groups, *values.shape[1:]).index_add(0, index, values)
+
+
+def group_moments(values: Tensor, index: Tensor, num_groups: int, ddof: int) -> GroupMoments:
+    """Two-pass mean and standard deviation of `values` [N, K] in each group `index` [N], NaN left out."""
+    valid = ~values.isnan()
+    spread = index[:, None].expand_as(values)
+    empty = values.new_full((num_groups, values.shape[1]), torch.inf)
+    minimum = empty.scatter_reduce(0, spread, values.where(valid, torch.inf), "amin")
+    maximum = (-empty).scatter_reduce(0, spread, values.where(valid, -torch.inf), "amax")
+    count = sum_by_group(valid.to(values.dtype), index, num_groups)
+    above = torch.where(valid, values - minimum[index], 0.0)
+    offset = sum_by_group(above, index, num_groups) / count.clamp(min=1)
+    deviation = torch.where(valid, above - offset[index], 0.0)
+    variance = sum_by_group(deviation.square(), index, num_groups) / (count - ddof).clamp(min=1)
+    return GroupMoments(count, minimum, offset, variance.sqrt(), ~(maximum > minimum))
+
+
+def group_index(groups: Tensor | Sequence[int], rows: int, device: torch.device) -> tuple[Tensor, int]:
+    """Number the distinct ids of `groups` [rows]; return (index [rows] in 0..M-1, M)."""
+    ids = torch.as_tensor(groups, device=device)
+    if ids.shape != (rows,):
+        raise ValueError(
+            f"`groups` has shape {tuple(ids.shape)} but there are {rows} rows of rewards; "
+            f"give one group id per row, shape ({rows},)"
+        )
+    unique, index = torch.unique(ids, return_inverse=True)
+    return index, unique.numel()
+
+
+def _length_offset(above: Tensor, lengths: Tensor | None, index: Tensor, moments: GroupMoments) -> Tensor:
+    """Length-weighted mean above the minimum, [M, K]; the plain mean where a group has no length at all."""
+    if lengths is None or lengths.shape != above.shape[:1]:
+        got = None if lengths is None else tuple(lengths.shape)
+        raise ValueError(
+            f"baseline='length' needs `lengths` of shape ({len(above)},), the trained columns of each row; "
+            f"got {got}"
+        )
+    num_groups = len(moments.count)
+    weight = torch.where(above.isnan(), 0.0, lengths.to(above)[:, None])
+    total = sum_by_group(weight, index, num_groups)
+    weighted = sum_by_group(weight * above.nan_to_num(0.0), index, num_groups)
+    return torch.where(total > 0, weighted / total.where(total > 0, 1.0), moments.offset)
+
+
+def _centre(
+    values: Tensor, index: Tensor, moments: GroupMoments, baseline: str | Tensor, lengths: Tensor | None
+) -> Tensor:
+    """`values - baseline` [N, K]; NaN stays NaN."""
+    if isinstance(baseline, Tensor):
+        given = as_precise(baseline.to(values.device))
+        if given.shape[:1] != values.shape[:1] or given[0].numel() not in (1, values.shape[1]):
+            raise ValueError(
+                f"`baseline` has shape {tuple(baseline.shape)}; give one value per row, ({len(values)},), "
+                "or one per reward"
+            )
+        return values - given.reshape(len(values), -1)
+    if baseline == "none":
+        return values
+    above = values - moments.minimum[index]
+    if baseline == "length":
+        return above - _length_offset(above, lengths, index, moments)[index]
+    centred = above - moments.offset[index]
+    if baseline == "loo":
+        # r_i - mean of the others = n / (n - 1) * (r_i - mean); a group of one has nobody else, so stays 0.
+        factor = moments.count / (moments.count - 1).clamp(min=1)
+        return centred * factor[index]
+    return centred
+
+
+def group_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    baseline: str | Tensor = "mean",
+    scale: str = "group",
+    eps: float = 1e-4,
+    ddof: int = 1,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """Group-relative advantage `A = (reward - baseline) / (std + eps)` (GRPO, arXiv 2402.03300, §4.1.2).
+
+    NaN rewards ("not applicable", rejected, truncated) leave every statistic and get advantage 0. Under a
+    group baseline, a group of one and a group whose rewards are all equal get exactly 0. Equal
+    rewards have no scale: with `scale="group"` such a group, and with "batch" such a batch, gets 0 under any
+    baseline.
+
+    Published settings of (ddof, eps): Flow-GRPO (0, 1e-4), TRL (1, 1e-4), DanceGRPO, MixGRPO and BranchGRPO
+    (1, 1e-8), verl (1, 1e-6).
+
+    Args:
+        rewards: [B] or [B, ...], float or integer; trailing entries (several rewards) are treated
+            independently.
+        groups: [B] integer ids, in any order; groups may differ in size.
+        baseline: "mean" of the group; "loo", the mean of the others (RLOO, arXiv 2402.14740; LOOP,
+            2503.00897); "length", the length-weighted mean (OPO, arXiv 2505.23585); "none"; or a tensor [B]
+            or like `rewards` (ReMax, arXiv 2310.10505: the reward of the greedy sample).
+        scale: "group" or "batch" standard deviation about the mean (of all the rows given here, so gather
+            first if the batch is spread over ranks), or "none" (Dr. GRPO, arXiv 2503.20783).
+        eps: added to the standard deviation; unused with `scale="none"`.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+        lengths: [B] non-negative numbers of trained columns, for `baseline="length"`.
+
+    Returns:
+        Advantages shaped like `rewards`, float32 at least, without a gradient.
+
+    Raises:
+        ValueError: For an unknown choice, a shape that does not match, or an infinite reward.
+    """
+    if not isinstance(baseline, Tensor) and baseline not in BASELINES:
+        raise ValueError(f"`baseline` is {baseline!r}; use one of {', '.join(BASELINES)}, or a tensor")
+    if scale not in SCALES:
+        raise ValueError(f"`scale` is {scale!r}; use one of {', '.join(SCALES)}")
+    if rewards.dim() == 0:
+        raise ValueError("`rewards` is a scalar; give one reward per row, shape (B,)")
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    if rewards.numel() == 0:
+        return torch.zeros_like(rewards, dtype=dtype)
+    values = as_precise(rewards).reshape(len(rewards), -1)
+    if bool(values.isinf().any()):
+        raise ValueError("`rewards` holds an infinite value; use NaN for a reward that does not apply")
+    index, num_groups = group_index(groups, len(values), values.device)
+    moments = group_moments(values, index, num_groups, ddof)
+    centred = _centre(values, index, moments, baseline, lengths)
+    silent = values.isnan()
+    if scale == "group":
+        silent = silent | moments.degenerate[index]
+        centred = centred / (moments.std[index] + eps).where(~silent, 1.0)
+    elif scale == "batch":
+        batch = group_moments(values, torch.zeros_like(index), 1, ddof)
+        silent = silent | batch.degenerate
+        centred = centred / (batch.std + eps).where(~batch.degenerate, 1.0)
+    return torch.where(silent, 0.0, centred).to(dtype).reshape(rewards.shape)
+
+
+def _weighted_sum(columns: Tensor, weights: Tensor) -> Tensor:
+    # One column after another: rows with the same rewards get the same sum to the last bit, which a
+    # vectorised reduction over columns does not promise, and equal rewards must stay equal.
+    total = torch.zeros_like(columns[:, 0])
+    for k in range(columns.shape[1]):
+        total = total + weights[k] * columns[:, k]
+    return total
+
+
+def multi_reward_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    weights: Tensor | Sequence[float],
+    *,
+    how: str = "sum",
+    **kw: Any,
+) -> Tensor:
+    """Combine K rewards into one advantage per row.
+
+    `how="sum"` takes `group_advantages` of the weighted sum of raw rewards. A reward that is NaN for a row
+    counts there as that reward's mean over the row's group, so it neither favours nor harms the row it does
+    not apply to; the weights of the others stay as they are. `how="gdpo"` (reward-decoupled GDPO, arXiv
+    2601.05242) normalises each reward within its group, adds them with the weights, and whitens the sum over
+    all rows; a NaN contributes 0. In both, a row whose rewards are all NaN gets advantage 0 and enters no
+    statistic.
+
+    Args:
+        rewards: [B, K], NaN where a reward does not apply.
+        groups: [B] integer ids.
+        weights: [K].
+        how: "sum" or "gdpo".
+        **kw: Keyword arguments of `group_advantages`; `eps` and `ddof` also serve the whitening of "gdpo".
+
+    Returns:
+        Advantages [B].
+
+    Raises:
+        ValueError: For an unknown `how` or shapes that do not match.
+    """
+    if how not in ("sum", "gdpo"):
+        raise ValueError(f"`how` is {how!r}; use 'sum' or 'gdpo'")
+    factors = as_precise(torch.as_tensor(weights, device=rewards.device))
+    if rewards.dim() != 2 or factors.shape != rewards.shape[1:]:
+        raise ValueError(
+            f"`rewards` has shape {tuple(rewards.shape)} and `weights` {tuple(factors.shape)}; "
+            "give rewards (B, K) and one weight per reward, (K,)"
+        )
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    values = as_precise(rewards)
+    if len(values) == 0:
+        return torch.zeros_like(values[:, 0], dtype=dtype)
+    absent = values.isnan().all(1)
+    index, num_groups = group_index(groups, len(values), values.device)
+    moments = group_moments(values, index, num_groups, ddof=1)
+    if how == "sum":
+        mean = torch.where(moments.count > 0, moments.minimum + moments.offset, 0.0)
+        total = _weighted_sum(torch.where(values.isnan(), mean[index], values), factors)
+        return group_advantages(total.masked_fill(absent, torch.nan), index, **kw).to(dtype)
+    total = _weighted_sum(group_advantages(values, index, **kw), factors).masked_fill(absent, torch.nan)
+    whitening = {name: kw[name] for name in ("eps", "ddof") if name in kw}
+    whitened = group_advantages(total, torch.zeros_like(index), **whitening)
+    # Group advantages add up to 0 only to rounding, so whitening would give a group without a signal a trace
+    # of one.
+    silent = moments.degenerate.all(1)[index] & (total == 0)
+    return whitened.masked_fill(silent, 0.0).to(dtype)

@@ -1,0 +1,107 @@
+"""What a run should watch: the drift of the ratio per denoising step, and groups that carry no signal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise, group_index, group_moments
+from .objectives import broadcasts
+from .surrogates import log_bounds
+
+SIGNS = ("pos", "neg")
+
+
+def step_statistics(
+    log_ratio: Tensor,
+    step: Tensor,
+    adv: Tensor,
+    mask: Tensor | None,
+    low: float,
+    high: float,
+    num_steps: int,
+) -> Tensor:
+    """Sums behind GRPO-Guard's diagnosis (arXiv 2510.22319): the log-ratio by denoising step and sign of A.
+
+    The result adds over micro-batches and ranks; `summarise` turns the total into means. Entries of advantage
+    0 are left out, for they have no gradient.
+
+    Args:
+        log_ratio: [N], or [B, T]; only its value is used.
+        step: Integer denoising step of each entry in 0..num_steps-1, broadcastable to `log_ratio`.
+        adv: Advantage of each entry, broadcastable to `log_ratio` ([B, 1] for one per row).
+        mask: Entries to count, broadcastable; the others may be NaN. None for all.
+        low: Lower clip, a ratio below 1 - low is clipped where A < 0.
+        high: Upper clip, a ratio above 1 + high is clipped where A > 0.
+        num_steps: Number of denoising steps.
+
+    Returns:
+        [num_steps, 2, 4]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, clipped
+        entries.
+
+    Raises:
+        ValueError: If a shape does not broadcast or a counted step is out of range.
+    """
+    ratio, steps, sign = (
+        as_precise(log_ratio),
+        step.to(log_ratio.device),
+        as_precise(adv.to(log_ratio.device)),
+    )
+    kept = torch.ones_like(ratio, dtype=torch.bool) if mask is None else mask.to(ratio.device).bool()
+    for name, values in (("step", steps), ("adv", sign), ("mask", kept)):
+        if not broadcasts(values, ratio):
+            raise ValueError(
+                f"`{name}` has shape {tuple(values.shape)}, not broadcastable to {tuple(ratio.shape)}"
+            )
+    steps, sign, kept = (values.expand_as(ratio).flatten() for values in (steps, sign, kept))
+    kept = kept & (sign != 0) & ~sign.isnan()
+    ratio = torch.where(kept, ratio.flatten(), 0.0)
+    # Only where it costs no synchronisation; an accelerator reports the bad index itself, asynchronously.
+    if ratio.device.type == "cpu" and bool((kept & ((steps < 0) | (steps >= num_steps))).any()):
+        raise ValueError(
+            f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule"
+        )
+    lower, upper = log_bounds(low, high)
+    clipped = torch.where(sign > 0, ratio > upper, ratio < lower)
+    entries = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), clipped.to(ratio.dtype)], 1)
+    cell = torch.where(kept, 2 * steps.long() + (sign < 0), 0)
+    total = ratio.new_zeros(2 * num_steps, 4).index_add(0, cell, entries * kept[:, None])
+    return total.reshape(num_steps, 2, 4)
+
+
+def summarise(stats: Tensor) -> dict[str, Tensor]:
+    """Means of `step_statistics` [S, 2, 4], each a tensor [S]; NaN at a step with no entry.
+
+    Keys: "log_ratio_mean", "log_ratio_var" (population) and "clip_share" over both signs, the same with
+    "_pos" and "_neg" for one sign of the advantage, and "count".
+    """
+    views = {"": stats.sum(1), **{f"_{name}": stats[:, i] for i, name in enumerate(SIGNS)}}
+    summary = {"count": stats[..., 0].sum(1)}
+    for suffix, (count, first, second, clipped) in ((key, view.unbind(-1)) for key, view in views.items()):
+        mean = first / count
+        summary[f"log_ratio_mean{suffix}"] = mean
+        summary[f"log_ratio_var{suffix}"] = (second / count - mean.square()).clamp(min=0)
+        summary[f"clip_share{suffix}"] = clipped / count
+    return summary
+
+
+def degenerate_groups(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+    """Count the groups without a learning signal: fewer than two distinct rewards, NaN left out.
+
+    Args:
+        rewards: [B], or [B, K], where a group counts only if it is degenerate in every reward.
+        groups: [B] integer ids.
+
+    Returns:
+        tensor([degenerate groups, groups]), a [sum, count] pair.
+    """
+    values = as_precise(rewards).reshape(len(rewards), -1)
+    if len(values) == 0:
+        return values.new_zeros(2)
+    index, num_groups = group_index(groups, len(values), values.device)
+    degenerate = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)
+    return torch.stack([degenerate.sum(), degenerate.new_tensor(num_groups, dtype=torch.long)]).to(
+        values.dtype
+    )

@@ -1,0 +1,285 @@
+"""The policy loss: ratio level, surrogate, weight, penalty and reduction, composed once for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .surrogates import (
+    LOG_LIMIT,
+    SURROGATES,
+    cispo,
+    clip,
+    dro,
+    gmpo,
+    pooled_per_column,
+    reinforce,
+    sapo,
+    vespo,
+)
+
+__all__ = [
+    "SURROGATES",
+    "cispo",
+    "clip",
+    "dro",
+    "gaussian_kl",
+    "gmpo",
+    "kl",
+    "policy_loss",
+    "reinforce",
+    "sapo",
+    "vespo",
+]
+
+KL_KINDS = ("k1", "k2", "k3", "k3+")
+LEVELS = ("token", "sequence")
+REDUCTIONS = ("token", "sequence", "sum")
+
+
+def _widen(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def kl(logp: Tensor, ref_logp: Tensor, kind: str = "k1") -> Tensor:
+    """Per-column estimate of KL(policy || reference) at samples of the policy (Schulman, "Approximating KL").
+
+    With d = logp - ref_logp: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. As a *loss term* use "k2" or "k3+"
+    (k3's value with k2's gradient), or multiply k3 by the ratio: the expected gradient of k1 is 0 and that of
+    k3 is that of KL(reference || policy), whereas k2's is exact on-policy (arXiv 2510.01555).
+
+    Args:
+        logp: [B, T], carries the gradient.
+        ref_logp: [B, T].
+        kind: "k1", "k2", "k3" or "k3+".
+
+    Returns:
+        [B, T], float32 at least.
+
+    Raises:
+        ValueError: For an unknown `kind`.
+    """
+    if kind not in KL_KINDS:
+        raise ValueError(f"`kind` is {kind!r}; use one of {', '.join(KL_KINDS)}")
+    gap = _widen(logp) - _widen(ref_logp).detach()
+    if kind == "k1":
+        return gap
+    quadratic = 0.5 * gap.square()
+    if kind == "k2":
+        return quadratic
+    value = torch.expm1(-gap) + gap
+    return value if kind == "k3" else quadratic - quadratic.detach() + value.detach()
+
+
+def gaussian_kl(mean: Tensor, ref_mean: Tensor, std: Tensor | float) -> Tensor:
+    """Exact KL of two Gaussian transitions of equal `std`, per latent element: mean((dmu)^2) / (2 std^2).
+
+    The KL of the whole transition is this times the number of elements D: Flow-GRPO (arXiv 2505.05470)
+    reduces log-probs by a mean, hence this too. `std` includes sqrt(delta sigma); Flow-GRPO's own code leaves
+    it out, so its beta here is beta / delta.
+
+    Args:
+        mean: [B, T, ...], carries the gradient.
+        ref_mean: like `mean`.
+        std: Per-element standard deviation of the transition: a number, [T], or [B, T]. Where it is 0 (an ODE
+            step, which has no density) the result is NaN with no gradient: mask those columns.
+
+    Returns:
+        [B, T], float32 at least, in nats per element.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    if mean.dim() < 2 or mean.shape != ref_mean.shape:
+        raise ValueError(
+            f"`mean` has shape {tuple(mean.shape)} and `ref_mean` {tuple(ref_mean.shape)}; "
+            "give both as (B, T, ...), alike"
+        )
+    square = (_widen(mean) - _widen(ref_mean).detach()).square()
+    square = square.flatten(2).mean(-1) if square.dim() > 2 else square
+    width = torch.as_tensor(std, dtype=square.dtype, device=square.device).detach()
+    if not broadcasts(width, square):
+        raise ValueError(
+            f"`std` has shape {tuple(width.shape)}; give a number, (T,) or (B, T) for a mean of shape "
+            f"{tuple(mean.shape)}"
+        )
+    # The division must not see a zero even in a branch that is dropped: its gradient would be 0 * inf.
+    stochastic = width > 0
+    return torch.where(stochastic, square / (2 * width.where(stochastic, 1.0).square()), torch.nan)
+
+
+def broadcasts(values: Tensor, like: Tensor) -> bool:
+    """Whether `values` expands to the shape of `like`."""
+    sizes = zip(values.shape[::-1], like.shape[::-1])
+    return values.dim() <= like.dim() and all(size in (1, want) for size, want in sizes)
+
+
+def _columns(values: Tensor, like: Tensor, name: str) -> Tensor:
+    """Broadcast [B], [B, 1], [1, T] or [B, T] to the shape of `like`, in its dtype."""
+    wide = values[:, None] if values.dim() == 1 and len(values) == len(like) else values
+    if wide.dim() != 2 or not broadcasts(wide, like):
+        raise ValueError(
+            f"`{name}` has shape {tuple(values.shape)}; give ({like.shape[0]},) or {tuple(like.shape)}, "
+            "one value per row or per column"
+        )
+    return wide.to(like.device, torch.bool if values.dtype == torch.bool else like.dtype).expand_as(like)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    logp: Tensor  # [B, T] with gradient; 0 wherever it must not matter
+    log_ratio: Tensor  # [B, T] with gradient
+    adv: Tensor  # [B, T]
+    mask: Tensor  # [B, T] bool
+    weight: Tensor | None  # [B, T] detached, 0 outside the mask
+
+
+def _prepare(
+    logp: Tensor, old_logp: Tensor | None, advantages: Tensor, mask: Tensor | None, weight: Tensor | None
+) -> _Inputs:
+    """Check shapes; replace what must not matter *before* arithmetic, as 0 * NaN is NaN in a gradient."""
+    if logp.dim() != 2:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}; give (B, T), rows by denoising steps or tokens"
+        )
+    logp = _widen(logp)
+    if mask is None:
+        kept = torch.ones_like(logp, dtype=torch.bool)
+    else:
+        kept = _columns(mask, logp, "mask").bool()
+    adv = torch.where(kept, _columns(advantages.detach(), logp, "advantages"), 0.0)
+    logp = torch.where(kept, logp, 0.0)
+    if old_logp is None:
+        log_ratio = logp - logp.detach()
+    elif old_logp.shape != logp.shape:
+        raise ValueError(f"`old_logp` has shape {tuple(old_logp.shape)} but `logp` {tuple(logp.shape)}")
+    else:
+        log_ratio = logp - torch.where(kept, old_logp.detach().to(logp.dtype), 0.0)
+    if weight is None:
+        return _Inputs(logp, log_ratio, adv, kept, None)
+    weight = torch.where(kept, _columns(weight.detach(), logp, "weight").to(logp.dtype), 0.0)
+    # A rejected column may hold even -inf: it gets a finite value, which pooled ratios still see.
+    used = weight != 0
+    finite = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0).clamp(-LOG_LIMIT, LOG_LIMIT)
+    return _Inputs(torch.where(used, logp, 0.0), torch.where(used, log_ratio, finite), adv, kept, weight)
+
+
+def _reduce(loss: Tensor, mask: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
+    """Total of a masked loss [B, T] and the count that makes it a mean: tokens, non-empty rows, or rows."""
+    if reduce == "token":
+        return loss.sum(), mask.sum()
+    if reduce == "sum":
+        return loss.sum(), torch.full_like(mask.sum(), len(mask))
+    tokens = mask.sum(1)
+    return (loss.sum(1) / tokens.clamp(min=1)).sum(), (tokens > 0).sum()
+
+
+def _gradient_scale(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs: _Inputs) -> Tensor:
+    """|d loss / d logp| per column before weight and penalty: what is left of A * ratio after the surrogate.
+
+    Differentiating the surrogate serves plug-in surrogates too, and cannot disagree with what is trained.
+    """
+    with torch.enable_grad():
+        leaf = torch.zeros_like(inputs.logp, requires_grad=True)
+        loss = surrogate(log_ratio.detach() + leaf, inputs.adv, inputs.logp.detach() + leaf, inputs.mask)
+        if not loss.requires_grad:
+            return torch.zeros_like(loss)
+        return torch.autograd.grad(loss.sum(), leaf)[0].abs()
+
+
+def _metrics(scale: Tensor, log_ratio: Tensor, inputs: _Inputs) -> dict[str, Tensor]:
+    mask, raw = inputs.mask, inputs.log_ratio.detach()
+    cut = (scale == 0) & (inputs.adv != 0)
+    positive, negative = inputs.adv > 0, inputs.adv < 0
+
+    def pair(values: Tensor, where: Tensor) -> Tensor:
+        chosen = mask & where
+        return torch.stack([torch.where(chosen, values.to(raw.dtype), 0.0).sum(), chosen.sum().to(raw.dtype)])
+
+    everywhere = torch.ones_like(mask)
+    metrics = {
+        "ratio": pair(log_ratio.detach().exp(), everywhere),
+        "log_ratio": pair(raw, everywhere),
+        "log_ratio_sq": pair(raw.square(), everywhere),
+        "approx_kl": pair(raw.expm1() - raw, everywhere),
+        "clip_share": pair(cut, everywhere),
+        "clip_share_pos": pair(cut, positive),
+        "clip_share_neg": pair(cut, negative),
+        "gradient_scale": pair(scale / inputs.adv.abs().where(inputs.adv != 0, 1.0), positive | negative),
+    }
+    if inputs.weight is not None:
+        metrics["weight"] = pair(inputs.weight, everywhere)
+    return metrics
+
+
+def policy_loss(
+    logp: Tensor,
+    old_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    *,
+    surrogate: Callable[..., Tensor] = clip,
+    level: str = "token",
+    weight: Tensor | None = None,
+    penalty: Tensor | None = None,
+    reduce: str = "token",
+    denom: Tensor | float | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy-gradient loss of every GRPO-family method: surrogate, weight, penalty, reduction.
+
+    GRPO-Guard (arXiv 2510.22319, Eq. 8) needs nothing more: give its log-ratio mean(eps * dmu) as `logp`,
+    zeros as `old_logp`, and 1 / delta sigma as `weight`.
+
+    Args:
+        logp: [B, T] log-probs under the policy being trained, with gradient.
+        old_logp: [B, T] log-probs under the policy that sampled; None for strictly on-policy (ratio 1).
+        advantages: [B] or [B, T].
+        mask: [B, T] bool or 0/1, None for all. What it leaves out may be NaN: it reaches neither value nor
+            gradient.
+        surrogate: A function of `flowgrpo.core.surrogates`, hyper-parameters bound with `functools.partial`.
+        level: "token", a ratio per column; "sequence", the row's geometric-mean ratio (GSPO, arXiv
+            2507.18071, Eq. 7), of the same value and gradient as the pooled form under `reduce="sequence"`.
+        weight: [B] or [B, T], detached here; multiplies the surrogate and not the penalty. Where it is 0 the
+            entry's log-probs may be infinite.
+        penalty: [B] or [B, T], already times its coefficient, with its own gradient; added after the weight.
+        reduce: "token", sum / tokens; "sequence", sum of row means / rows with a token; "sum", sum / rows.
+        denom: Count for the whole optimizer step (tokens or rows over all micro-batches and ranks), which
+            makes losses and gradients add; None takes this batch's own count.
+
+    Returns:
+        (scalar loss, metrics). Each metric is a detached tensor [sum, count] to be added over micro-batches
+        and ranks and divided when logged: "loss" (mean per token or row, whatever `denom` is), "ratio" (as
+        the surrogate sees it), "log_ratio", "log_ratio_sq", "approx_kl" (k3 of KL(old || new)), "clip_share"
+        and, by the sign of the advantage, "clip_share_pos", "clip_share_neg" (entries whose gradient is cut
+        to 0), "gradient_scale" (|d loss / d logp| / |A|: the ratio where nothing binds), and "weight",
+        "penalty" if given.
+
+    Raises:
+        ValueError: For an unknown choice, shapes that do not match, or a `denom` that is not positive.
+    """
+    if level not in LEVELS:
+        raise ValueError(f"`level` is {level!r}; use one of {', '.join(LEVELS)}")
+    if reduce not in REDUCTIONS:
+        raise ValueError(f"`reduce` is {reduce!r}; use one of {', '.join(REDUCTIONS)}")
+    if denom is not None and not isinstance(denom, Tensor) and not denom > 0:
+        raise ValueError(
+            f"`denom` is {denom}; use the positive count of tokens or rows of the whole optimizer step"
+        )
+    inputs = _prepare(logp, old_logp, advantages, mask, weight)
+    log_ratio = inputs.log_ratio
+    if level == "sequence":
+        log_ratio = pooled_per_column(log_ratio, inputs.mask)
+    loss = surrogate(log_ratio, inputs.adv, inputs.logp, inputs.mask)
+    metrics = _metrics(_gradient_scale(surrogate, log_ratio, inputs), log_ratio, inputs)
+    if inputs.weight is not None:
+        loss = loss * inputs.weight
+    if penalty is not None:
+        extra = torch.where(inputs.mask, _columns(penalty, inputs.logp, "penalty"), 0.0)
+        metrics["penalty"] = torch.stack([extra.detach().sum(), inputs.mask.sum().to(extra.dtype)])
+        loss = loss + extra
+    total, count = _reduce(torch.where(inputs.mask, loss, 0.0), inputs.mask, reduce)
+    metrics["loss"] = torch.stack([total.detach(), count.to(total.dtype)])
+    return total / (count.clamp(min=1) if denom is None else denom), metrics

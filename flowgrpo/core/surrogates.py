@@ -1,0 +1,201 @@
+"""Surrogate losses: one function per method, from log-ratio and advantage to a loss per column.
+
+All share the signature `(log_ratio [B, T], adv [B] or [B, T], logp [B, T], mask [B, T], *, hyper-parameters)`
+and return a loss [B, T] to be minimised; entries outside `mask` are arbitrary and `policy_loss` drops them.
+Bounds are compared with the *log*-ratio: a published clip of 2e-6 is 17 units in the last place of a float32
+ratio near 1, but is resolved to seven digits in log space. Bind hyper-parameters with `functools.partial`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+LOG_LIMIT = 20.0  # exp(20) is far outside any trust region, and far from float32 overflow
+
+
+def _per_column(adv: Tensor) -> Tensor:
+    return adv[:, None] if adv.dim() == 1 else adv
+
+
+def log_bounds(low: float, high: float) -> tuple[float, float]:
+    """Bounds of the log-ratio for a ratio in [1 - low, 1 + high]; `low >= 1` means no lower bound.
+
+    Raises:
+        ValueError: If `low` or `high` is negative.
+    """
+    if not (low >= 0 and high >= 0):
+        raise ValueError(
+            f"clip bounds are low={low}, high={high}; use non-negative distances from a ratio of 1"
+        )
+    return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
+
+
+def _pessimistic(log_ratio: Tensor, adv: Tensor, lower: float, upper: float) -> Tensor:
+    """Bound the log-ratio on the side where `min(A r, A clip(r))` does: above if A > 0, below if A < 0.
+
+    `where` rather than `minimum`: at a tie `minimum` halves the gradient.
+    """
+    cut_above = (adv > 0) & (log_ratio > upper)
+    cut_below = (adv < 0) & (log_ratio < lower)
+    return torch.where(cut_above, upper, torch.where(cut_below, lower, log_ratio))
+
+
+def clip(
+    log_ratio: Tensor,
+    adv: Tensor,
+    logp: Tensor,
+    mask: Tensor,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float | None = None,
+) -> Tensor:
+    """PPO's clipped surrogate, `-min(A r, A clip(r, 1-low, 1+high))` (arXiv 1707.06347, Eq. 7).
+
+    `high > low` is DAPO's clip-higher (2503.14476). `low = high = inf` is the plain ratio. `dual` = c > 1
+    also bounds the ratio at c where A < 0: dual-clip PPO (1912.09729), the two-sided clip of INTELLECT-2
+    (2505.07291), TRL's `delta`. `logp` is not used.
+
+    Raises:
+        ValueError: If a bound is negative or `dual` is not above 1.
+    """
+    adv = _per_column(adv)
+    bounded = _pessimistic(log_ratio, adv, *log_bounds(low, high))
+    if dual is not None:
+        if not dual > 1:
+            raise ValueError(
+                f"`dual` is {dual}; use a ratio above 1, such as 3.0, or None for no second bound"
+            )
+        ceiling = math.log(dual)
+        bounded = torch.where((adv < 0) & (bounded > ceiling), ceiling, bounded)
+    return -adv * bounded.exp()
+
+
+def cispo(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 1.0, high: float = 5.0
+) -> Tensor:
+    """Clipped importance-sampling weight, `-sg(clamp(r, 1-low, high)) A logp`.
+
+    CISPO, from MiniMax-M1 (arXiv 2506.13585). `high` bounds the ratio itself, as in TRL and ScaleRL; for
+    verl's [1-low, 1+high] pass `high = 1 + verl's`. The weight is truncated but no entry ever loses its
+    gradient.
+
+    Raises:
+        ValueError: If `low` is negative or `high` is not positive.
+    """
+    if not (low >= 0 and high > 0):
+        raise ValueError(
+            f"CISPO bounds are low={low}, high={high}; use low >= 0 and high > 0 (a bound of the ratio)"
+        )
+    lower, _ = log_bounds(low, 0.0)
+    return -log_ratio.detach().clamp(lower, math.log(high)).exp() * _per_column(adv) * logp
+
+
+def sapo(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05
+) -> Tensor:
+    """Soft adaptive gate, `-A sigmoid(tau (r - 1)) 4 / tau` (SAPO, arXiv 2511.20347).
+
+    `tau` is `tau_pos` where A > 0, else `tau_neg`. At r = 1 the gradient is REINFORCE's. `logp` is not used.
+
+    Raises:
+        ValueError: If a temperature is not positive.
+    """
+    if not (tau_pos > 0 and tau_neg > 0):
+        raise ValueError(f"SAPO temperatures are tau_pos={tau_pos}, tau_neg={tau_neg}; use positive numbers")
+    adv = _per_column(adv)
+    positive = adv > 0
+    excess = log_ratio.clamp(max=LOG_LIMIT).expm1()
+    gate = torch.where(
+        positive,
+        torch.sigmoid(tau_pos * excess) * (4 / tau_pos),
+        torch.sigmoid(tau_neg * excess) * (4 / tau_neg),
+    )
+    return -adv * gate
+
+
+def gmpo(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.4, high: float = 0.4
+) -> Tensor:
+    """Geometric-mean ratio, `-A exp(mean over the row of the clipped log r)` (GMPO, arXiv 2507.20673).
+
+    `low` and `high` bound the log-ratio itself (a ratio in [e^-0.4, e^0.4]), pessimistically by the sign of
+    A. Every column of a row carries the row's pooled value and its own share of the gradient, so
+    `reduce="sequence"` gives value and gradient of the pooled form while the graph stays per column. Use
+    `level="token"`: pooling is done here, after the clip. An advantage that differs between columns weights
+    each column's own share. `logp` is not used.
+
+    Raises:
+        ValueError: If a bound is negative.
+    """
+    if not (low >= 0 and high >= 0):
+        raise ValueError(f"GMPO bounds are low={low}, high={high}; use non-negative bounds of the log-ratio")
+    adv = _per_column(adv)
+    bounded = _pessimistic(log_ratio, adv, -low, high)
+    return -adv * pooled_per_column(bounded, mask).exp()
+
+
+def vespo(
+    log_ratio: Tensor,
+    adv: Tensor,
+    logp: Tensor,
+    mask: Tensor,
+    *,
+    k_pos: float = 2.0,
+    lam_pos: float = 3.0,
+    k_neg: float = 3.0,
+    lam_neg: float = 2.0,
+) -> Tensor:
+    """Soft sequence-level weight, `-sg(phi(w)) A logp` with `phi(w) = w^k e^(lam (1 - w))`.
+
+    VESPO (arXiv 2602.10693). `w` is the ratio of the whole row, exp of the *sum* of log r over `mask`; phi(1)
+    = 1. (k, lam) is (`k_pos`, `lam_pos`) where A >= 0, else (`k_neg`, `lam_neg`). The log-ratio is bounded to
+    +-20 per column and [log 1e-8, 20] per row, as in the authors' code.
+    """
+    adv = _per_column(adv)
+    per_column = log_ratio.detach().clamp(-LOG_LIMIT, LOG_LIMIT)
+    log_w = torch.where(mask.bool(), per_column, 0.0).sum(1, keepdim=True).clamp(math.log(1e-8), LOG_LIMIT)
+    excess = log_w.expm1()
+    phi = torch.where(adv >= 0, k_pos * log_w - lam_pos * excess, k_neg * log_w - lam_neg * excess).exp()
+    return -phi * adv * logp
+
+
+def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 0.05) -> Tensor:
+    """Direct reward optimisation, `-A logp + beta/2 (log r)^2` (DRO, arXiv 2405.19107).
+
+    The policy part of the paper's loss, with A in the place of reward minus learned value. A quadratic pull
+    towards the behaviour policy instead of a clip; valid off-policy.
+    """
+    return -_per_column(adv) * logp + 0.5 * beta * log_ratio.square()
+
+
+def reinforce(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
+    """Policy gradient without a ratio, `-A logp` (Williams 1992; GPG, arXiv 2504.02546)."""
+    return -_per_column(adv) * logp
+
+
+def pooled_per_column(values: Tensor, mask: Tensor) -> Tensor:
+    """`x - sg(x) + sg(row mean of x over mask)`, [B, T].
+
+    Averaged over a row's masked columns, a function of this has the value and gradient of the same function
+    of the row mean (GSPO-token, arXiv 2507.18071, Eq. 14), yet each column's graph holds that column alone.
+    """
+    kept = mask.bool()
+    fixed = torch.where(kept, values.detach(), 0.0)
+    mean = fixed.sum(1, keepdim=True) / kept.sum(1, keepdim=True).clamp(min=1)
+    return values - values.detach() + mean
+
+
+SURROGATES: dict[str, Callable[..., Tensor]] = {
+    "clip": clip,
+    "cispo": cispo,
+    "sapo": sapo,
+    "gmpo": gmpo,
+    "vespo": vespo,
+    "dro": dro,
+    "reinforce": reinforce,
+}

@@ -1,0 +1,247 @@
+"""What a reward is, how it is called, and what it may return.
+
+A reward is a plain function or an object with `__call__`, always called with keywords:
+
+    def my_reward(images, prompts, **columns) -> scores         # [B, 3, H, W] or [B, F, 3, H, W], in [0, 1]
+    def my_reward(completions, prompts, **columns) -> scores    # B strings
+
+Every column of the prompt file arrives by its name, as a list of B values; a reward gets only the columns
+its signature takes, or all of them if it has `**columns`. An object (or function) may carry attributes:
+
+    name         what its metrics are called
+    device       where the images are put before the call
+    batch_size   most samples in one call (default: all)
+    whole_group  True: only complete groups come in one call; the ids arrive as `groups` (B ints) if the
+                 signature takes them, otherwise each group comes in a call of its own
+    remote       True: a call that raises may be repeated
+    close()      called once at the end
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .scores import InvalidScores, Scores, normalise
+
+__all__ = [
+    "InvalidScores",
+    "MissingDependency",
+    "Reward",
+    "RewardError",
+    "RewardSpec",
+    "Scores",
+    "missing_dependency",
+    "nearest",
+    "parameters",
+]
+
+RESERVED = ("images", "completions", "prompts", "groups")
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PACKAGES = {
+    "cv2": "opencv-python-headless",
+    "open_clip": "open_clip_torch",
+    "PIL": "pillow",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+
+
+class MissingDependency(ImportError):
+    """A reward needs a package that is not installed; the message says which."""
+
+
+class RewardError(RuntimeError):
+    """A reward failed while scoring. The original exception is `__cause__`.
+
+    Attributes:
+        reward: the reward's name.
+        index: row of the offending sample among the samples given, or None if no single one was found.
+        indices: rows that were in the failing call (just `index`, where it is known).
+        prompt: prompt of the first of `indices`.
+        saved: folder in which those samples were kept, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        reward: str,
+        index: int | None,
+        indices: list[int],
+        prompt: str,
+        saved: Path | None,
+    ) -> None:
+        super().__init__(message)
+        self.reward, self.index, self.indices = reward, index, indices
+        self.prompt, self.saved = prompt, saved
+
+
+@dataclass(frozen=True)
+class RewardSpec:
+    """One entry of a recipe's `rewards` list.
+
+    Attributes:
+        name: a registered name, `path/to/file.py:name` or `package.module:name`.
+        weight: factor in the combined reward; 0 only records the reward.
+        options: keyword options for a class's constructor, or bound to a function's own parameters.
+        label: name under which it is reported, to tell two uses of one reward apart.
+    """
+
+    name: str
+    weight: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a reward needs a `name`: see `flowgrpo rewards` for those known")
+        if isinstance(self.weight, bool) or not math.isfinite(self.weight):
+            raise ValueError(f"reward {self.name!r}: weight is {self.weight!r}; give a finite number")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The end of a sentence: `"; did you mean 'x'?"` for the closest known words, or a full stop."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+
+
+def missing_dependency(reward: str, error: ModuleNotFoundError) -> MissingDependency:
+    """The error to raise for a reward whose import of an optional package failed."""
+    module = (error.name or str(error)).partition(".")[0]
+    package = _PACKAGES.get(module, module)
+    return MissingDependency(
+        f"reward {reward!r} needs the package {module!r}, which is not installed: pip install {package}"
+    )
+
+
+def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """Parameters by name, or None if the callable does not tell (some built-ins)."""
+    # nn.Module.__call__ hides the signature that its author wrote.
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+class Reward:
+    """A scorer under one calling convention, whatever kind of plug-in it came from."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        weight: float = 1.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not callable(function):
+            raise ValueError(
+                f"reward {name!r} is a {type(function).__name__} that cannot be called; "
+                "give it `__call__(self, images, prompts, **columns)`"
+            )
+        self.function, self.name, self.weight = function, name, float(weight)
+        self.whole_group = bool(getattr(function, "whole_group", False))
+        self.remote = bool(getattr(function, "remote", False))
+        self.device: Any = getattr(function, "device", None)
+        self.batch_size: int | None = getattr(function, "batch_size", None)
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ValueError(
+                f"reward {name!r}: batch_size is {size!r}; give an integer of 1 or more, or None"
+            )
+        self._options = dict(options or {})
+        found = parameters(function)
+        self._parameters: Mapping[str, inspect.Parameter] = found or {}
+        self._takes_any = found is None or any(p.kind is p.VAR_KEYWORD for p in found.values())
+
+    @property
+    def takes_groups(self) -> bool:
+        """Whether group ids are passed on."""
+        return "groups" in self._parameters or (self.whole_group and self._takes_any)
+
+    def check(self, kind: str, columns: Collection[str], *, grouped: bool) -> None:
+        """Refuse a call that could not work, before anything is scored.
+
+        Args:
+            kind: "images" or "completions".
+            columns: names of the prompt file's columns.
+            grouped: whether group ids are known.
+
+        Raises:
+            ValueError: a column or group ids the reward needs are absent, or its signature cannot be used.
+        """
+        if self.whole_group and not grouped:
+            raise ValueError(f"reward {self.name!r} compares whole groups: pass `groups`, B group ids")
+        only_positional = [p.name for p in self._parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        if only_positional:
+            raise ValueError(
+                f"reward {self.name!r}: rewards are called with keywords, but {', '.join(only_positional)} "
+                "is positional-only; remove the `/` from its signature"
+            )
+        known = {kind, "prompts", *columns, *self._options, *(["groups"] if grouped else [])}
+        needed = [
+            p.name for p in self._parameters.values() if p.default is p.empty and p.kind not in _VARIADIC
+        ]
+        missing = [name for name in needed if name not in known]
+        other = "completions" if kind == "images" else "images"
+        if other in missing:
+            raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")
+        if missing:
+            raise ValueError(
+                f"reward {self.name!r} takes {', '.join(f'`{name}`' for name in missing)}, which the prompts "
+                f"do not have; they have {', '.join(sorted(known))}{nearest(missing[0], known)}"
+            )
+
+    def score(
+        self,
+        samples: Tensor | Sequence[str],
+        prompts: Sequence[str],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        groups: Sequence[int] | None = None,
+    ) -> Scores:
+        """Score B samples in one call.
+
+        Args:
+            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
+            prompts: B strings.
+            columns: name -> B values.
+            groups: B group ids.
+
+        Returns:
+            Scores with float32 values [B] on the CPU, NaN where the reward does not apply.
+
+        Raises:
+            InvalidScores: what came back is not one finite number, NaN or None a sample.
+            MissingDependency: the reward imports a package that is not installed.
+        """
+        arguments: dict[str, Any] = {"prompts": prompts}
+        if isinstance(samples, Tensor):
+            arguments["images"] = samples if self.device is None else samples.to(self.device)
+        else:
+            arguments["completions"] = samples
+        arguments.update(columns or {})
+        if groups is not None and self.takes_groups:
+            arguments["groups"] = list(groups)
+        if not self._takes_any:
+            arguments = {key: value for key, value in arguments.items() if key in self._parameters}
+        try:
+            with torch.no_grad():
+                result = self.function(**{**arguments, **self._options})
+        except ModuleNotFoundError as error:
+            raise missing_dependency(self.name, error) from error
+        return normalise(result, len(prompts), self.name)
+
+    def close(self) -> None:
+        """Release what the plug-in holds, if it says how."""
+        close = getattr(self.function, "close", None)
+        if callable(close):
+            close()

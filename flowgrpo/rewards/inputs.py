@@ -1,0 +1,121 @@
+"""The samples to score with everything known of them, checked once; and how they are kept on a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import RESERVED
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """B samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], or B strings; with B prompts,
+    columns of B values, and B group ids if known."""
+
+    samples: Tensor | list[str]
+    prompts: list[str]
+    columns: dict[str, list[Any]]
+    groups: list[int] | None
+
+    def take(self, rows: list[int]) -> tuple[Any, list[str], dict[str, list[Any]], list[int] | None]:
+        # Indexing copies, so a scorer that writes into its images cannot spoil anyone else's.
+        samples = (
+            self.samples[rows].float().clamp(0, 1)
+            if isinstance(self.samples, Tensor)
+            else [self.samples[i] for i in rows]
+        )
+        columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
+        groups = None if self.groups is None else [self.groups[i] for i in rows]
+        return samples, [self.prompts[i] for i in rows], columns, groups
+
+
+def check_inputs(
+    samples: Tensor | Sequence[str],
+    prompts: Sequence[str],
+    columns: Mapping[str, Sequence[Any]],
+    groups: Tensor | Sequence[int] | None,
+) -> Inputs:
+    """Check that samples, prompts, columns and groups fit each other; see `RewardSet.score`.
+
+    Raises:
+        ValueError: they do not, or the images are not floats in [0, 1].
+    """
+    count = len(samples)
+    if isinstance(samples, Tensor):
+        if samples.ndim not in (4, 5) or samples.shape[-3] != 3 or not samples.is_floating_point():
+            raise ValueError(
+                f"images are {samples.dtype} of shape {list(samples.shape)}; give floats [B, 3, H, W] "
+                "in [0, 1], or videos [B, F, 3, H, W]"
+            )
+        # Written so that NaN fails too; the margin is one step of bfloat16 near 1.
+        if count and not (samples.min() >= -0.01 and samples.max() <= 1.01):
+            low, high = samples.min().item(), samples.max().item()
+            raise ValueError(f"images range from {low:.3g} to {high:.3g}; rewards take [0, 1]")
+        checked: Tensor | list[str] = samples.detach()
+    elif isinstance(samples, str) or not all(isinstance(sample, str) for sample in samples):
+        raise ValueError("samples must be an image tensor [B, 3, H, W] or a list of B strings")
+    else:
+        checked = list(samples)
+    ids = None if groups is None else [int(group) for group in groups]
+    lengths = {"prompts": prompts, **({} if ids is None else {"groups": ids})}
+    for name, values in {**{f"column {key!r}": column for key, column in columns.items()}, **lengths}.items():
+        if isinstance(values, str) or len(values) != count:
+            raise ValueError(f"{name} has {len(values)} entries for {count} samples; give one for each")
+    reserved = sorted(set(columns) & set(RESERVED))
+    if reserved:
+        raise ValueError(
+            f"the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
+        )
+    return Inputs(checked, list(prompts), {name: list(column) for name, column in columns.items()}, ids)
+
+
+def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Exception) -> Path:
+    """Write samples with their prompts into a new sub-folder that appears only when complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w.-]+", "_", name).strip(".") or "reward"
+    partial = folder / f".{stem}-{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    samples, prompts, columns, groups = inputs.take(rows)
+    for i, row in enumerate(rows):
+        facts: dict[str, Any] = {"reward": name, "error": f"{type(error).__name__}: {error}", "index": row}
+        facts.update(prompt=prompts[i], columns={key: column[i] for key, column in columns.items()})
+        if groups is not None:
+            facts["group"] = groups[i]
+        if isinstance(samples, Tensor):
+            _save_images(samples[i], partial / f"sample-{row:04d}")
+        else:
+            facts["completion"] = samples[i]
+        text = json.dumps(facts, indent=2, ensure_ascii=False, default=repr)
+        (partial / f"sample-{row:04d}.json").write_text(text + "\n", encoding="utf-8")
+    number = 0
+    while True:
+        target = folder / f"{stem}-{number:04d}"
+        if not target.exists():
+            try:
+                return partial.rename(target)
+            except OSError:
+                # Another process may have taken the name since.
+                if not target.exists():
+                    raise
+        number += 1
+
+
+def _save_images(image: Tensor, path: Path) -> None:
+    from PIL import Image
+
+    frames = image if image.ndim == 4 else image.unsqueeze(0)
+    pixels = (frames * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
+    for number, frame in enumerate(pixels):
+        suffix = f"-frame-{number:03d}" if len(pixels) > 1 else ""
+        Image.fromarray(frame).save(path.with_name(f"{path.name}{suffix}.png"))

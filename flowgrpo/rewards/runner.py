@@ -1,0 +1,246 @@
+"""Scoring with several rewards: batching, whole groups, retries, and what happens when a reward fails.
+
+A failed score is never turned into a number. A remote reward is asked again, with growing pauses; a local
+one stops the run at once, with an error that names the reward and the sample, after the sample was kept.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import InvalidScores, MissingDependency, Reward, RewardError, RewardSpec, Scores
+from .inputs import Inputs, check_inputs, keep
+from .registry import build, check_options, resolve
+
+
+@dataclass(frozen=True)
+class RewardBatch:
+    """Scores of B samples by K rewards.
+
+    Attributes:
+        values: [B, K] float32 on the CPU; NaN where a reward does not apply.
+        names: K names.
+        weights: [K] float32.
+        sub_scores: reward -> name -> [B] floats, for rewards that have any.
+        notes: reward -> [B] strings, for rewards that write any.
+        seconds: reward -> time spent, retries included.
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+    weights: Tensor
+    sub_scores: dict[str, dict[str, list[float]]]
+    notes: dict[str, list[str]]
+    seconds: dict[str, float]
+
+    def record(self, row: int) -> dict[str, Any]:
+        """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`; NaN becomes None."""
+
+        def plain(value: float) -> float | None:
+            return None if math.isnan(value) else value
+
+        return {
+            "rewards": {name: plain(self.values[row, k].item()) for k, name in enumerate(self.names)},
+            "sub_scores": {
+                name: {key: plain(column[row]) for key, column in subs.items()}
+                for name, subs in self.sub_scores.items()
+            },
+            "notes": {name: notes[row] for name, notes in self.notes.items() if notes[row]},
+        }
+
+
+class RewardSet:
+    """Several rewards that score the same samples.
+
+    Args:
+        specs: recipe entries, or rewards already built.
+        quarantine: folder in which the samples of a failed call are kept; None keeps none.
+        retries: how often a call of a remote reward is repeated after it raised.
+        base_delay: seconds before the first repetition; each further pause is twice as long.
+        sleep: what waits, in seconds.
+
+    Raises:
+        ValueError: a name or option is wrong (all such faults in one message), or two rewards share a name.
+        MissingDependency: a reward needs a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec | Reward],
+        *,
+        quarantine: Path | None = None,
+        retries: int = 3,
+        base_delay: float = 1.0,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        if not specs:
+            raise ValueError("no rewards given; list at least one under `rewards`")
+        if retries < 0 or base_delay < 0:
+            raise ValueError(f"retries is {retries} and base_delay {base_delay}; both must be 0 or more")
+        _refuse_faulty(specs)
+        self.rewards = [spec if isinstance(spec, Reward) else build(spec) for spec in specs]
+        self.names = tuple(reward.name for reward in self.rewards)
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
+        self.weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float32)
+        self.quarantine = None if quarantine is None else Path(quarantine)
+        self.retries, self.base_delay, self._sleep = retries, base_delay, sleep
+
+    def score(
+        self,
+        samples: Tensor | Sequence[str],
+        prompts: Sequence[str],
+        columns: Mapping[str, Sequence[Any]] | None = None,
+        groups: Tensor | Sequence[int] | None = None,
+    ) -> RewardBatch:
+        """Score B samples with every reward.
+
+        Args:
+            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
+            prompts: B prompts.
+            columns: the prompt file's further columns, name -> B values.
+            groups: B group ids, in any order; needed by rewards that compare whole groups.
+
+        Returns:
+            RewardBatch with values [B, K].
+
+        Raises:
+            ValueError: the inputs do not fit each other, or a reward needs a column that is not there.
+            RewardError: a reward raised or returned something unusable.
+            MissingDependency: a reward imports a package that is not installed.
+        """
+        inputs = check_inputs(samples, prompts, columns or {}, groups)
+        kind = "images" if isinstance(inputs.samples, Tensor) else "completions"
+        for reward in self.rewards:
+            reward.check(kind, inputs.columns, grouped=groups is not None)
+        values = torch.full((len(inputs.prompts), len(self.rewards)), math.nan, dtype=torch.float32)
+        sub_scores: dict[str, dict[str, list[float]]] = {}
+        notes: dict[str, list[str]] = {}
+        seconds: dict[str, float] = {}
+        for k, reward in enumerate(self.rewards):
+            start = time.perf_counter()
+            for rows in _batches(reward, inputs):
+                scores = self._call(reward, inputs, rows)
+                values[rows, k] = scores.values
+                for key, column in scores.sub_scores.items():
+                    full = sub_scores.setdefault(reward.name, {}).setdefault(key, [math.nan] * len(values))
+                    _scatter(full, rows, column)
+                if scores.notes:
+                    _scatter(notes.setdefault(reward.name, [""] * len(values)), rows, scores.notes)
+            seconds[reward.name] = time.perf_counter() - start
+        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds)
+
+    def close(self) -> None:
+        """Let every reward release what it holds, even if one of them raises in doing so."""
+        with ExitStack() as stack:
+            for reward in reversed(self.rewards):
+                stack.callback(reward.close)
+
+    def _call(self, reward: Reward, inputs: Inputs, rows: list[int]) -> Scores:
+        attempts = 1 + (self.retries if reward.remote else 0)
+        for attempt in range(attempts):
+            try:
+                return reward.score(*inputs.take(rows))
+            except MissingDependency:
+                raise
+            except InvalidScores as error:
+                guilty = rows if error.index is None else [rows[error.index]]
+                raise self._failure(reward, inputs, guilty, error, attempt + 1) from error
+            except Exception as error:
+                if attempt + 1 < attempts:
+                    self._sleep(self.base_delay * 2**attempt)
+                    continue
+                guilty, cause = rows, error
+                if not reward.whole_group and not reward.remote:
+                    guilty, cause = _bisect(reward, inputs, rows, error)
+                raise self._failure(reward, inputs, guilty, cause, attempts) from cause
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _failure(
+        self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int
+    ) -> RewardError:
+        index = rows[0] if len(rows) == 1 else None
+        prompt = inputs.prompts[rows[0]]
+        where = (
+            f"sample {index} (prompt {prompt!r})"
+            if index is not None
+            else f"a call with samples {rows[0]} to {rows[-1]}"
+        )
+        parts = [
+            f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."
+        ]
+        if attempts > 1:
+            parts.append(f"It was tried {attempts} times.")
+        if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
+            parts.append(
+                "No single sample reproduces it alone; if memory ran out, lower the reward's batch_size."
+            )
+        saved = None
+        if self.quarantine is not None:
+            try:
+                saved = keep(self.quarantine, reward.name, inputs, rows, error)
+                parts.append(f"Kept in {saved}.")
+            except OSError as problem:
+                # The reward's own failure is what has to be reported; this one is an addition.
+                parts.append(f"The samples could not be kept in {self.quarantine}: {problem}.")
+        return RewardError(" ".join(parts), reward.name, index, rows, prompt, saved)
+
+
+def _refuse_faulty(specs: Sequence[RewardSpec | Reward]) -> None:
+    """Raise one ValueError for all wrong names and options, before any model is loaded."""
+    faults = []
+    for spec in specs:
+        if isinstance(spec, RewardSpec):
+            try:
+                check_options(resolve(spec.name), spec.options, spec.label or spec.name)
+            except ValueError as error:
+                faults.append(str(error))
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _batches(reward: Reward, inputs: Inputs) -> Iterator[list[int]]:
+    count = len(inputs.prompts)
+    size = reward.batch_size or max(count, 1)
+    if not reward.whole_group:
+        yield from (list(range(start, min(start + size, count))) for start in range(0, count, size))
+        return
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(inputs.groups or []):
+        members.setdefault(group, []).append(row)
+    batch: list[int] = []
+    for rows in members.values():
+        if batch and (len(batch) + len(rows) > size or not reward.takes_groups):
+            yield batch
+            batch = []
+        batch = batch + rows
+    if batch:
+        yield batch
+
+
+def _bisect(reward: Reward, inputs: Inputs, rows: list[int], error: Exception) -> tuple[list[int], Exception]:
+    """The one sample that makes the call fail and its exception, or all rows if none does by itself."""
+    if len(rows) == 1:
+        return rows, error
+    for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
+        try:
+            reward.score(*inputs.take(half))
+        except Exception as smaller:
+            guilty, cause = _bisect(reward, inputs, half, smaller)
+            return (guilty, cause) if len(guilty) == 1 else (rows, error)
+    return rows, error
+
+
+def _scatter(full: list[Any], rows: list[int], values: Sequence[Any]) -> None:
+    for row, value in zip(rows, values, strict=True):
+        full[row] = value

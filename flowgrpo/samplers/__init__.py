@@ -1,0 +1,1 @@
+"""Samplers: kernels, solvers, schedules, plans, and the executor that walks any plan as a tree."""

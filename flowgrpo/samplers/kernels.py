@@ -1,0 +1,300 @@
+"""Transition kernels: every stochastic denoising step is one Gaussian with two numbers.
+
+Notation: ``x_sigma = (1 - sigma) x0 + sigma n``, the model predicts the velocity ``v = n - x0``, and
+``x0_hat = x - sigma v``, ``x1_hat = x + (1 - sigma) v`` are the predicted clean and noise end points. A step
+from ``sigma`` to ``sigma_next < sigma`` (``delta`` is their difference) is, for every published sampler,
+
+    mean = (1 - sigma_next) x0_hat + kappa x1_hat,        x_next = mean + std * noise,
+
+so a kernel is only the pair ``(std, kappa)``. Those of a reverse SDE (Flow, Dance, Wan, SAGE) have
+``kappa = sigma_next - std**2 / (2 sigma)``; CPS has ``kappa**2 + std**2 = sigma_next**2``.
+
+Log-probabilities are averaged, not summed, over the ``D`` elements of a latent, as in every paper's code: a
+ratio here is the true transition ratio to the power ``1/D``, and clip ranges are quoted on that scale.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SAGE_SIGMA_CAP = 0.997
+_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """One transition, as float64 scalars shared by every sample of the step.
+
+    Attributes:
+        std: of one element of ``x_next``, step size included; 0 for a deterministic step.
+        kappa: weight of the predicted noise in the mean.
+        sigma: noise level the step starts from, in (0, 1].
+        sigma_next: noise level it ends at, in [0, sigma).
+    """
+
+    std: float
+    kappa: float
+    sigma: float
+    sigma_next: float
+
+
+def _reverse_sde(sigma: float, sigma_next: float, variance: float) -> tuple[float, float]:
+    return math.sqrt(variance), sigma_next - variance / (2.0 * sigma)
+
+
+def ode(sigmas: Sequence[float], i: int, eta: float = 0.0) -> tuple[float, float]:
+    """``(std, kappa)`` of the probability-flow ODE, the Euler step; `eta` has no effect."""
+    return 0.0, sigmas[i + 1]
+
+
+def flow_sde(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+    """``(std, kappa)`` of Flow-GRPO (arXiv:2505.05470): ``std**2 = eta**2 delta sigma / (1 - sigma)``.
+
+    This diverges at ``sigma = 1``. The released code puts ``sigmas[1]`` in the denominator where sigma
+    equals 1, and so explodes for a table that starts at 0.9999. Here the denominator of the first step is
+    ``max(1 - sigma, delta)``: the same number at 1 (``std = eta``), continuous below it, so that ``std <=
+    eta sqrt(sigma)``, and the plain formula for a table that starts lower. No later step is altered.
+    """
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    delta = sigma - sigma_next
+    denominator = max(1.0 - sigma, delta) if i == 0 else 1.0 - sigma
+    return _reverse_sde(sigma, sigma_next, eta**2 * delta * sigma / denominator)
+
+
+def dance_sde(sigmas: Sequence[float], i: int, eta: float = 0.3) -> tuple[float, float]:
+    """``(std, kappa)`` of DanceGRPO, BranchGRPO (arXiv:2505.07818, 2509.06040): constant diffusion."""
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    return _reverse_sde(sigma, sigma_next, eta**2 * (sigma - sigma_next))
+
+
+def wan_sde(sigmas: Sequence[float], i: int, eta: float = 1.0) -> tuple[float, float]:
+    """``(std, kappa)`` of Flow-GRPO's Wan script: diffusion linear in ``sigma``.
+
+    It runs from ``sigmas[-1]`` at 0 to ``sigmas[1]`` at 1. The script has no noise level; `eta` multiplies
+    the diffusion, and 1 is the published sampler.
+    """
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    diffusion = eta * (sigmas[-1] + (sigmas[1] - sigmas[-1]) * sigma)
+    return _reverse_sde(sigma, sigma_next, diffusion**2 * (sigma - sigma_next))
+
+
+def cps(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+    """``(std, kappa)`` of coefficients-preserving sampling (arXiv:2509.05952).
+
+    ``std = sigma_next sin(eta pi/2)``, so the step to 0 is deterministic. It preserves the coefficients of
+    the interpolation, not its marginal: a fixed share of the noise is redrawn however short the step is.
+    """
+    angle = 0.5 * math.pi * eta
+    return sigmas[i + 1] * math.sin(angle), sigmas[i + 1] * math.cos(angle)
+
+
+def sage(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+    """``(std, kappa)`` of SAGE-GRPO (arXiv:2603.21872): Flow-GRPO's variance, integrated over the step.
+
+    ``std**2 = eta**2 (ln[(1 - sigma_next) / (1 - sigma)] - delta)``, ``sigma`` capped at 0.997. Where a fine
+    table also ends a step above the cap, the released code takes the root of a negative number; here the
+    variance is at least 0, so that step is deterministic. All others are as published.
+    """
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    integral = math.log((1.0 - sigma_next) / (1.0 - min(sigma, SAGE_SIGMA_CAP)))
+    return _reverse_sde(sigma, sigma_next, max(0.0, eta**2 * (integral - (sigma - sigma_next))))
+
+
+KernelFunction = Callable[..., tuple[float, float]]
+
+KERNELS: dict[str, KernelFunction] = {
+    kernel.__name__: kernel for kernel in (ode, flow_sde, dance_sde, wan_sde, cps, sage)
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A named kernel and its noise level.
+
+    Attributes:
+        name: key of `KERNELS`.
+        eta: noise level, at least 0 (``cps``: an angle, at most 1); None takes the function's default.
+
+    Raises:
+        ValueError: unknown name or noise level out of range.
+    """
+
+    name: str
+    eta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in KERNELS:
+            raise ValueError(f"unknown kernel '{self.name}'; use one of {', '.join(KERNELS)}")
+        if self.eta is None:
+            return
+        if not (math.isfinite(self.eta) and self.eta >= 0.0):
+            raise ValueError(f"kernel '{self.name}': eta is {self.eta}; use a finite number of at least 0")
+        if self.name == "cps" and self.eta > 1.0:
+            raise ValueError(
+                f"kernel 'cps': eta is {self.eta}; it is an angle of eta * 90 degrees, use 0 to 1"
+            )
+
+    def coefficients(self, sigmas: Sequence[float], i: int) -> Coefficients:
+        """The transition of step `i` of a table of ``T + 1`` noise levels.
+
+        Args:
+            sigmas: the whole table, decreasing; kernels may look at its first and last levels.
+            i: step in ``0 .. T - 1``, from ``sigmas[i]`` to ``sigmas[i + 1]``.
+
+        Raises:
+            ValueError: no such step, or the levels do not decrease within [0, 1].
+        """
+        if not 0 <= i < len(sigmas) - 1:
+            raise ValueError(f"no step {i} in a table of {len(sigmas)} levels; use 0 to {len(sigmas) - 2}")
+        levels = [float(sigma) for sigma in sigmas]
+        if not 0.0 <= levels[i + 1] < levels[i] <= 1.0:
+            raise ValueError(
+                f"step {i}: sigma {levels[i]} to {levels[i + 1]}; use levels falling within [0, 1]"
+            )
+        function = KERNELS[self.name]
+        std, kappa = function(levels, i) if self.eta is None else function(levels, i, self.eta)
+        return Coefficients(std=std, kappa=kappa, sigma=levels[i], sigma_next=levels[i + 1])
+
+
+def jacobian(sigma: float, sigma_next: float, kappa: float) -> float:
+    """``J = d mean / d velocity = -sigma (1 - sigma_next) + kappa (1 - sigma)``, one number for all elements.
+
+    It is negative for every kernel. For Flow-SDE below ``sigma = 1`` it is ``-delta (1 + eta**2 / 2)``.
+    """
+    return -sigma * (1.0 - sigma_next) + kappa * (1.0 - sigma)
+
+
+def guard_weight(coefficients: Coefficients) -> float:
+    """GRPO-Guard's step weight ``1 / |J|`` (arXiv:2510.22319), which evens the gradient over the steps.
+
+    The paper divides by ``delta``. For Flow-SDE that is the same up to the constant ``1 + eta**2 / 2`` (1
+    on the step from ``sigma = 1``); for the other kernels only ``1 / |J|`` cancels the step's scale.
+    """
+    return 1.0 / abs(jacobian(coefficients.sigma, coefficients.sigma_next, coefficients.kappa))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One scored transition of ``N`` samples.
+
+    Attributes:
+        x_next: [N, ...], storage dtype, detached: the state the model will see next.
+        mean: [N, ...], float32, carries gradients to the velocity.
+        std: standard deviation of every element; 0 for a deterministic step.
+        noise: [N, ...], float32, detached: ``(x_next - mean) / std`` of the rounded state; 0 if std is 0.
+        log_prob: [N], float32, mean over the elements of a sample; NaN where std is 0.
+    """
+
+    x_next: Tensor
+    mean: Tensor
+    std: float
+    noise: Tensor
+    log_prob: Tensor
+
+
+def row_mean(values: Tensor) -> Tensor:
+    """[N, ...] -> [N], the mean over everything but the batch; the batch itself is never reduced."""
+    return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
+
+
+def _mean(velocity: Tensor, x: Tensor, c: Coefficients) -> Tensor:
+    return (1.0 - c.sigma_next) * (x - c.sigma * velocity) + c.kappa * (x + (1.0 - c.sigma) * velocity)
+
+
+def step(
+    velocity: Tensor,
+    x: Tensor,
+    coefficients: Coefficients,
+    *,
+    noise: Tensor | None = None,
+    x_next: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Step:
+    """Sample a transition (give `noise`) or score a stored one again (give `x_next`), in float32.
+
+    A sampled state is rounded to its storage dtype *before* its log-probability is taken, and the action is
+    data in both modes: gradients reach `velocity` through the mean only. Scoring the returned `x_next`
+    with the same velocity therefore gives the same log-probability to the last bit.
+
+    A deterministic step (std 0) has no density: its `log_prob` is NaN, so that a use of it shows, and its
+    `noise` is 0. `noise` given to it has no effect, `x_next` given to it is returned as it came.
+
+    Args:
+        velocity: [N, ...], the model's prediction ``n - x0``, any float dtype.
+        x: [N, ...], the state at ``coefficients.sigma``.
+        coefficients: the transition, from `Kernel.coefficients`.
+        noise: [N, ...], standard normal.
+        x_next: [N, ...], the stored state at ``coefficients.sigma_next``.
+        dtype: storage dtype of a sampled state; that of `x` unless given.
+
+    Raises:
+        ValueError: shapes differ, both or (for a stochastic step) neither of `noise` and `x_next` given.
+    """
+    for name, tensor in (("velocity", velocity), ("noise", noise), ("x_next", x_next)):
+        if tensor is not None and tensor.shape != x.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}, x has {tuple(x.shape)}; make them equal"
+            )
+    if noise is not None and x_next is not None:
+        raise ValueError("give noise (to sample) or x_next (to score a stored transition), not both")
+    std = coefficients.std
+    if std > 0.0 and noise is None and x_next is None:
+        raise ValueError(f"a step with std {std:.3g} needs noise (to sample) or x_next (to score)")
+
+    mean = _mean(velocity.float(), x.float(), coefficients)
+    if x_next is None:
+        sampled = mean if noise is None or std == 0.0 else mean + std * noise.float()
+        action = sampled.detach().to(x.dtype if dtype is None else dtype)
+    else:
+        action = x_next.detach()
+    if std == 0.0:
+        undefined = torch.full((x.shape[0],), math.nan, dtype=torch.float32, device=x.device)
+        return Step(action, mean, std, torch.zeros_like(mean), undefined)
+    residual = (action.float() - mean) / std
+    log_prob = -0.5 * row_mean(residual.square()) - math.log(std) - _LOG_SQRT_2PI
+    return Step(action, mean, std, residual.detach(), log_prob)
+
+
+RATIO_FORMS = ("gaussian", "guard", "cps_released")
+
+
+def log_ratio(delta_mean: Tensor, noise: Tensor, std: float, *, form: str = "gaussian") -> Tensor:
+    """Log of the policy ratio from the shift of the mean, without subtracting two log-probabilities.
+
+    A difference of float32 log-probabilities is off by 4e-8, 2 % of a clip range of 2e-6; the direct forms
+    lose nothing. With ``s`` the std, ``e`` the stored noise and ``d`` the shift ``mean_new - mean_old``:
+
+    - ``gaussian``: ``mean(e d) / s - mean(d**2) / (2 s**2)``, the mean-reduced log of the density ratio;
+    - ``guard``: ``mean(e d)``, the ratio normalisation of GRPO-Guard (arXiv:2510.22319, Eq. 8), mean zero;
+    - ``cps_released``: ``2 s mean(e d) - mean(d**2)``, of the released CPS log-prob ``-(x_next - mean)**2``:
+      ``2 s**2`` times the density form, so a clip range does not carry over.
+
+    Args:
+        delta_mean: [N, ...], differentiable.
+        noise: [N, ...], `Step.noise` of the transition as it was sampled.
+        std: standard deviation of the transition, above 0.
+        form: one of `RATIO_FORMS`.
+
+    Returns:
+        [N] float32; each row depends on its own sample only.
+
+    Raises:
+        ValueError: unknown form, a deterministic step, or shapes that differ.
+    """
+    if form not in RATIO_FORMS:
+        raise ValueError(f"unknown ratio form '{form}'; use one of {', '.join(RATIO_FORMS)}")
+    if not std > 0.0:
+        raise ValueError(f"std is {std}: a deterministic step has no ratio; leave it out of training")
+    if delta_mean.shape != noise.shape:
+        raise ValueError(f"delta_mean has shape {tuple(delta_mean.shape)} but noise has {tuple(noise.shape)}")
+    shift = delta_mean.float()
+    correlation = row_mean(noise.float() * shift)
+    if form == "guard":
+        return correlation
+    squared = row_mean(shift.square())
+    if form == "cps_released":
+        return 2.0 * std * correlation - squared
+    return correlation / std - squared / (2.0 * std**2)

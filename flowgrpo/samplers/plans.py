@@ -1,0 +1,278 @@
+"""Plans: what a rollout does at every denoising step, before any model is called.
+
+A rollout is a tree per prompt: the roots are noise, leaves are images, an edge is one denoising step. A plan
+says for each step which kernel moves the main line on, into how many children, and whether side branches leave
+it, to be finished deterministically. Chains (Flow-GRPO, MixGRPO), trees (BranchGRPO) and a main line with
+branches at every step (TempFlow-GRPO) are plans; `rollout` walks any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from .kernels import Coefficients, Kernel
+from .schedules import check_sigmas
+from .solvers import SOLVERS
+
+ODE = Kernel("ode")
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step does to every state of the main line.
+
+    Attributes:
+        kernel: of the main line's own transition.
+        children: main-line children of each state, each with noise of its own; 1 for a deterministic kernel.
+        side: stochastic children that leave the main line here and go on deterministically to a leaf.
+        side_kernel: their kernel.
+        trained: whether the stochastic edges of this step are trained.
+        solver: of the deterministic transitions of this step, main line and side branches alike.
+        spread: if given, siblings' noises are `(shared + spread · own) / √(1 + spread²)`, of unit variance
+            and correlation `1 / (1 + spread²)` (BranchGRPO's branch noise, 2509.06040); None draws them
+            independently.
+    """
+
+    kernel: Kernel = ODE
+    children: int = 1
+    side: int = 0
+    side_kernel: Kernel | None = None
+    trained: bool = False
+    solver: str = "euler"
+    spread: float | None = None
+
+
+@dataclass(frozen=True)
+class PlanCounts:
+    """What a plan costs, per prompt.
+
+    Attributes:
+        evaluations: distinct states the denoiser is called on.
+        chain_evaluations: the same if every leaf walked its own chain.
+        leaves: images.
+        edges: transitions of the tree.
+        trained_edges: transitions that enter the loss.
+        trained_states: distinct states whose velocity is computed again with gradients.
+        trained_steps: denoising steps with a trained edge.
+    """
+
+    evaluations: int
+    chain_evaluations: int
+    leaves: int
+    edges: int
+    trained_edges: int
+    trained_states: int
+    trained_steps: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rollout per prompt: a table of noise levels, a `StepPlan` for each step, and how the leaves share noise.
+
+    Attributes:
+        sigmas: `T + 1` noise levels, decreasing to exactly 0.
+        steps: `T` step plans.
+        roots: distinct initial noises per prompt.
+        samples: main-line copies of each root. They stay one state until the first stochastic step, where each
+            gets noise of its own: samples that share their initial noise share the whole ODE prefix.
+        main_leaf: whether the main line goes on past its last side branch and ends in a leaf.
+
+    Raises:
+        ValueError: geometry that cannot run or cannot be trained, with what to write instead.
+    """
+
+    sigmas: tuple[float, ...]
+    steps: tuple[StepPlan, ...]
+    roots: int = 1
+    samples: int = 1
+    main_leaf: bool = True
+    _coefficients: tuple[tuple[Coefficients, Coefficients | None], ...] = field(
+        init=False, repr=False, compare=False, default=()
+    )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sigmas", check_sigmas(self.sigmas))
+        if len(self.steps) != len(self.sigmas) - 1:
+            raise ValueError(f"{len(self.steps)} step plans for {len(self.sigmas) - 1} steps; give one for each")
+        if self.roots < 1 or self.samples < 1:
+            raise ValueError(f"roots is {self.roots} and samples {self.samples}; use at least 1 of each")
+        pairs = []
+        for i, step in enumerate(self.steps):
+            pair = self._check_step(i, step)
+            pairs.append(pair)
+        object.__setattr__(self, "_coefficients", tuple(pairs))
+        if self.samples > 1 and self.first_stochastic is None:
+            raise ValueError(
+                f"{self.samples} samples share each initial noise but no step of the main line is stochastic, so "
+                "they would be one image; make a step stochastic or use `roots` for different noises"
+            )
+        if not self.main_leaf and not any(step.side for step in self.steps):
+            raise ValueError("main_leaf is False and no step has side branches, so there is no image; set it True")
+
+    def _check_step(self, i: int, step: StepPlan) -> tuple[Coefficients, Coefficients | None]:
+        if step.solver not in SOLVERS:
+            raise ValueError(f"step {i}: unknown solver '{step.solver}'; use one of {', '.join(SOLVERS)}")
+        if step.children < 1 or step.side < 0:
+            raise ValueError(f"step {i}: children is {step.children} and side {step.side}; use at least 1 and 0")
+        if bool(step.side) != (step.side_kernel is not None):
+            raise ValueError(f"step {i}: give side and side_kernel together")
+        main = step.kernel.coefficients(self.sigmas, i)
+        side = step.side_kernel.coefficients(self.sigmas, i) if step.side_kernel else None
+        if step.children > 1 and main.std == 0.0:
+            raise ValueError(
+                f"step {i}: {step.children} children of a deterministic step ('{step.kernel.name}', std 0) are one "
+                "state; use a stochastic kernel or one child"
+            )
+        if side is not None and side.std == 0.0:
+            raise ValueError(f"step {i}: side branches of '{step.side_kernel}' have std 0; use a stochastic kernel")
+        if step.trained and main.std == 0.0 and side is None:
+            raise ValueError(
+                f"step {i} is trained but deterministic ('{step.kernel.name}', std 0): it has no density; use a "
+                "stochastic kernel or leave it out"
+            )
+        if step.trained and i == len(self.steps) - 1:
+            raise ValueError(
+                f"step {i} ends at sigma 0 and is trained; its std is so small that storage rounding rules its ratio "
+                f"(leave the last step out, train at most step {i - 1})"
+            )
+        return main, side
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps `T`."""
+        return len(self.steps)
+
+    def coefficients(self, i: int) -> tuple[Coefficients, Coefficients | None]:
+        """Transition of step `i` on the main line, and of its side branches."""
+        return self._coefficients[i]
+
+    @property
+    def first_stochastic(self) -> int | None:
+        """First stochastic step of the main line."""
+        return next((i for i, (main, _) in enumerate(self._coefficients) if main.std > 0.0), None)
+
+    def main_children(self, i: int) -> int:
+        """Main-line children at step `i`, with the deferred copies of each root counted in."""
+        return self.steps[i].children * (self.samples if i == self.first_stochastic else 1)
+
+    @property
+    def trained_steps(self) -> tuple[int, ...]:
+        """Steps with trained edges."""
+        return tuple(i for i, step in enumerate(self.steps) if step.trained)
+
+    def main_line_ends(self, i: int) -> bool:
+        """Whether the main line has no reason to take step `i`: it makes no leaf and nothing branches later."""
+        return not self.main_leaf and not any(step.side for step in self.steps[i:])
+
+    def counts(self) -> PlanCounts:
+        """Cost per prompt, without a model."""
+        main, side, evaluations, edges, trained_edges, trained_states = self.roots, 0, 0, 0, 0, 0
+        chain = 0
+        for i, step in enumerate(self.steps):
+            main = 0 if self.main_line_ends(i) else main
+            evaluations += main + side
+            goes_on = main and not self.main_line_ends(i + 1)
+            children = main * self.main_children(i) if goes_on else 0
+            branches = main * step.side
+            chain += branches * self.num_steps
+            edges += children + branches + side
+            if step.trained:
+                stochastic = self._coefficients[i][0].std > 0.0
+                trained_edges += (children if stochastic else 0) + branches
+                trained_states += main
+            main, side = children, side + branches
+        leaves = side + main
+        return PlanCounts(
+            evaluations, chain + main * self.num_steps, leaves, edges, trained_edges, trained_states, self.trained_steps
+        )
+
+
+def window_plan(
+    sigmas: Sequence[float],
+    window: Iterable[int],
+    kernel: Kernel,
+    *,
+    samples: int,
+    shared_noise: bool = True,
+    solver: str = "euler",
+    stochastic: Iterable[int] | None = None,
+) -> Plan:
+    """Chains that are stochastic and trained inside a window and deterministic elsewhere (MixGRPO, 2507.21802).
+
+    Args:
+        sigmas: noise levels.
+        window: trained steps. All but the last one is Flow-GRPO (2505.05470).
+        kernel: of the stochastic steps.
+        samples: images per prompt, the group size G.
+        shared_noise: whether a prompt's samples start from one noise.
+        solver: of the deterministic steps.
+        stochastic: stochastic steps, if more than the window.
+
+    Raises:
+        ValueError: an empty window or one outside the schedule.
+    """
+    trained = sorted(set(window))
+    noisy = set(trained if stochastic is None else stochastic) | set(trained)
+    total = len(sigmas) - 1
+    if not trained or trained[0] < 0 or trained[-1] >= total:
+        raise ValueError(f"the window {trained} is empty or not within steps 0 to {total - 1}")
+    steps = tuple(
+        StepPlan(kernel=kernel if i in noisy else ODE, trained=i in trained, solver=solver) for i in range(total)
+    )
+    roots, copies = (1, samples) if shared_noise else (samples, 1)
+    return Plan(tuple(sigmas), steps, roots=roots, samples=copies)
+
+
+def branch_plan(
+    sigmas: Sequence[float],
+    splits: Iterable[int],
+    kernel: Kernel,
+    *,
+    width: int = 2,
+    roots: int = 1,
+    spread: float | None = None,
+    trained: Iterable[int] | None = None,
+) -> Plan:
+    """Trees that split into `width` at given steps, stochastic everywhere (BranchGRPO, 2509.06040).
+
+    Every step but the last is trained unless `trained` names fewer.
+    """
+    total = len(sigmas) - 1
+    points = set(splits)
+    chosen = set(range(total - 1)) if trained is None else set(trained)
+    if not points or min(points) < 0 or max(points) >= total:
+        raise ValueError(f"split points {sorted(points)} must be steps 0 to {total - 1}, at least one")
+    step = StepPlan(kernel=kernel)
+    steps = tuple(
+        replace(step, children=width if i in points else 1, spread=spread if i in points else None, trained=i in chosen)
+        for i in range(total)
+    )
+    return Plan(tuple(sigmas), steps, roots=roots)
+
+
+def spine_plan(
+    sigmas: Sequence[float],
+    branch_steps: Iterable[int],
+    kernel: Kernel,
+    *,
+    branches: int,
+    roots: int = 1,
+    solver: str = "euler",
+    main_leaf: bool = False,
+) -> Plan:
+    """A deterministic main line with stochastic branches at given steps, each finished deterministically.
+
+    TempFlow-GRPO (2508.04324) branches at every step but the last, six branches each.
+    """
+    total = len(sigmas) - 1
+    points = set(branch_steps)
+    if not points or min(points) < 0 or max(points) >= total:
+        raise ValueError(f"branch steps {sorted(points)} must be steps 0 to {total - 1}, at least one")
+    steps = tuple(
+        StepPlan(side=branches, side_kernel=kernel, trained=True, solver=solver)
+        if i in points
+        else StepPlan(solver=solver)
+        for i in range(total)
+    )
+    return Plan(tuple(sigmas), steps, roots=roots, main_leaf=main_leaf)

@@ -1,0 +1,121 @@
+"""Deterministic solvers for the steps that are not trained.
+
+Both are pure functions of the velocity, the state and an explicit `History`, so a tree executor can carry one
+history per node, index it when nodes branch, and start again from any stored state.
+
+For ``x_sigma = (1 - sigma) x0 + sigma n`` the first-order DPM-Solver++ step is the Euler step: with
+``lam = log(1 - sigma) - log(sigma)`` and ``h = lam_next - lam``, ``(1 - sigma_next)(1 - exp(-h))`` equals
+``1 - sigma_next / sigma``. Written with that ratio, nothing is infinite at ``sigma = 1`` or at the end.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class History:
+    """What a multistep solver remembers of the step before; empty at the start of a trajectory.
+
+    Attributes:
+        x0: [N, ...], float32, the clean prediction of the last evaluated state.
+        lam: half log-SNR ``log(1 - sigma) - log(sigma)`` of that state; -inf at ``sigma = 1``.
+    """
+
+    x0: Tensor | None = None
+    lam: float | None = None
+
+    def select(self, index: Tensor) -> "History":
+        """The history of rows `index` ([M] long, repeats allowed), for nodes that branch or are regrouped."""
+        return self if self.x0 is None else History(self.x0[index], self.lam)
+
+
+Solver = Callable[[Tensor, Tensor, float, float, History], Tensor]
+
+
+def half_log_snr(sigma: float) -> float:
+    """``log(1 - sigma) - log(sigma)`` for sigma in (0, 1]; -inf at 1."""
+    return -math.inf if sigma >= 1.0 else math.log1p(-sigma) - math.log(sigma)
+
+
+def euler(velocity: Tensor, x: Tensor, sigma: float, sigma_next: float, history: History) -> Tensor:
+    """``x + (sigma_next - sigma) v``; first order, ignores the history."""
+    return x + (sigma_next - sigma) * velocity
+
+
+def dpmpp_2m(velocity: Tensor, x: Tensor, sigma: float, sigma_next: float, history: History) -> Tensor:
+    """DPM-Solver++(2M), data prediction, midpoint form (arXiv:2211.01095, Algorithm 2).
+
+    ``r x + (1 - r) (m0 + (m0 - m1) / (2 r0))`` with ``r = sigma_next / sigma``, the current and previous
+    clean predictions ``m0, m1``, and ``r0`` the ratio of the previous step to this one in half log-SNR.
+    First order without a history; a previous state at ``sigma = 1`` lies infinitely far back and corrects
+    nothing.
+    """
+    clean = x - sigma * velocity
+    ratio = sigma_next / sigma
+    target = clean
+    if history.x0 is not None and history.lam is not None:
+        lam = half_log_snr(sigma)
+        last_step = lam - history.lam
+        if not last_step > 0.0:
+            raise ValueError(
+                f"the history was observed at half log-SNR {history.lam:.4g}, this step starts at {lam:.4g}; "
+                "carry the history of a noisier state, or an empty History()"
+            )
+        inverse_r0 = (half_log_snr(sigma_next) - lam) / last_step
+        target = clean + 0.5 * inverse_r0 * (clean - history.x0)
+    return ratio * x + (1.0 - ratio) * target
+
+
+SOLVERS: dict[str, Solver] = {"euler": euler, "dpmpp_2m": dpmpp_2m}
+
+
+def observe(velocity: Tensor, x: Tensor, sigma: float) -> History:
+    """The history after an evaluation at `sigma`, also of a stochastic step that no solver takes.
+
+    Args:
+        velocity: [N, ...], any float dtype.
+        x: [N, ...], the state it was evaluated at.
+        sigma: noise level in (0, 1].
+    """
+    return History(x.float() - sigma * velocity.float(), half_log_snr(sigma))
+
+
+def solve(
+    name: str,
+    velocity: Tensor,
+    x: Tensor,
+    sigma: float,
+    sigma_next: float,
+    history: History,
+    last: bool = False,
+) -> tuple[Tensor, History]:
+    """One deterministic step, in float32.
+
+    Args:
+        name: key of `SOLVERS`.
+        velocity: [N, ...], the prediction at `x`, any float dtype.
+        x: [N, ...], the state at `sigma`.
+        sigma: noise level in (0, 1].
+        sigma_next: the next one, in [0, sigma). At 0 the result is exactly the clean prediction.
+        history: of the step before, ``History()`` at the start.
+        last: take this step at first order, as the final step of a trajectory is.
+
+    Returns:
+        ``x_next`` [N, ...] float32 and the history to hand to the next step.
+
+    Raises:
+        ValueError: unknown solver, noise levels that do not decrease within [0, 1], or a history that is not
+            of a noisier state.
+    """
+    if name not in SOLVERS:
+        raise ValueError(f"unknown solver '{name}'; use one of {', '.join(SOLVERS)}")
+    if not 0.0 <= sigma_next < sigma <= 1.0:
+        raise ValueError(f"step from sigma {sigma} to {sigma_next}; sigmas must decrease within [0, 1]")
+    current = observe(velocity, x, sigma)
+    if sigma_next == 0.0 and current.x0 is not None:
+        return current.x0, current
+    used = History() if last else history
+    return SOLVERS[name](velocity.float(), x.float(), sigma, sigma_next, used), current

@@ -1,0 +1,202 @@
+"""How a name becomes a scorer, and what each wrong name is told."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.rewards import MissingDependency, RewardSpec, Scores, available, build, register, resolve
+from flowgrpo.rewards import registry as registry_module
+
+PLUGIN = '''
+"""A user's file."""
+import dataclasses
+
+
+def brightness(images, prompts, scale=1.0, **columns):
+    """Mean of all pixels."""
+    return images.flatten(1).mean(1) * scale
+
+
+class Length:
+    """Characters of the completion."""
+
+    name = "chars"
+
+    def __init__(self, unit: int = 1, *, cap: float):
+        self.unit, self.cap = unit, cap
+
+    def __call__(self, completions, prompts):
+        return [min(len(text) / self.unit, self.cap) for text in completions]
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> dict:
+    names: dict = {}
+    monkeypatch.setattr(registry_module, "_REGISTERED", names)
+    return names
+
+
+def set_entry_points(monkeypatch: pytest.MonkeyPatch, *points: tuple[str, str]) -> None:
+    made = [importlib.metadata.EntryPoint(name, value, "flowgrpo.rewards") for name, value in points]
+
+    def entry_points(*, group: str) -> list[importlib.metadata.EntryPoint]:
+        return made if group == "flowgrpo.rewards" else []
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+
+def images(*levels: float) -> torch.Tensor:
+    return torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, 3, 4, 4)
+
+
+def test_function_of_a_file_with_a_bound_option(plugin: Path) -> None:
+    reward = build(RewardSpec(f"{plugin}:brightness", weight=2.0, options={"scale": 10}))
+    scores = reward.score(images(0.25, 0.5), ["a", "b"], {"skill": ["x", "y"]})
+    assert scores.values.dtype == torch.float32
+    torch.testing.assert_close(scores.values, torch.tensor([2.5, 5.0]))
+    assert (reward.name, reward.weight) == ("brightness", 2.0)
+
+
+def test_class_of_a_file_gets_its_options_and_names_itself(plugin: Path) -> None:
+    spec = RewardSpec(f"{plugin}:Length", options={"unit": 2, "cap": 3})
+    assert build(spec).score(["ab", "abcdefgh"], ["p", "q"]).values.tolist() == [1.0, 3.0]
+    assert build(spec).name == "chars"
+    assert build(RewardSpec(spec.name, options=spec.options, label="len")).name == "len"
+
+
+def test_dotted_name_and_entry_point_give_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_entry_points(monkeypatch, ("squash_size", "flowgrpo.rewards.jpeg:JpegCompressibility"))
+    found = resolve("squash_size")
+    assert found is resolve("flowgrpo.rewards.jpeg:JpegCompressibility")
+    assert found is resolve("jpeg_compressibility")
+
+
+def test_two_packages_that_declare_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_entry_points(monkeypatch, ("size", "one:A"), ("size", "two:B"))
+    with pytest.raises(ValueError, match=r"more than once.*one:A, two:B"):
+        resolve("size")
+
+
+def test_registered_name_resolves_and_cannot_be_taken_twice(registered: dict) -> None:
+    @register("sharp")
+    def sharp(images: torch.Tensor, prompts: list[str]) -> list[float]:
+        """Edges."""
+        return [0.0] * len(prompts)
+
+    def other(images: torch.Tensor, prompts: list[str]) -> list[float]:
+        return [1.0] * len(prompts)
+
+    assert resolve("sharp") is sharp
+    assert register("sharp")(sharp) is sharp
+    with pytest.raises(ValueError, match="already registered"):
+        register("sharp")(other)
+    with pytest.raises(ValueError, match="built in"):
+        register("jpeg_compressibility")(other)
+    with pytest.raises(ValueError, match="cannot name"):
+        register("a:b")
+
+
+def test_available_lists_all_sources_with_their_docstrings(
+    registered: dict, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "heavy_rewards"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported to be listed')")
+    (package / "score.py").write_text('def aesthetics(images, prompts):\n    """Beauty.\n\n    More."""\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    set_entry_points(monkeypatch, ("beauty", "heavy_rewards.score:aesthetics"), ("gone", "absent_pkg.x:y"))
+    register("mine")(lambda images, prompts: [0.0])
+    found = available()
+    assert list(found) == sorted(found)
+    assert {"gold", "proxy", "clip_score", "jpeg_compressibility", "jpeg_incompressibility"} <= set(found)
+    assert found["beauty"] == "Beauty."
+    assert found["gone"] == "absent_pkg.x:y"
+    assert found["clip_score"].startswith("Text match")
+    assert found["jpeg_incompressibility"].startswith("Large JPEG")
+    assert "<lambda>" in found["mine"]
+    assert "heavy_rewards" not in sys.modules
+
+
+def test_unknown_name_names_the_nearest_and_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_entry_points(monkeypatch, ("from_package", "a:b"))
+    with pytest.raises(ValueError, match="did you mean 'clip_score'") as caught:
+        resolve("clipscore")
+    assert "from_package" in str(caught.value)
+    assert "gold" in str(caught.value)
+    with pytest.raises(ValueError, match=r"'package\.module:attr'"):
+        resolve("package.module.attr")
+
+
+def test_file_and_module_faults_say_what_there_is(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"does not exist.*did you mean 'mine\.py'"):
+        resolve(str(plugin.with_name("mime.py")) + ":brightness")
+    with pytest.raises(ValueError, match=r"does not define 'bright'.*'brightness'.*Length, brightness"):
+        resolve(f"{plugin}:bright")
+    with pytest.raises(ValueError, match=r"mine\.py:NAME'.*Length, brightness"):
+        resolve(str(plugin))
+    with pytest.raises(ValueError, match="no module 'no_such_module'"):
+        resolve("no_such_module:f")
+    monkeypatch.chdir(plugin.parent)
+    with pytest.raises(ValueError, match=r"'\./mine\.py:NAME'"):
+        resolve("mine:brightness")
+    assert resolve("./mine.py:brightness").__doc__ == "Mean of all pixels."
+
+
+def test_an_edited_file_is_read_again_and_an_unchanged_one_is_not(plugin: Path) -> None:
+    first = resolve(f"{plugin}:brightness")
+    assert resolve(f"{plugin}:brightness") is first
+    plugin.write_text(PLUGIN + "\n\ndef added(images, prompts):\n    return [7.0] * len(prompts)\n")
+    assert resolve(f"{plugin}:added")(images=None, prompts=["a"]) == [7.0]
+
+
+def test_missing_package_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import surely_not_installed_pkg.sub\n")
+    with pytest.raises(MissingDependency, match=r"pip install surely_not_installed_pkg$"):
+        resolve(f"{tmp_path}/a.py:f")
+    source = "class Judge:\n    def __init__(self):\n        raise ModuleNotFoundError('x', name='cv2')\n"
+    (tmp_path / "b.py").write_text(source + "    def __call__(self, images, prompts): ...\n")
+    with pytest.raises(MissingDependency, match="pip install opencv-python-headless"):
+        build(RewardSpec(f"{tmp_path}/b.py:Judge"))
+
+
+def test_options_are_checked_against_the_signature(plugin: Path) -> None:
+    with pytest.raises(ValueError, match=r"no option 'scal'; did you mean 'scale'"):
+        build(RewardSpec(f"{plugin}:brightness", options={"scal": 1}))
+    with pytest.raises(ValueError, match="no option 'images'"):
+        build(RewardSpec(f"{plugin}:brightness", options={"images": 1}))
+    with pytest.raises(ValueError, match="needs the option cap"):
+        build(RewardSpec(f"{plugin}:Length"))
+    with pytest.raises(ValueError, match="no option 'quantity'"):
+        build(RewardSpec("jpeg_compressibility", options={"quantity": 3}))
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), True])
+def test_weight_must_be_a_finite_number(weight: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        RewardSpec("gold", weight=weight)
+
+
+def test_importing_the_package_stays_light() -> None:
+    code = (
+        "import sys, flowgrpo.rewards as r; assert 'torch' not in sys.modules; "
+        "assert all(getattr(r, n) is not None for n in r.__all__); assert 'open_clip' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(registry_module.__file__).parents[2])
+
+
+def test_scores_dataclass_is_what_a_plugin_imports() -> None:
+    import flowgrpo.rewards.base as base
+
+    assert Scores is base.Scores
