@@ -97,6 +97,7 @@ class AdvantageConfig(Section):
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)
+    credit: Literal["leaf", "depth"] = Field("leaf", description="`depth` standardises within depths of a tree.")
 
 
 class ObjectiveConfig(Section):

@@ -1,0 +1,210 @@
+"""The `flowgrpo` command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(
+    help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
+    pretty_exceptions_enable=False,
+)  # fmt: skip
+build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
+app.add_typer(build_app, name="build")
+console = Console()
+
+RecipeArgument = Annotated[
+    list[str] | None, typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]...")
+]
+
+
+def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe, if the first word is one, and the overrides."""
+    given = list(words or [])
+    if given and "=" not in given[0]:
+        return given[0], given[1:]
+    return None, given
+
+
+def _new_run_name(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@app.command()
+def train(
+    words: RecipeArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE-TIME if left out.")] = None,
+) -> None:
+    """Train by a recipe (the embedded default if none is named), into a new run folder."""
+    from .configs.load import load_recipe
+
+    source, overrides = _split(words)
+    recipe = load_recipe(source, overrides)
+    folder = out or _new_run_name(recipe.name)
+    console.print(f"run folder {folder}", highlight=False, markup=False, soft_wrap=True)
+    from .training.session import start
+
+    _run(start(recipe, folder), resume=False)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+    """Continue an interrupted run to the very same numbers."""
+    from .configs.load import load_recipe
+    from .training.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    recipe = load_recipe(folder.config)
+    from .training.session import Session
+
+    _run(Session(recipe, folder), resume=True)
+
+
+def _run(session: object, resume: bool) -> None:
+    from .gallery.build import build_gallery
+    from .training.progress import ConsoleReporter
+    from .training.session import Session
+
+    assert isinstance(session, Session)
+    assert session.run is not None
+    main = session.accelerator.is_main_process
+    reporter = ConsoleReporter(console, main)
+    trainer = session.trainer(reporter)
+    if resume:
+        trainer.resume()
+    trainer.train()
+    if main:
+        page = build_gallery(session.run.path) if session.data.heldout else None
+        result = "lora" if session.policy.weights.kind == "lora" else "pipeline"
+        reporter.say(f"trained weights: {session.run.path / result}")
+        if page is not None:
+            reporter.say(f"gallery: {page}")
+
+
+@app.command()
+def plan(words: RecipeArgument = None) -> None:
+    """Print what a recipe will do and cost, without loading a model."""
+    from .configs.load import load_recipe
+    from .training.planning import clip_bounds, forecast
+
+    source, overrides = _split(words)
+    recipe = load_recipe(source, overrides)
+    expected = forecast(recipe)
+    say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
+    say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    say(
+        f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
+        f"images an iteration, {recipe.run.iterations} iterations"
+    )
+    say(
+        f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
+        "on-policy"
+    )
+    high, nats = clip_bounds(recipe, None)
+    if nats is not None or high is not None:
+        say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
+    say("per prompt, by window of trained steps:")
+    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
+    for counts, uses in zip(expected.counts, expected.windows):
+        steps = f"{counts.trained_steps[0]}–{counts.trained_steps[-1]}"
+        say(
+            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  {counts.leaves:>6}  "
+            f"{counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
+        )
+    for warning in expected.warnings:
+        say(f"note: {warning}")
+
+
+@app.command()
+def sample(
+    prompts: Annotated[list[str], typer.Argument(help="Prompts.")],
+    model: Annotated[str, typer.Option(help="A run folder, a pipeline folder, a hub id, or `scenes`.")] = "scenes",
+    out: Annotated[Path, typer.Option(help="Folder for the images.")] = Path("samples"),
+    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the initial noise.")] = 0,
+    count: Annotated[int, typer.Option(help="Images per prompt.")] = 1,
+) -> None:
+    """Sample images with a plain diffusers pipeline, base or trained."""
+    from .training.inference import sample_images
+
+    for path in sample_images(model, prompts, out, steps=steps, seed=seed, count=count):
+        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A run folder, a pipeline folder, a hub id, or `scenes`.")] = "scenes",
+    words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
+) -> None:
+    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
+    from .configs.load import load_recipe
+    from .training.inference import evaluate_model
+
+    source, overrides = _split(words)
+    for name, (mean, error, count) in evaluate_model(model, load_recipe(source, overrides)).items():
+        console.print(f"{name}: {mean:.4f} ± {error:.4f} ({count} images)", highlight=False, markup=False)
+
+
+@app.command()
+def gallery(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    out: Annotated[Path | None, typer.Option(help="Another folder to write to.")] = None,
+) -> None:
+    """Write the static gallery of a run."""
+    from .gallery.build import build_gallery
+
+    console.print(str(build_gallery(run, out)), highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with the package."""
+    from .configs.load import recipe_names
+
+    for name, line in recipe_names().items():
+        console.print(f"{name:<20} {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+@app.command()
+def rewards() -> None:
+    """List the rewards that are installed."""
+    from .rewards.registry import available
+
+    for name, line in available().items():
+        console.print(f"{name:<24} {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+@build_app.command("scenes")
+def build_scenes_command(
+    out: Annotated[Path, typer.Option(help="New folder for pipeline, scorer and prompts.")],
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped folder.")] = 1.0,
+) -> None:
+    """Train the embedded pipeline and its learned scorer from nothing (about an hour on 2 cores)."""
+    from .training.build import build_all
+
+    began = time.perf_counter()
+
+    def report(text: str) -> None:
+        console.print(f"{time.perf_counter() - began:7.0f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    build_all(out, seed=seed, scale=scale, report=report)
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one message, not a traceback."""
+    from .rewards.base import RewardError
+
+    try:
+        app()
+    except (ValueError, RewardError, FloatingPointError, ImportError, FileNotFoundError) as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; continue with `flowgrpo resume RUN`", highlight=False, markup=False)
+        sys.exit(130)

@@ -1,0 +1,269 @@
+"""Any unmodified diffusers flow-matching pipeline as a velocity, a decoder and a source of noise.
+
+The pipeline's own `__call__` is what evaluates a state: guidance, packing, resolution-dependent shift and
+the choice between experts are then the pipeline's, by construction. A scheduler of ours ends the call at
+the prediction (`capture`), in the lightest of several ways (`replay`) that reproduces the pipeline's own
+loop bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .capture import PipelineCall, replaced, stopping_at_denoiser
+from .recorder import Recorder, Schedule, Stop, is_flow_table
+from .replay import OWN_TABLE, VARIANTS, Replay
+from .selfcheck import exact_decoder, exact_variant, rollout, stacked
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a pipeline works with, for given height, width, frames and steps.
+
+    Attributes:
+        latent_shape: shape of the state in the denoising loop, without batch.
+        dtype: dtype of that state, the pipeline's choice.
+        sigmas: T+1 noise levels, shift included, strictly falling from at most 1 to 0.
+        timesteps: T values, as the pipeline passes them to its denoiser.
+    """
+
+    latent_shape: tuple[int, ...]
+    dtype: torch.dtype
+    sigmas: tuple[float, ...]
+    timesteps: tuple[float, ...]
+
+
+class Denoiser:
+    """Velocity, decoding and initial noise of a pipeline.
+
+    Sigma is the noise level of x = (1 - sigma) * data + sigma * noise, the velocity is dx/dsigma (noise -
+    data); tables of pipelines that count the other way (`invert_sigmas`) are turned round.
+
+    Embeddings are padded to the longest prompt of a call by some pipelines: a prediction then depends on
+    its neighbours by rounding. Score a state beside the neighbours it was rolled out with if ratios must be
+    exact.
+
+    Args:
+        pipe: the pipeline. Its scheduler is read once, here; components may change later.
+        num_steps: T, number of denoising steps of the pipeline's own table.
+        call: keyword arguments for the pipeline (height, width, num_frames, guidance_scale,
+            negative_prompt, ...).
+        variant: how states are evaluated, one of `direct`, `inject`, `slice`, `fast_forward`; "auto" lets
+            `self_check` choose, at the latest at the first evaluation.
+        sigmas: a table to use instead of the pipeline's own, see `bind`.
+
+    Raises:
+        ValueError: if an argument does not fit the pipeline, or the pipeline is not a flow-matching one.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        *,
+        num_steps: int,
+        call: Mapping[str, Any],
+        variant: str = "auto",
+        sigmas: Sequence[float] | None = None,
+    ) -> None:
+        if num_steps < 1:
+            raise ValueError(f"num_steps is {num_steps}; use 1 or more")
+        if variant not in ("auto", *VARIANTS):
+            raise ValueError(f"variant is {variant!r}; use one of {', '.join(('auto', *VARIANTS))}")
+        self.pipe = pipe
+        self.num_steps = num_steps
+        self.variant = variant
+        self._requested = variant
+        self._decoder: str | None = None
+        self._recorder = Recorder(pipe.scheduler)
+        self._replay = Replay(PipelineCall(pipe, call), self._recorder, num_steps)
+        self._own, self.probe = self._look()
+        self._table = self._own
+        self.sigmas = self.probe.sigmas
+        if sigmas is not None:
+            self.bind(sigmas)
+
+    def bind(self, sigmas: Sequence[float]) -> None:
+        """Evaluate at the noise levels of another table from now on.
+
+        Args:
+            sigmas: T'+1 values, strictly falling from at most 1 to exactly 0; shifts are not applied to them.
+
+        Raises:
+            ValueError: if they do not form such a table, or this pipeline can only be replayed on its own.
+        """
+        table = tuple(float(sigma) for sigma in sigmas)
+        if not is_flow_table(torch.tensor(table)):
+            raise ValueError(
+                f"sigmas must be at least 2 values falling strictly from at most 1 to 0, got {list(table)}"
+            )
+        if table == self.probe.sigmas:
+            self._table = self._own
+        else:
+            self._require_own_table(self.variant, table)
+            raw = torch.tensor(table, dtype=torch.float32)
+            raw = 1.0 - raw if self._recorder.inverted else raw
+            self._table = Schedule(raw, self._timesteps_at(raw[:-1]))
+        self.sigmas = table
+
+    def velocity(self, x: Tensor, i: int, prompts: Sequence[str]) -> Tensor:
+        """The velocity at sigma_i, by one pipeline call.
+
+        Args:
+            x: [N, *latent_shape], any float dtype; rounded to the loop-state dtype first.
+            i: index into the bound table, 0 <= i < T.
+            prompts: N texts.
+
+        Returns:
+            [N, *latent_shape] float32 (what the pipeline predicted, exactly), with gradient if that is
+            enabled.
+
+        Raises:
+            ValueError: if x, i or prompts do not fit.
+            RuntimeError: if the pipeline evaluates another state than x, or `self_check` finds no variant.
+        """
+        if self.variant == "auto":
+            self.self_check(prompts[:2])
+        self._require_state(x, prompts)
+        if not 0 <= i < len(self.sigmas) - 1:
+            raise ValueError(f"step i is {i}; the bound table has steps 0 to {len(self.sigmas) - 2}")
+        prediction = self._replay.predict(self.variant, x.to(self.probe.dtype), self._table, i, prompts).float()
+        return -prediction if self._recorder.inverted else prediction
+
+    @torch.no_grad()
+    def decode(self, x: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Images of final states, exactly as the pipeline makes them.
+
+        Args:
+            x: [N, *latent_shape], any float dtype.
+            prompts: N texts.
+
+        Returns:
+            Float32 images [N, 3, H, W] in [0, 1]; videos [N, F, 3, H, W].
+
+        Raises:
+            ValueError: if x or prompts do not fit.
+            RuntimeError: if `self_check` finds no way to decode.
+        """
+        if self._decoder is None:
+            self.self_check(prompts[:2])
+        self._require_state(x, prompts)
+        images = self._replay.decode(str(self._decoder), x.to(self.probe.dtype), self._own, prompts)
+        return stacked(images).float()
+
+    def initial_noise(self, generators: Sequence[torch.Generator]) -> Tensor:
+        """Standard normal states in loop layout, float32 on the CPU.
+
+        Args:
+            generators: N CPU generators, one a sample, so that a sample does not depend on its batch.
+
+        Returns:
+            [N, *latent_shape].
+        """
+        return torch.stack([torch.randn(self.probe.latent_shape, generator=g) for g in generators])
+
+    def self_check(self, prompts: Sequence[str], seed: int = 0) -> str:
+        """Choose the lightest variant and decoder that reproduce the pipeline's own loop exactly.
+
+        The pipeline runs its own loop over stochastic states, without gradient; each step is then replayed
+        in the caller's grad mode: call it with grad enabled to check the path that training takes. Costs
+        2T evaluations if the first variant passes.
+
+        Args:
+            prompts: one or two texts.
+            seed: of the rollout's noise.
+
+        Returns:
+            The variant, which stays chosen.
+
+        Raises:
+            RuntimeError: if none has error 0; names the pipeline, and step and error for each variant.
+        """
+        _require_texts(prompts)
+        variants = VARIANTS if self._requested == "auto" else (self._requested,)
+        record = rollout(self._replay, self.probe.sigmas, prompts, seed)
+        shape, dtype = tuple(record.final.shape[1:]), record.final.dtype
+        self.probe = replace(self.probe, latent_shape=shape, dtype=dtype)
+        self.variant = exact_variant(self._replay, self._own, record, variants)
+        self._decoder = exact_decoder(self._replay, self._own, record)
+        self._require_own_table(self.variant, self.sigmas)
+        return self.variant
+
+    def _look(self) -> tuple[Schedule, Probe]:
+        """Call the pipeline up to its denoiser; up to its first step if it has no `prepare_latents`."""
+        prompts = [self._any_prompt()]
+        seen: list[Tensor] = []
+        prepare: Callable[..., Any] | None = getattr(self.pipe, "prepare_latents", None)
+
+        def prepare_latents(*args: Any, **kwargs: Any) -> Any:
+            made = prepare(*args, **kwargs) if prepare else ()
+            parts = made if isinstance(made, tuple) else (made,)
+            seen.extend(part for part in parts if isinstance(part, Tensor) and part.is_floating_point())
+            return made
+
+        def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+            seen.append(sample)
+            raise Stop
+
+        self._recorder.arm(hook)
+        with torch.no_grad():
+            if prepare is None:
+                self._replay.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+            else:
+                with replaced(self.pipe, prepare_latents=prepare_latents), stopping_at_denoiser(self.pipe):
+                    self._replay.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+        own, inverted = self._recorder.own, self._recorder.inverted
+        if own is None or not is_flow_table(own.sigmas, inverted=inverted) or not seen:
+            table = None if own is None else own.sigmas.tolist()
+            raise ValueError(
+                f"{type(self.pipe).__name__} with {type(self.pipe.scheduler).__name__} has no flow-matching "
+                f"schedule: sigmas must fall strictly from at most 1 to 0, got {table}"
+            )
+        sigmas = 1.0 - own.sigmas if inverted else own.sigmas
+        timesteps = tuple(float(t) for t in own.timesteps)
+        return own, Probe(tuple(seen[0].shape[1:]), seen[0].dtype, tuple(sigmas.tolist()), timesteps)
+
+    def _any_prompt(self) -> str:
+        """A prompt that can be encoded, even after a prompt cache let go of the text encoders."""
+        cache = getattr(self.pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
+        return cache.prompts[0] if cache is not None and cache.prompts else "a photo"
+
+    def _timesteps_at(self, raw: Tensor) -> Tensor:
+        """Timesteps [T] for sigmas [T]: N * sigma where the pipeline has that, else off its own pairs."""
+        scale = float(self._recorder.config.num_train_timesteps)
+        own = self._own
+        if own.timesteps.is_floating_point() and torch.allclose(own.timesteps, own.sigmas[:-1] * scale):
+            return raw * scale
+        # The table need not reach either end of the scale; other sigmas may.
+        known = np.append(own.sigmas[:-1].double().numpy(), [1.0, 0.0])
+        values = np.append(own.timesteps.double().numpy(), [scale, 0.0])
+        order = np.argsort(known, kind="stable")
+        found = np.interp(raw.double().numpy(), known[order], values[order])
+        return torch.from_numpy(found).to(own.timesteps.dtype)
+
+    def _require_own_table(self, variant: str, table: tuple[float, ...]) -> None:
+        if variant in OWN_TABLE and table != self.probe.sigmas:
+            raise ValueError(
+                f"{type(self.pipe).__name__} is replayed by {variant!r}, which works with its own table "
+                f"only: choose num_steps (now {self.num_steps}) instead of binding other sigmas"
+            )
+
+    def _require_state(self, x: Tensor, prompts: Sequence[str]) -> None:
+        _require_texts(prompts)
+        if not x.is_floating_point() or tuple(x.shape[1:]) != self.probe.latent_shape:
+            raise ValueError(
+                f"x must be a float tensor [N, {', '.join(map(str, self.probe.latent_shape))}], "
+                f"got {x.dtype} {tuple(x.shape)}"
+            )
+        if len(prompts) != len(x):
+            raise ValueError(f"x holds {len(x)} states but there are {len(prompts)} prompts; give one for each")
+
+
+def _require_texts(prompts: Sequence[str]) -> None:
+    if isinstance(prompts, str) or not prompts:
+        raise ValueError(f"prompts is {prompts!r}; give a list of texts, one a row")

@@ -1,0 +1,113 @@
+"""Moving average of the trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from diffusers.training_utils import EMAModel
+from torch import nn
+
+__all__ = ["Ema"]
+
+
+class _Named(Protocol):
+    def named_parameters(self) -> dict[str, nn.Parameter]: ...
+
+
+class Ema:
+    """Exponential moving average of the trained parameters, as Flow-GRPO keeps it for evaluation and saving.
+
+    Every `every` optimizer steps `average ← d·average + (1 − d)·weights`, `d = min((1+s)/(10+s), decay)`.
+    s = 0, 1, ... counts optimizer steps, and an update at s = 0 copies the weights. The average has the dtype
+    and device that the parameters have when it is made.
+
+    Args:
+        weights: whatever has the trained parameters by name (`TrainedWeights`).
+        decay: largest d, in [0, 1).
+        every: optimizer steps per update, at least 1.
+
+    Raises:
+        ValueError: `decay` or `every` out of range.
+    """
+
+    def __init__(self, weights: _Named, *, decay: float = 0.9, every: int = 8) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"EMA decay is {decay}; use a number in [0, 1), 0.9 is usual")
+        if every < 1:
+            raise ValueError(f"EMA is updated every {every} optimizer steps; use 1 or more")
+        self.decay = decay
+        self.every = every
+        self.steps = 0
+        self._weights = weights
+        self._average = EMAModel(self._parameters(), decay=decay)
+        self._applied = False
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self._weights.named_parameters().values())
+
+    def step(self) -> bool:
+        """Count one optimizer step; True if it updated the average.
+
+        Raises:
+            ValueError: called within `applied()`, where the parameters hold the average itself.
+        """
+        if self._applied:
+            raise ValueError(
+                "Ema.step() was called within Ema.applied(); leave the context before training on"
+            )
+        self.steps += 1
+        if self.steps % self.every:
+            return False
+        # EMAModel counts its own updates; the warm-up here runs on optimizer steps.
+        self._average.optimization_step = self.steps - 1
+        self._average.step(self._parameters())
+        return True
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within this context the parameters hold the average; afterwards what they held before, bitwise.
+
+        Raises:
+            ValueError: nested in itself.
+        """
+        if self._applied:
+            raise ValueError("Ema.applied() is already active; leave it before entering it again")
+        self._average.store(self._parameters())
+        self._average.copy_to(self._parameters())
+        self._applied = True
+        try:
+            yield
+        finally:
+            self._average.restore(self._parameters())
+            self._applied = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU)."""
+        names = self._weights.named_parameters()
+        shadows = self._average.shadow_params
+        return {
+            "steps": self.steps,
+            "average": {name: s.to("cpu", copy=True) for name, s in zip(names, shadows, strict=True)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as if never interrupted; `decay` and `every` stay those of this object.
+
+        Raises:
+            ValueError: the names or shapes differ from the trained parameters.
+        """
+        names = list(self._weights.named_parameters())
+        average = state["average"]
+        shadows = dict(zip(names, self._average.shadow_params, strict=True))
+        odd = sorted(set(average) ^ set(names))
+        odd += [name for name in names if name in average and average[name].shape != shadows[name].shape]
+        if odd:
+            raise ValueError(
+                f"this average is of other parameters than the trained ones: {', '.join(odd[:5])} "
+                f"({len(odd)} in all are missing, unexpected or of another shape)"
+            )
+        self.steps = int(state["steps"])
+        for name, shadow in shadows.items():
+            shadow.copy_(average[name])

@@ -1,0 +1,93 @@
+"""Batches of prompt embeddings, put together from embeddings of single prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one output of `encode_prompt` is batched.
+
+    Attributes:
+        kind: "rows" (tensor, one row a prompt along `dim`), "mask" (None for one prompt, a validity mask
+            [B, L] once prompts of different length meet), "list" (one item a prompt), "each" (a container
+            of `parts`), "shared".
+        dim: the batch dimension of "rows" and "mask".
+        dtype: of "mask".
+        parts: of "each".
+    """
+
+    kind: str
+    dim: int = 0
+    dtype: torch.dtype = torch.bool
+    parts: tuple[Layout, ...] = ()
+
+
+def layout_of(one: Any, two: Any) -> Layout:
+    """Compare the outputs for a batch of one and a batch of two."""
+    if isinstance(one, Tensor) and isinstance(two, Tensor):
+        for dim, (a, b) in enumerate(zip(one.shape, two.shape)):
+            if (a, b) == (1, 2):
+                return Layout("rows", dim)
+    elif one is None and isinstance(two, Tensor):
+        return Layout("mask", list(two.shape).index(2), two.dtype)
+    elif isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        if (len(one), len(two)) == (1, 2):
+            return Layout("list")
+        return Layout("each", parts=tuple(layout_of(a, b) for a, b in zip(one, two)))
+    return Layout("shared")
+
+
+def joined(layout: Layout, entries: Sequence[Any]) -> Any:
+    """Put the outputs for single prompts together as the outputs for their batch."""
+    if layout.kind == "rows":
+        return _concatenated(entries, layout.dim)
+    if layout.kind == "list":
+        return [item for entry in entries for item in entry]
+    if layout.kind == "shared":
+        return _shared(entries)
+    if layout.kind == "mask":
+        return None
+    parts: list[Any] = []
+    lengths: list[int] = []
+    for k, part in enumerate(layout.parts):
+        column = [entry[k] for entry in entries]
+        if part.kind == "rows":
+            lengths = [entry.shape[part.dim + 1] for entry in column if entry.ndim > part.dim + 1]
+        if part.kind == "mask" and len(set(lengths)) > 1:
+            device = next(item.device for item in parts if isinstance(item, Tensor))
+            positions = torch.arange(max(lengths), device=device)
+            valid = positions < torch.tensor(lengths, device=device)[:, None]
+            parts.append(valid.to(part.dtype))
+        else:
+            parts.append(joined(part, column))
+    return type(entries[0])(parts) if isinstance(entries[0], (list, tuple)) else parts
+
+
+def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate along dim, zeros (False) after whatever is shorter in the other dimensions."""
+    longest = [max(sizes) for sizes in zip(*(row.shape for row in rows))]
+    padded = []
+    for row in rows:
+        missing = [0 if d == dim else longest[d] - row.shape[d] for d in range(row.ndim)]
+        pad = [amount for d in reversed(range(row.ndim)) for amount in (0, missing[d])]
+        padded.append(nn.functional.pad(row, pad) if any(missing) else row)
+    return torch.cat(padded, dim)
+
+
+def _shared(entries: Sequence[Any]) -> Any:
+    """An output that is the same for all prompts, except that it may be as long as the prompt."""
+    tensors = [entry for entry in entries if isinstance(entry, Tensor)]
+    if not tensors:
+        return entries[0]
+    longest = max(tensors, key=lambda tensor: tensor.numel())
+    for tensor in tensors:
+        if not torch.equal(tensor, longest[tuple(slice(size) for size in tensor.shape)]):
+            raise ValueError("encode_prompt returned an output that is not batched, yet differs between prompts")
+    return longest

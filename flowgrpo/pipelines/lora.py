@@ -1,0 +1,101 @@
+"""What a LoRA adapter of a denoiser is, and which of its layers it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "target_layers"]
+
+ATTENTION_PROJECTIONS = (
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "add_q_proj",
+    "add_k_proj",
+    "add_v_proj",
+    "to_add_out",
+)
+
+
+@dataclass(frozen=True)
+class LoraSpec:
+    """A low-rank adapter `W + (alpha / rank)·B·A` on chosen linear layers (Hu et al. 2021, LoRA, eq. 3).
+
+    Attributes:
+        rank: inner dimension of A `[rank, in]` and B `[out, rank]`, at least 1.
+        alpha: numerator of the scale, positive.
+        targets: endings of the names of the `nn.Linear` layers to adapt; None adapts those of
+            `ATTENTION_PROJECTIONS` that the module has.
+        init: "gaussian" draws A from N(0, 1/rank²), "default" is peft's Kaiming-uniform A. B is zero in both,
+            so an untrained adapter changes nothing.
+        dropout: probability in [0, 1), used in train mode only. Anything but 0 makes rollout and training
+            log-probs differ, and with them the ratio at unchanged weights.
+    """
+
+    rank: int = 32
+    alpha: float = 64
+    targets: tuple[str, ...] | None = None
+    init: Literal["gaussian", "default"] = "gaussian"
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"LoraSpec.rank is {self.rank}; use 1 or more (32 is usual)")
+        if self.alpha <= 0:
+            raise ValueError(
+                f"LoraSpec.alpha is {self.alpha}; use a positive number (twice the rank is usual)"
+            )
+        if isinstance(self.targets, str):
+            raise ValueError(f"LoraSpec.targets is the string {self.targets!r}; write ({self.targets!r},)")
+        if self.targets is not None and not self.targets:
+            raise ValueError(
+                "LoraSpec.targets is empty; name at least one layer, or write None for attention"
+            )
+        if self.init not in ("gaussian", "default"):
+            raise ValueError(f"LoraSpec.init is {self.init!r}; use 'gaussian' or 'default'")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"LoraSpec.dropout is {self.dropout}; use a number in [0, 1), best 0")
+
+
+def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
+    """Full names of the linear layers to adapt; endings alone could also catch convolutions and embeddings.
+
+    Args:
+        key: the module's component name, for messages.
+        module: the denoiser.
+        spec: with the endings to look for.
+
+    Raises:
+        ValueError: an ending in `spec.targets` matches nothing, no default one matches, or the module has an
+            adapter or takes none.
+    """
+    label = f"{key} ({type(module).__name__})"
+    if not hasattr(module, "add_adapter"):
+        raise ValueError(f"{label} takes no adapter; train it with TrainedWeights.full")
+    if getattr(module, "peft_config", None):
+        raise ValueError(
+            f"{label} already has the adapters {', '.join(module.peft_config)}; keep their effect with "
+            "pipe.fuse_lora(), then remove them with pipe.unload_lora_weights()"
+        )
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    wanted = spec.targets or ATTENTION_PROJECTIONS
+    hits = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in wanted}
+    absent = [target for target, names in hits.items() if not names]
+    if absent and (spec.targets is not None or len(absent) == len(wanted)):
+        endings = sorted({_ending(name) for name in linear})
+        raise ValueError(
+            f"{label} has no linear layer named {', '.join(absent)}; LoraSpec.targets can name "
+            f"{', '.join(endings) or 'nothing: it has no linear layer'}"
+        )
+    chosen = {name for names in hits.values() for name in names}
+    return [name for name in linear if name in chosen]
+
+
+def _ending(name: str) -> str:
+    """The last part of a layer's name, with the part before it where the last is only an index."""
+    parts = name.split(".")
+    return ".".join(parts[-2:]) if parts[-1].isdigit() else parts[-1]

@@ -1,0 +1,219 @@
+"""Text embeddings computed once a prompt, so that text encoders can leave the accelerator.
+
+`PromptCache` stands before a pipeline's own `encode_prompt`; the pipeline's `__call__` stays unaware of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import PipelineCall, stopping_at_denoiser
+from .joining import Layout, joined, layout_of
+from .recorder import Recorder
+
+_TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
+_PROBE_TEXTS = ["a", "a red circle above three blue squares"]
+
+
+class _Released:
+    """In the place of a released text encoder: pipelines read its dtype, but nothing may call it."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        parameter = next(module.parameters(), torch.zeros(0))
+        self.name = name
+        self.dtype: torch.dtype = getattr(module, "dtype", parameter.dtype)
+        self.device = parameter.device
+        self.config = getattr(module, "config", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"{self.name} has been released; close the PromptCache before encoding without it")
+
+
+class PromptCache:
+    """Memoises `pipe.encode_prompt`, one entry a prompt, until `close`.
+
+    Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours;
+    batches are put together from the entries, padded with zeros. Which outputs are batched, and along which
+    dimension, is found once for each set of other arguments by encoding a batch of two.
+
+    Args:
+        pipe: the pipeline. `pipe.encode_prompt` is replaced on this instance.
+        call: the keyword arguments the pipeline will be called with, as for `Denoiser`; `encode` needs them
+            because they decide what is encoded (negative prompts, sequence lengths).
+        device: where entries are kept; None leaves them where they were computed.
+
+    Raises:
+        ValueError: if the pipeline has no `encode_prompt`, or has a cache already.
+    """
+
+    def __init__(
+        self, pipe: Any, call: Mapping[str, Any] | None = None, device: torch.device | str | None = None
+    ) -> None:
+        if not hasattr(pipe, "encode_prompt"):
+            raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
+        if "encode_prompt" in pipe.__dict__:
+            raise ValueError(
+                f"this {type(pipe).__name__} has an encode_prompt of its own already; close that cache first"
+            )
+        self.pipe = pipe
+        self.device = None if device is None else torch.device(device)
+        self._caller = PipelineCall(pipe, call or {})
+        self._encode_prompt: Callable[..., Any] = pipe.encode_prompt
+        self._signature = inspect.signature(pipe.encode_prompt)
+        self._entries: dict[Any, Any] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._texts: dict[str, None] = {}
+        self._released: dict[str, tuple[nn.Module | None, torch.device]] = {}
+
+        def encode_prompt(*args: Any, **kwargs: Any) -> Any:
+            return self._answer(args, kwargs)
+
+        encode_prompt.prompt_cache = self  # type: ignore[attr-defined]
+        pipe.__dict__["encode_prompt"] = encode_prompt
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The positive prompts `encode` has seen, in order."""
+        return tuple(self._texts)
+
+    def encode(self, prompts: Sequence[str]) -> None:
+        """Encode prompts ahead, by calling the pipeline for each as far as its denoiser.
+
+        Args:
+            prompts: texts; those encoded before are passed over.
+
+        Raises:
+            ValueError: if the pipeline turns out not to use `encode_prompt`, or a prompt is new after
+                `release`.
+        """
+        recorder = Recorder(self.pipe.scheduler)
+        for prompt in dict.fromkeys(prompts):
+            if prompt in self._texts:
+                continue
+            with torch.no_grad(), stopping_at_denoiser(self.pipe):
+                # Two steps, since some pipelines divide by half their number.
+                recorder.arm(None)
+                self._caller.run(recorder, [prompt], 2, output_type="latent")
+            if not self._entries:
+                raise ValueError(
+                    f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
+                )
+            self._texts[prompt] = None
+
+    def release(self, names: Sequence[str] | None = None, *, keep: bool = True) -> None:
+        """Take text encoders off the pipeline. Cached prompts go on working.
+
+        Args:
+            names: components to release; None means all modules named `text_encoder*`.
+            keep: hold their weights on the CPU so that `close` can put them back; False frees them for good.
+
+        Raises:
+            ValueError: if a name is not a module of the pipeline.
+        """
+        if names is None:
+            names = [name for name in self.pipe.components if name.startswith("text_encoder")]
+            names = [name for name in names if isinstance(getattr(self.pipe, name), nn.Module)]
+        for name in names:
+            module = getattr(self.pipe, name, None)
+            if not isinstance(module, nn.Module):
+                raise ValueError(f"{type(self.pipe).__name__} has no module named {name!r} to release")
+            stand_in = _Released(name, module)
+            self._released[name] = (module.to("cpu") if keep else None, stand_in.device)
+            # Past the pipeline's own __setattr__, which would write the stand-in into its config.
+            self.pipe.__dict__[name] = stand_in
+
+    def close(self) -> None:
+        """Give the pipeline its own `encode_prompt` and its text encoders back (None for those not kept)."""
+        self.pipe.__dict__.pop("encode_prompt", None)
+        for name, (module, device) in self._released.items():
+            self.pipe.__dict__[name] = None if module is None else module.to(device)
+        self._released.clear()
+
+    def __enter__(self) -> PromptCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the pipeline's `__call__` gets: the original's result, put together from single prompts."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        if arguments.get("prompt") is None or not all(_plain(value) for value in arguments.values()):
+            # Embeddings supplied by the caller, or conditions (images) that no key can stand for.
+            return self._encode_prompt(*args, **kwargs)
+        for name, value in arguments.items():
+            if name.endswith("_per_prompt") and value not in (None, 1):
+                raise ValueError(f"{name} is {value}; with a PromptCache it must be 1: repeat the prompt instead")
+        texts = {name: value for name, value in arguments.items() if _TEXT.fullmatch(name) and value is not None}
+        others = {name: value for name, value in arguments.items() if name not in texts}
+        context = tuple((name, repr(value)) for name, value in sorted(others.items()) if name != "device")
+        rows = _rows(texts)
+        entries = [self._entry(context, row, others) for row in rows]
+        target = torch.device(arguments.get("device") or self.pipe._execution_device)
+        return _moved(joined(self._layouts[context], entries), target)
+
+    def _entry(self, context: Any, row: dict[str, str], others: dict[str, Any]) -> Any:
+        key = (context, tuple(sorted(row.items())))
+        if key not in self._entries:
+            if self._released:
+                raise ValueError(
+                    f"prompt {row['prompt']!r} (with {_listed(row)}) was not encoded before the text "
+                    "encoders were released; pass it to PromptCache.encode before that, with the call "
+                    "arguments used now, or do not release"
+                )
+            with torch.inference_mode(False), torch.no_grad():
+                if context not in self._layouts:
+                    # Texts of our own: ones of the user's, if long, might be cut to equal length.
+                    one = self._encode_prompt(**dict.fromkeys(row, _PROBE_TEXTS[:1]), **others)
+                    two = self._encode_prompt(**dict.fromkeys(row, _PROBE_TEXTS), **others)
+                    self._layouts[context] = layout_of(one, two)
+                found = self._encode_prompt(**{name: [text] for name, text in row.items()}, **others)
+            self._entries[key] = _moved(found, self.device)
+        return self._entries[key]
+
+
+def _rows(texts: dict[str, Any]) -> list[dict[str, str]]:
+    """The arguments of each row; texts given once count for all rows."""
+    count = 1 if isinstance(texts["prompt"], str) else len(texts["prompt"])
+    for name, value in texts.items():
+        if not isinstance(value, str) and len(value) != count:
+            raise ValueError(
+                f"{name} has {len(value)} texts but prompt has {count}; give one for each, or a single string"
+            )
+    return [
+        {name: value if isinstance(value, str) else value[j] for name, value in texts.items()} for j in range(count)
+    ]
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach() if device is None else value.detach().to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_moved(item, device) for item in value])
+    return value
+
+
+def _plain(value: Any) -> bool:
+    """Whether `repr` tells values of this kind apart."""
+    if isinstance(value, (list, tuple)):
+        return all(_plain(item) for item in value)
+    return value is None or isinstance(value, (str, int, float, torch.device, torch.dtype))
+
+
+def _listed(row: dict[str, str]) -> str:
+    rest = {name: text for name, text in row.items() if name != "prompt"}
+    return ", ".join(f"{name}={text!r}" for name, text in rest.items()) or "no other text"

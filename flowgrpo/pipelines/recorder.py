@@ -1,0 +1,171 @@
+"""A scheduler that hands every step to a hook instead of integrating."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.configuration_utils import FrozenDict
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
+from torch import Tensor
+
+StepHook = Callable[[int, Tensor, Tensor], Tensor]
+"""(step index, prediction, state) -> next state, all of the loop-state shape; may raise `Stop`."""
+
+
+class Stop(Exception):
+    """Ends a pipeline call once what it was made for has been seen."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A table as the pipeline itself sees it (before any inversion to our sigma).
+
+    Attributes:
+        sigmas: [T+1] float32.
+        timesteps: [T], whatever dtype the shipped scheduler uses.
+    """
+
+    sigmas: Tensor
+    timesteps: Tensor
+
+    def step(self, i: int) -> Schedule:
+        """The one-step table of step i."""
+        return Schedule(self.sigmas[i : i + 2], self.timesteps[i : i + 1])
+
+
+class Recorder(FlowMatchEulerDiscreteScheduler):
+    """Stands in for a pipeline's scheduler; each `step` calls a hook instead of integrating.
+
+    The table is the shipped scheduler's own (a private copy of it computes it), unless one is given to
+    `arm`. The config is the shipped one, completed by that of the flow-matching Euler scheduler, because
+    pipelines read it.
+
+    Args:
+        shipped: the scheduler the pipeline came with. Not modified.
+
+    Raises:
+        ValueError: if `shipped` says that the model predicts something other than a flow-matching velocity.
+    """
+
+    def __init__(self, shipped: Any) -> None:
+        prediction = shipped.config.get("prediction_type", "flow_prediction")
+        if prediction != "flow_prediction":
+            raise ValueError(
+                f"{type(shipped).__name__} has prediction_type {prediction!r}, so this is no flow-matching "
+                "pipeline; use one whose scheduler is FlowMatchEulerDiscreteScheduler or has "
+                "prediction_type 'flow_prediction'"
+            )
+        names = set(inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters) - {"self"}
+        config = {name: value for name, value in shipped.config.items() if name in names}
+        config.setdefault("shift", shipped.config.get("flow_shift", 1.0))
+        super().__init__(**config)
+        self._internal_dict = FrozenDict({**self.config, **shipped.config})
+        self.init_noise_sigma = getattr(shipped, "init_noise_sigma", 1.0)
+        self.inverted = bool(config.get("invert_sigmas", False))
+        self.own: Schedule | None = None
+        self._shipped = shipped
+        self._table: Schedule | None = None
+        self._keep: int | None = None
+        self._hook: StepHook | None = None
+        self._taken = 0
+        self._step_index: int | None = None
+
+    def arm(self, hook: StepHook | None, *, table: Schedule | None = None, keep: int | None = None) -> None:
+        """Prepare for one pipeline call.
+
+        Args:
+            hook: called by each `step`.
+            table: impose this table; None means the pipeline's own.
+            keep: of the pipeline's own table, loop over this step only.
+        """
+        self._hook, self._table, self._keep, self._taken = hook, table, keep, 0
+
+    @property
+    def taken(self) -> int:
+        """Number of steps taken since the call began."""
+        return self._taken
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
+        # Pipelines that copy their scheduler must still report to us.
+        return self
+
+    def scale_model_input(self, sample: Tensor, timestep: Any = None) -> Tensor:
+        """Flow matching feeds the state as it is."""
+        return sample
+
+    def set_timesteps(
+        self,
+        num_inference_steps: int | None = None,
+        device: str | torch.device | None = None,
+        sigmas: Any = None,
+        mu: float | None = None,
+        timesteps: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Install the armed table, or let the shipped scheduler make its own from these arguments."""
+        table = self._table
+        if table is None:
+            request = {
+                "num_inference_steps": num_inference_steps,
+                "sigmas": sigmas,
+                "mu": mu,
+                "timesteps": timesteps,
+                **kwargs,
+            }
+            table = self._own_table({name: value for name, value in request.items() if value is not None})
+            self.own = table
+        if self._keep is not None:
+            table = table.step(self._keep)
+        self.sigmas = table.sigmas.to(device)
+        self.timesteps = table.timesteps.to(device)
+        self.num_inference_steps = len(self.timesteps)
+        self._step_index = self._begin_index = None
+        self._taken = 0
+
+    def _own_table(self, request: dict[str, Any]) -> Schedule:
+        if request.keys() <= inspect.signature(self._shipped.set_timesteps).parameters.keys():
+            scheduler = copy.deepcopy(self._shipped)
+            scheduler.set_timesteps(**request)
+            table = Schedule(scheduler.sigmas.detach().cpu().float(), scheduler.timesteps.detach().cpu())
+            if is_flow_table(table.sigmas, inverted=self.inverted):
+                return table
+        # Not a flow-matching table, or a request it cannot take: the Euler scheduler's, with the same shift.
+        known = inspect.signature(FlowMatchEulerDiscreteScheduler.set_timesteps).parameters
+        super().set_timesteps(**{name: value for name, value in request.items() if name in known})
+        return Schedule(self.sigmas.cpu(), self.timesteps.cpu())
+
+    def step(
+        self,
+        model_output: Tensor,
+        timestep: Any,
+        sample: Tensor,
+        *args: Any,
+        return_dict: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Hand (index, prediction, sample) to the hook; its answer, in `sample.dtype`, is the next state."""
+        if self._hook is None:
+            raise RuntimeError("Recorder.step was called before Recorder.arm")
+        if kwargs.get("per_token_timesteps") is not None:
+            # In this mode the Euler scheduler integrates with dt = sigma - sigma', so pipelines pass minus
+            # the velocity.
+            model_output = -model_output
+        index = self._taken
+        self._taken += 1
+        self._step_index = self._taken
+        # Half the pipelines crash when a 16-bit state comes back as float32.
+        following = self._hook(index, model_output, sample).to(sample.dtype)
+        return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
+
+
+def is_flow_table(sigmas: Tensor, *, inverted: bool = False) -> bool:
+    """Whether sigmas [T+1] fall strictly from at most 1 to exactly 0 (rise to exactly 1 when inverted)."""
+    sigmas = 1.0 - sigmas if inverted else sigmas
+    falling = bool((sigmas[1:] < sigmas[:-1]).all())
+    return len(sigmas) > 1 and falling and float(sigmas[0]) <= 1.0 + 1e-6 and float(sigmas[-1]) == 0.0

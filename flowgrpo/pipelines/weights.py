@@ -1,0 +1,280 @@
+"""The trained part of a diffusers pipeline: a LoRA adapter, or all weights of the denoiser.
+
+The denoiser is `pipe.transformer`, and `pipe.transformer_2` too in two-expert pipelines (Wan 2.2). Results
+are written in diffusers' own formats (`saving.py`); the moving average of the trained weights is in `ema.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from peft import LoraConfig
+from torch import Tensor, nn
+
+from .ema import Ema
+from .lora import LoraSpec, target_layers
+from .precision import cast_base
+from .saving import new_folder, save_lora, save_pipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
+
+_MODULE_NAMES = ("transformer", "transformer_2")
+_ADAPTER = "default"
+
+
+def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
+    """The denoisers of a pipeline by component name: `transformer`, and `transformer_2` where there is one.
+
+    Raises:
+        ValueError: the pipeline has neither.
+    """
+    modules = {name: getattr(pipe, name, None) for name in _MODULE_NAMES}
+    found = {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
+    if not found:
+        others = sorted(name for name, part in pipe.components.items() if isinstance(part, nn.Module))
+        raise ValueError(
+            f"{type(pipe).__name__} has no `transformer` to train (modules: {', '.join(others) or 'none'}); "
+            "load it with its transformer, or use a flow-matching pipeline that has one"
+        )
+    return found
+
+
+class TrainedWeights:
+    """The trained part of a pipeline; made by `TrainedWeights.lora` or `TrainedWeights.full`.
+
+    Everything else in the pipeline is frozen. Parameters are looked up by name on every use, so wrappers that
+    replace parameter objects in place (FSDP2) are followed.
+
+    Attributes:
+        kind: "lora" or "full".
+        pipe: the pipeline.
+        modules: component name -> denoiser.
+    """
+
+    def __init__(
+        self,
+        pipe: DiffusionPipeline,
+        modules: dict[str, nn.Module],
+        kind: Literal["lora", "full"],
+        reference: list[Tensor] | None = None,
+    ) -> None:
+        self.pipe = pipe
+        self.modules = modules
+        self.kind = kind
+        self._names = {
+            key: [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+            for key, module in modules.items()
+        }
+        self._had = {name for name, part in pipe.components.items() if part is not None}
+        self._reference = reference
+        self._in_reference = False
+
+    @classmethod
+    def lora(
+        cls, pipe: DiffusionPipeline, spec: LoraSpec, *, seed: int, param_dtype: torch.dtype = torch.float32
+    ) -> TrainedWeights:
+        """Freeze the pipeline and add one trainable LoRA adapter to each denoiser.
+
+        Args:
+            pipe: any pipeline with a `transformer`, without adapters.
+            spec: rank, scale and target layers.
+            seed: of the initial A matrices. Global random state is neither read nor changed.
+            param_dtype: dtype of A and B; float32 also on a half-precision base, as updates of 1e-4 relative
+                size vanish in bfloat16.
+
+        Raises:
+            ValueError: no layer matches `spec.targets`, or the module has an adapter or takes none.
+        """
+        modules = trainable_modules(pipe)
+        targets = {key: target_layers(key, module, spec) for key, module in modules.items()}
+        _freeze(pipe)
+        # Only the CPU generator: peft draws A there before moving it, and torch.manual_seed would also reseed
+        # every accelerator, which fork_rng(devices=[]) does not restore.
+        with torch.random.fork_rng(devices=[]):
+            torch.random.default_generator.manual_seed(seed)
+            for key, module in modules.items():
+                config = LoraConfig(
+                    r=spec.rank,
+                    lora_alpha=spec.alpha,
+                    target_modules=targets[key],
+                    init_lora_weights="gaussian" if spec.init == "gaussian" else True,
+                    lora_dropout=spec.dropout,
+                )
+                module.add_adapter(config, adapter_name=_ADAPTER)
+        for module in modules.values():
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    parameter.data = parameter.data.to(param_dtype)
+        return cls(pipe, modules, "lora")
+
+    @classmethod
+    def full(
+        cls,
+        pipe: DiffusionPipeline,
+        *,
+        param_dtype: torch.dtype = torch.float32,
+        keep_reference: bool = False,
+    ) -> TrainedWeights:
+        """Train every weight of each denoiser; freeze the rest of the pipeline.
+
+        Args:
+            pipe: any pipeline with a `transformer`.
+            param_dtype: dtype the trained weights are converted to.
+            keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
+        """
+        modules = trainable_modules(pipe)
+        _freeze(pipe)
+        for module in modules.values():
+            module.requires_grad_(True)
+            for parameter in module.parameters():
+                parameter.data = parameter.data.to(param_dtype)
+        weights = cls(pipe, modules, "full")
+        if keep_reference:
+            weights._reference = [parameter.detach().clone() for parameter in weights.parameters()]
+        return weights
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Trained parameters by name, as `transformer.<name within the module>`, in a fixed order."""
+        return {
+            f"{key}.{name}": module.get_parameter(name)
+            for key, module in self.modules.items()
+            for name in self._names[key]
+        }
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Trained parameters, in the order of `named_parameters`."""
+        return list(self.named_parameters().values())
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within this context the pipeline is the reference model; it may be nested.
+
+        LoRA: the adapter is off. Full: the weights kept by `keep_reference=True` are exchanged, in place and
+        bitwise, with the trained ones. Run no backward pass in it: a checkpointed graph would recompute with
+        the wrong weights.
+
+        Raises:
+            ValueError: full weights without a kept copy.
+        """
+        if self.kind == "full" and self._reference is None:
+            raise ValueError(
+                "no reference weights were kept: write TrainedWeights.full(pipe, keep_reference=True), or "
+                "use LoRA, whose reference needs no memory"
+            )
+        if self._in_reference:
+            yield
+            return
+        self._switch_reference(True)
+        try:
+            yield
+        finally:
+            self._switch_reference(False)
+
+    def _switch_reference(self, on: bool) -> None:
+        self._in_reference = on
+        if self._reference is not None:
+            # In place, one tensor at a time: sharding wrappers and optimizers hold on to the storage.
+            for parameter, kept in zip(self.parameters(), self._reference, strict=True):
+                current = parameter.detach().clone()
+                parameter.data.copy_(kept)
+                kept.copy_(current)
+            return
+        for module in self.modules.values():
+            if on:
+                module.disable_adapters()
+            else:
+                module.enable_adapters()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of the trained tensors on the CPU, by the names of `named_parameters`."""
+        return {name: p.detach().to("cpu", copy=True) for name, p in self.named_parameters().items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
+        """Copy tensors into the trained parameters, all or none.
+
+        Args:
+            state: as from `state_dict`.
+            strict: False leaves parameters without an entry as they are, and ignores entries without a
+                parameter.
+
+        Raises:
+            ValueError: missing or unexpected names (strict), or a shape that differs (always).
+        """
+        parameters = self.named_parameters()
+        faults = []
+        if strict and (missing := [name for name in parameters if name not in state]):
+            faults.append(f"missing: {_listed(missing)}")
+        if strict and (unexpected := [name for name in state if name not in parameters]):
+            faults.append(f"unexpected: {_listed(unexpected)}")
+        common = {name: (p, state[name]) for name, p in parameters.items() if name in state}
+        faults += [
+            f"shape of {name}: {list(tensor.shape)} given, {list(p.shape)} needed"
+            for name, (p, tensor) in common.items()
+            if tensor.shape != p.shape
+        ]
+        if faults:
+            raise ValueError(
+                f"these are not the trained weights of this {type(self.pipe).__name__} ({self.kind}): "
+                + "; ".join(faults)
+                + "; give the state saved with the same model, targets and rank"
+            )
+        for parameter, tensor in common.values():
+            parameter.data.copy_(tensor)
+
+    def save(self, folder: str | Path, *, source: str | Path | None = None, overwrite: bool = False) -> None:
+        """Write the trained weights in diffusers' own format; the folder appears whole or not at all.
+
+        LoRA: `pytorch_lora_weights.safetensors` with rank and alpha in its metadata, for
+        `pipe.load_lora_weights(folder)`. A second expert has its own file, for
+        `pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights_transformer_2.safetensors",
+        load_into_transformer_2=True)`. Where the pipeline class loads no LoRA, its transformer does, by
+        `pipe.transformer.load_lora_adapter(folder, weight_name="pytorch_lora_weights.safetensors",
+        prefix=None)`.
+
+        Full: a pipeline folder, for `from_pretrained(folder)`. If components have been released since
+        (`pipe.text_encoder = None`) they come from `source`; without a `source` only the trained modules are
+        written, each in its sub-folder, for `from_pretrained(base, transformer=...)`.
+
+        Args:
+            folder: to create.
+            source: full weights only: a local pipeline folder to copy the untrained components from.
+            overwrite: replace an existing folder.
+
+        Raises:
+            ValueError: the folder exists and `overwrite` is off, or `source` is no complete pipeline folder.
+        """
+        with new_folder(folder, overwrite=overwrite) as target:
+            if self.kind == "lora":
+                save_lora(self.pipe, self.modules, _ADAPTER, target)
+            else:
+                save_pipeline(self.pipe, self.modules, target, had=self._had, source=source)
+
+    def gradient_checkpointing(self, on: bool) -> None:
+        """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
+
+        Raises:
+            ValueError: the module does not support it.
+        """
+        for module in self.modules.values():
+            if on:
+                module.enable_gradient_checkpointing()
+            else:
+                module.disable_gradient_checkpointing()
+
+
+def _freeze(pipe: DiffusionPipeline) -> None:
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            part.requires_grad_(False)
+
+
+def _listed(names: list[str], most: int = 5) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,0 +1,48 @@
+"""Where the time of an iteration goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PARTS = ("denoiser", "decode", "reward", "optimizer", "rest")
+
+
+class Clock:
+    """Seconds by part; a part within another counts for the inner one alone. What no part covers is `rest`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._open = ["rest"]
+        self._since = self._now()
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _switch(self) -> None:
+        now = self._now()
+        self.seconds[self._open[-1]] += now - self._since
+        self._since = now
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens inside for `name`."""
+        self._switch()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._open.pop()
+
+    def lap(self) -> dict[str, float]:
+        """Seconds by part since the last lap."""
+        self._switch()
+        taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        return taken

@@ -1,0 +1,117 @@
+"""From a recipe's sampler section to the plan of each iteration, and what a run will cost, without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..configs.schema import Recipe
+from ..samplers.kernels import Kernel
+from ..samplers.plans import Plan, PlanCounts, branch_plan, spine_plan, window_plan
+from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
+
+
+def window_schedule(recipe: Recipe, num_steps: int) -> WindowSchedule:
+    """The window schedule of a recipe; `all` is a frozen window over every step but the last."""
+    w = recipe.sampler.window
+    if w.kind == "all":
+        return WindowSchedule("frozen", num_steps - 1, num_steps)
+    return WindowSchedule(
+        w.kind, w.size, num_steps, stride=w.stride, interval=w.interval, start=w.start, stop=w.stop, seed=recipe.run.seed
+    )
+
+
+def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
+    """The plan of each iteration, over a table of noise levels."""
+    sampler, group = recipe.sampler, recipe.rollout.group
+    kernel = Kernel(sampler.kernel, sampler.eta)
+    if sampler.plan == "branch":
+        tree = branch_plan(sigmas, sampler.splits, kernel, width=sampler.width, spread=sampler.spread)
+        return lambda iteration: tree
+    if sampler.plan == "spine":
+        spine = spine_plan(sigmas, sampler.splits, kernel, branches=sampler.width, roots=group, solver=sampler.solver)
+        return lambda iteration: spine
+    schedule = window_schedule(recipe, len(sigmas) - 1)
+
+    def plan_for(iteration: int) -> Plan:
+        window = schedule.window(iteration)
+        table = sigmas if sampler.flash_ratio is None else compress_tail(sigmas, window[-1], sampler.flash_ratio)
+        return window_plan(
+            table, window, kernel, samples=group, shared_noise=sampler.shared_noise, solver=sampler.solver
+        )
+
+    return plan_for
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run of a recipe costs.
+
+    Attributes:
+        counts: of one prompt, for each distinct plan in the order of first use.
+        windows: how many iterations use each.
+        images: per iteration.
+        optimizer_steps: per iteration.
+        on_policy_steps: of those, how many are strictly on-policy.
+        warnings: what is worth a second look.
+    """
+
+    counts: list[PlanCounts]
+    windows: list[int]
+    images: int
+    optimizer_steps: int
+    on_policy_steps: int
+    warnings: list[str]
+
+
+def forecast(recipe: Recipe, sigmas: Sequence[float] | None = None, elements: int | None = None) -> Forecast:
+    """Count everything a recipe will do.
+
+    Args:
+        recipe: what to do.
+        sigmas: the pipeline's noise levels; without a model, an unshifted table of the recipe's length.
+        elements: numbers in a latent, for the scale of the clip; unknown without a model.
+    """
+    table = tuple(sigmas or recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
+    plan_for = planner(recipe, table)
+    uses: dict[tuple[int, ...], tuple[PlanCounts, int]] = {}
+    for iteration in range(recipe.run.iterations):
+        counts = plan_for(iteration).counts()
+        uses[counts.trained_steps] = (counts, uses.get(counts.trained_steps, (counts, 0))[1] + 1)
+    counted = [counts for counts, _ in uses.values()]
+    steps = recipe.optimizer.updates * recipe.optimizer.epochs
+    return Forecast(
+        counts=counted,
+        windows=[number for _, number in uses.values()],
+        images=recipe.rollout.prompts * counted[0].leaves,
+        optimizer_steps=steps,
+        on_policy_steps=1,
+        warnings=_warnings(recipe, elements),
+    )
+
+
+def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, float | None]:
+    """The upper clip as (mean-reduced number, nats of the whole latent); None where it is not known."""
+    nats = recipe.objective.clip_nats
+    if nats is not None:
+        return (nats / elements if elements else None), nats
+    high = recipe.objective.options.get("high", 0.2 if recipe.objective.surrogate == "clip" else None)
+    if high is None:
+        return None, None
+    return high, (high * elements if elements and math.isfinite(high) else None)
+
+
+def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
+    found = []
+    steps = recipe.optimizer.updates * recipe.optimizer.epochs
+    if steps == 1 and recipe.objective.surrogate == "clip":
+        found.append("one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds")
+    high, nats = clip_bounds(recipe, elements)
+    if high is not None and high < 2e-8:
+        found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
+    if nats is not None and nats > 5 and recipe.objective.surrogate == "clip" and steps > 1:
+        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; objective.clip_nats sets it by scale")
+    if recipe.objective.ratio == "guard" and recipe.sampler.kernel == "cps":
+        found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
+    return found

@@ -1,0 +1,118 @@
+"""Live progress of a run, a line per iteration: the same on a terminal and in a log file."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from .planning import clip_bounds, forecast
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+_HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl  images/s  s/iter     left"
+_TREND = 20
+
+
+class ConsoleReporter:
+    """Prints what a person wants to know while a run goes on.
+
+    Args:
+        console: where to print.
+        main: whether this process prints at all.
+    """
+
+    def __init__(self, console: Console, main: bool = True) -> None:
+        self.console, self.main = console, main
+        self._rewards: deque[float] = deque(maxlen=2 * _TREND)
+        self._heldout = ""
+        self._lines = 0
+        self._began = 0.0
+        self._first = 0
+        self._total = 0
+        self._images = 0
+
+    def say(self, text: str) -> None:
+        """Print one line, uncoloured and unwrapped."""
+        if self.main:
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    def started(self, trainer: Trainer) -> None:
+        """Say what will be done."""
+        recipe, denoiser = trainer.recipe, trainer.policy.denoiser
+        elements = 1
+        for size in denoiser.probe.latent_shape:
+            elements *= size
+        expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, elements)
+        self._first, self._total, self._images = trainer.next_iteration, recipe.run.iterations, expected.images
+        self._began = time.perf_counter()
+        trained = sum(p.numel() for p in trainer.parameters)
+        high, nats = clip_bounds(recipe, elements)
+        clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
+        self.say(
+            f"{recipe.name}: {type(denoiser.pipe).__name__} ({recipe.model.path}), {recipe.model.train}, "
+            f"{trained:,} trained parameters, replay {denoiser.variant}"
+        )
+        self.say(
+            f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
+            f"{len(denoiser.sigmas) - 1} steps, {expected.optimizer_steps} optimizer step(s){clip}"
+        )
+        for warning in expected.warnings:
+            self.say(f"note: {warning}")
+        if trainer.next_iteration:
+            self.say(f"resumed before iteration {trainer.next_iteration}")
+
+    def iteration(self, record: Mapping[str, Any]) -> None:
+        """One line of the table."""
+        reward = record.get("reward/total")
+        if reward is not None:
+            self._rewards.append(reward)
+        if self._lines % 25 == 0:
+            self.say(_HEADER)
+        self._lines += 1
+        done = record["iteration"] + 1
+        seconds = sum(value for key, value in record.items() if key.startswith("time/"))
+        elapsed = time.perf_counter() - self._began
+        left = elapsed / max(done - self._first, 1) * (self._total - done)
+        ratio = record.get("ratio/mean")
+        self.say(
+            f"{done:>5}/{self._total:<5} {_cell(reward, 7, 4)} {self._trend():>6} {self._heldout:>9} "
+            f"{_cell(ratio, 9, 6)} {_cell(_percent(record.get('clip_share')), 7, 1)}% {_cell(record.get('kl'), 7, 4)} "
+            f"{self._images / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(left):>8}"
+        )
+        if record["iteration"] == self._first:
+            error = record["ratio/first_error"]
+            verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
+            self.say(f"ratio before the first update: {verdict}")
+
+    def evaluation(self, iteration: int, record: Mapping[str, float]) -> None:
+        """A line for an evaluation."""
+        self._heldout = " ".join(f"{value:.4f}" for value in record.values() if value is not None)
+        listed = ", ".join(f"{name.removeprefix('eval/')} {value:.4f}" for name, value in record.items())
+        self.say(f"held-out after {iteration} iterations: {listed}")
+
+    def _trend(self) -> str:
+        values = list(self._rewards)
+        if len(values) < 10:
+            return "·"
+        half = len(values) // 2
+        change = sum(values[half:]) / (len(values) - half) - sum(values[:half]) / half
+        return f"{'↑' if change > 0 else '↓'}{abs(change):.3f}"
+
+
+def _cell(value: float | None, width: int, digits: int) -> str:
+    return f"{value:>{width}.{digits}f}" if value is not None else f"{'–':>{width}}"
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

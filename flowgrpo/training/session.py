@@ -1,0 +1,195 @@
+"""Puts a run together from its recipe. Everything that can be wrong without a model is checked before one loads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from ..configs.load import dump_recipe
+from ..configs.schema import Recipe, RewardConfig
+from ..pipelines.denoiser import Denoiser
+from ..pipelines.policy import FlowPolicy
+from ..pipelines.prompts import PromptCache
+from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
+from ..rewards.registry import RewardSpec
+from ..rewards.runner import RewardSet
+from .data import PromptRow, PromptStream, read_prompts
+from .planning import planner
+from .run_folder import RunFolder
+from .trainer import Data, Reporter, Trainer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def embedded_pipeline() -> Path:
+    """The folder of the embedded scenes pipeline.
+
+    Raises:
+        ValueError: this installation lacks it.
+    """
+    folder = Path(str(resources.files("flowgrpo.scenes") / "pipeline"))
+    if not (folder / "model_index.json").is_file():
+        raise ValueError("the embedded pipeline is not installed; build it with `flowgrpo build scenes --out FOLDER`")
+    return folder
+
+
+def model_folder(path: str) -> str:
+    """Resolve `scenes`, a folder or a hub id.
+
+    Raises:
+        ValueError: it looks like a path but there is no pipeline there.
+    """
+    if path == "scenes":
+        return str(embedded_pipeline())
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "model_index.json").is_file():
+        raise ValueError(f"model.path {path!r} holds no model_index.json; give the folder of a whole diffusers pipeline")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+    if not folder.is_dir() and looks_local:
+        raise ValueError(f"model.path {path!r} is not a folder; give a pipeline folder, a hub id (owner/name) or scenes")
+    return path
+
+
+def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the pipeline's call: those its folder recommends (`flowgrpo.json`), then the recipe's."""
+    note = Path(path) / "flowgrpo.json"
+    recommended = json.loads(note.read_text(encoding="utf-8"))["call"] if note.is_file() else {}
+    return {**recommended, **given}
+
+
+def load_pipeline(path: str, dtype: torch.dtype) -> Any:
+    """Load a diffusers pipeline in `dtype`; components its folder leaves out are passed as None, as diffusers asks."""
+    from diffusers import DiffusionPipeline
+
+    index = Path(path) / "model_index.json"
+    parts = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    absent = {name: None for name, value in parts.items() if value == [None, None]}
+    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **absent)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def quiet_libraries() -> None:
+    """Keep libraries from writing over the progress of a run."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import diffusers.utils.logging
+    import transformers.utils.logging
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("peft").setLevel(logging.ERROR)
+
+
+def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
+    """Recipe entries as reward specifications."""
+    return [RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label) for e in entries]
+
+
+class Session:
+    """A run put together: recipe, data, rewards, then model, policy and trainer.
+
+    Args:
+        recipe: what to do.
+        run: where to do it; None for measurements that write nothing.
+        accelerator: made from the environment if not given.
+
+    Raises:
+        ValueError: anything that is wrong with files, rewards or geometry, before the model is loaded.
+    """
+
+    def __init__(self, recipe: Recipe, run: RunFolder | None = None, accelerator: Accelerator | None = None) -> None:
+        quiet_libraries()
+        self.recipe, self.run = recipe, run
+        self.data = read_data(recipe)
+        folder = model_folder(recipe.model.path)
+        quarantine = run.path / "failed" if run else None
+        self.rewards = RewardSet(reward_specs(recipe.rewards), quarantine=quarantine)
+        evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
+        self.evaluation = RewardSet(reward_specs(evaluated), quarantine=quarantine)
+        trackers: Any = list(recipe.run.trackers) or None
+        self.accelerator = accelerator or Accelerator(log_with=trackers, project_dir=run.path if run else None)
+        ranks = self.accelerator.num_processes
+        if recipe.rollout.prompts % ranks:
+            raise ValueError(f"rollout.prompts is {recipe.rollout.prompts} on {ranks} ranks; use a multiple of {ranks}")
+        if trackers:
+            self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
+        self.policy, self.evaluator = self._policies(folder)
+        self.plan_for = planner(recipe, recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas)
+
+    def _policies(self, folder: str) -> tuple[FlowPolicy, FlowPolicy]:
+        model, sampler = self.recipe.model, self.recipe.sampler
+        dtype = DTYPES[model.dtype]
+        pipe = load_pipeline(folder, dtype)
+        cast_base(pipe, dtype)
+        pipe.to(self.accelerator.device)
+        call = call_arguments(folder, model.call)
+        if model.train == "lora":
+            targets = None if model.lora.targets is None else tuple(model.lora.targets)
+            spec = LoraSpec(rank=model.lora.rank, alpha=model.lora.alpha, targets=targets, init=model.lora.init)
+            weights = TrainedWeights.lora(pipe, spec, seed=self.recipe.run.seed)
+        else:
+            weights = TrainedWeights.full(pipe, keep_reference=self.recipe.objective.kl > 0)
+        weights.gradient_checkpointing(model.gradient_checkpointing)
+        cache = PromptCache(pipe, call)
+        if model.release_text_encoders:
+            cache.encode(list(dict.fromkeys(row.text for row in [*self.data.train.rows, *self.data.heldout])))
+            cache.release()
+        steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+        policies = []
+        for number in (steps, self.recipe.evaluate.steps or steps):
+            denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant)
+            with torch.enable_grad():
+                denoiser.self_check([row.text for row in self.data.train.rows[:2]])
+            policies.append(self._policy(denoiser, weights))
+        return policies[0], policies[1]
+
+    def _policy(self, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+        objective, rollout = self.recipe.objective, self.recipe.rollout
+        return FlowPolicy(
+            denoiser,
+            weights,
+            ratio=objective.ratio,
+            weight=objective.weight,
+            batch=rollout.batch,
+            decode_batch=rollout.decode_batch,
+            reference_kl=objective.kl > 0,
+        )
+
+    def trainer(self, reporter: Reporter) -> Trainer:
+        """The trainer of this run."""
+        if self.run is None:
+            raise ValueError("a trainer needs a run folder; give Session a RunFolder")
+        return Trainer(
+            self.recipe, self.policy, self.evaluator, self.plan_for, self.rewards, self.evaluation, self.data,
+            self.run, self.accelerator, reporter,
+        )  # fmt: skip
+
+
+def read_data(recipe: Recipe) -> Data:
+    """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
+    train = read_prompts(recipe.data.train)
+    if recipe.rollout.prompts > len(train):
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts} but {recipe.data.train} holds {len(train)} prompts; use at "
+            f"most {len(train)} or a longer file"
+        )
+    heldout: list[PromptRow] = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
+    return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
+
+
+def start(recipe: Recipe, folder: Path) -> Session:
+    """Check a recipe, make its run folder and load its model."""
+    read_data(recipe)
+    model_folder(recipe.model.path)
+    RewardSet(reward_specs(recipe.rewards)).close()
+    return Session(recipe, RunFolder.create(folder, dump_recipe(recipe)))

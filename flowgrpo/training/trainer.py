@@ -1,0 +1,362 @@
+"""The one training loop: prompts → rollout → rewards → advantages → minibatches → update → average → evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ..configs.schema import Recipe
+from ..core.advantages import group_advantages, multi_reward_advantages
+from ..core.diagnostics import degenerate_groups, step_statistics, summarise
+from ..core.objectives import SURROGATES, policy_loss
+from ..pipelines.ema import Ema
+from ..pipelines.policy import Experience, FlowPolicy
+from ..rewards.runner import RewardBatch, RewardSet
+from ..samplers.plans import Plan, StepPlan
+from ..samplers.rollout import address
+from .checkpoint import read_checkpoint, write_checkpoint
+from .clock import Clock
+from .data import PromptRow, PromptStream, columns_of
+from .run_folder import RunFolder
+
+EVALUATION_SEED = 20_260_101
+
+
+class Reporter(Protocol):
+    """Whatever shows the progress of a run."""
+
+    def started(self, trainer: Trainer) -> None:
+        """Called once, before the first iteration."""
+
+    def iteration(self, record: Mapping[str, Any]) -> None:
+        """Called after each iteration with what goes into the metrics."""
+
+    def evaluation(self, iteration: int, record: Mapping[str, float]) -> None:
+        """Called after each evaluation."""
+
+
+@dataclass
+class Data:
+    """Training prompts as a stream, and held-out prompts."""
+
+    train: PromptStream
+    heldout: list[PromptRow]
+
+
+class Trainer:
+    """Trains a policy as a recipe says, into a run folder.
+
+    Everything random is addressed by `(run seed, iteration, prompt)`, so results do not depend on interruption;
+    whole groups live on one rank, and loss normalisers are counts of the whole optimizer step, so ranks and
+    micro-batches simply add.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: FlowPolicy,
+        evaluator: FlowPolicy,
+        plan_for: Callable[[int], Plan],
+        rewards: RewardSet,
+        evaluation: RewardSet,
+        data: Data,
+        run: RunFolder,
+        accelerator: Accelerator,
+        reporter: Reporter,
+    ) -> None:
+        self.recipe, self.policy, self.evaluator, self.plan_for = recipe, policy, evaluator, plan_for
+        self.rewards, self.evaluation, self.data = rewards, evaluation, data
+        self.run, self.accelerator, self.reporter = run, accelerator, reporter
+        settings = recipe.optimizer
+        self.parameters = policy.weights.parameters()
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+            eps=settings.eps,
+        )
+        self.ema = Ema(policy.weights, decay=settings.ema.decay, every=settings.ema.every) if settings.ema else None
+        self.clock = Clock(policy.device)
+        self.next_iteration = 0
+        options: dict[str, float] = dict(recipe.objective.options)
+        if recipe.objective.clip_nats is not None:
+            elements = math.prod(policy.denoiser.probe.latent_shape)
+            options = {"low": recipe.objective.clip_nats / elements, "high": recipe.objective.clip_nats / elements}
+        self.clip_options = options
+        self.surrogate = partial(SURROGATES[recipe.objective.surrogate], **options)
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint; from the start if there is none."""
+        checkpoints = self.run.list_checkpoints()
+        if checkpoints:
+            self.next_iteration = read_checkpoint(checkpoints[-1], self.policy.weights, self.optimizer, self.ema)
+        if self.accelerator.is_main_process:
+            self.run.rewind(self.next_iteration)
+
+    def train(self) -> None:
+        """Run all remaining iterations; the run folder holds the results."""
+        settings, total = self.recipe.run, self.recipe.run.iterations
+        self.reporter.started(self)
+        self.clock.lap()
+        while self.next_iteration < total:
+            iteration = self.next_iteration
+            evaluated = self.evaluate(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
+            self.clock.lap()
+            record = self.iterate(iteration)
+            record |= evaluated
+            if self.accelerator.is_main_process:
+                self.run.log(record)
+            self.accelerator.log(record, step=iteration)
+            self.reporter.iteration(record)
+            self.next_iteration = iteration + 1
+            if self.next_iteration % settings.checkpoint_every == 0 or self.next_iteration == total:
+                self._checkpoint()
+        final = self.evaluate(total)
+        if self.accelerator.is_main_process and final:
+            self.run.log({"iteration": total, **final})
+        self._save_results()
+        self.accelerator.end_training()
+
+    def iterate(self, iteration: int) -> dict[str, Any]:
+        """One iteration: collect, score, advantage, update. Returns its metrics."""
+        rows, experience = self.collect(iteration)
+        with self.clock.part("reward"):
+            scores = self._score(self.rewards, rows, experience)
+        leaf, degenerate = self._advantages(scores, experience)
+        clamp = self.recipe.advantage.clamp
+        edges = experience.node_advantages(leaf, self.recipe.advantage.credit)
+        edges = edges.clamp(-clamp, clamp) if clamp is not None else edges
+        record = self._reward_record(iteration, scores, degenerate)
+        record |= self.update(experience, edges.to(self.policy.device))
+        record["evaluations"] = experience.rollout.evaluations
+        if iteration % self.recipe.run.sample_every == 0 and self.accelerator.is_main_process:
+            self._save_samples("train", iteration, rows, experience.images, experience.prompt_of_sample, scores)
+        record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
+        return record
+
+    def collect(self, iteration: int) -> tuple[list[PromptRow], Experience]:
+        """Sample this rank's share of the iteration's prompts."""
+        settings, ranks = self.recipe.rollout, self.accelerator.num_processes
+        share = settings.prompts // ranks
+        first = iteration * settings.prompts + self.accelerator.process_index * share
+        rows = self.data.train.take(first, share)
+        keys = [address(self.recipe.run.seed, 1, first + k) for k in range(share)]
+        plan, updates = self.plan_for(iteration), self.recipe.optimizer.updates
+        return rows, self._experience(self.policy, rows, keys, plan, updates)
+
+    def _experience(
+        self, policy: FlowPolicy, rows: list[PromptRow], keys: list[int], plan: Plan, updates: int = 1
+    ) -> Experience:
+        texts = [row.text for row in rows]
+        with self.clock.part("denoiser"):
+            rollout = policy.sample(texts, keys, plan, updates)
+        with self.clock.part("decode"):
+            images = policy.decode(rollout, texts)
+        return Experience(rollout, plan, tuple(texts), images, updates)
+
+    def _score(self, rewards: RewardSet, rows: list[PromptRow], experience: Experience) -> RewardBatch:
+        owners = [rows[p] for p in experience.prompt_of_sample]
+        texts = [row.text for row in owners]
+        return rewards.score(experience.images, texts, columns_of(owners), experience.groups)
+
+    def _advantages(self, scores: RewardBatch, experience: Experience) -> tuple[Tensor, Tensor]:
+        """[L] advantages (or, for depth credit, rewards) of the leaves, and [degenerate, groups]."""
+        settings = self.recipe.advantage
+        count = degenerate_groups(scores.values, experience.groups)
+        if settings.credit == "depth":
+            return (scores.values * scores.weights).nansum(1), count
+        if settings.scale == "batch" and self.accelerator.num_processes > 1:
+            raise ValueError("advantage.scale batch needs all rewards on one rank; use one process, or scale group")
+        options = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale, "baseline": settings.baseline}
+        if scores.values.shape[1] == 1:
+            return group_advantages(scores.values[:, 0], experience.groups, **options), count
+        values = multi_reward_advantages(
+            scores.values, experience.groups, scores.weights, how=settings.how, **options
+        )
+        return values, count
+
+    # -- the update --------------------------------------------------------------------------------------------
+
+    def update(self, experience: Experience, advantages: Tensor) -> dict[str, Any]:
+        """All optimizer steps of one rollout. `advantages` [N] is by node."""
+        steps = experience.plan.num_steps
+        statistics = torch.zeros(steps, 2, 4, dtype=torch.float64)
+        sums: dict[str, Tensor] = {}
+        first_error = torch.zeros(())
+        norms = []
+        settings = self.recipe.optimizer
+        for number in range(settings.epochs * settings.updates):
+            part = number % settings.updates
+            edges = torch.tensor(float(experience.trained_edges(part)), device=self.policy.device)
+            denominator = self.accelerator.reduce(edges, "sum")
+            for transitions, batch in experience.batches(part):
+                with self.clock.part("denoiser"):
+                    stats, metrics, error = self._backward(experience, transitions, batch, advantages, denominator)
+                statistics += stats
+                sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+                if number == 0:
+                    first_error = torch.maximum(first_error, error)
+            with self.clock.part("optimizer"):
+                norms.append(self._step())
+        return self._update_record(statistics, sums, first_error, norms)
+
+    def _backward(
+        self, experience: Experience, transitions: Any, batch: slice, advantages: Tensor, denominator: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        scored = self.policy.score(experience, transitions, batch)
+        advantage = advantages[scored.node]
+        settings = self.recipe.objective
+        loss, metrics = policy_loss(
+            scored.log_ratio,
+            torch.zeros_like(scored.log_ratio),
+            advantage,
+            surrogate=self.surrogate,
+            weight=scored.weight,
+            penalty=None if scored.penalty is None else settings.kl * scored.penalty,
+            reduce="sum",
+            denom=denominator,
+        )
+        loss.backward()
+        if scored.penalty is not None:
+            kl = scored.penalty.detach()
+            metrics["kl"] = torch.stack([kl.sum(), kl.new_tensor(float(kl.numel()))])
+        detached = scored.log_ratio.detach()
+        low, high = (self.clip_options.get(side, math.inf) for side in ("low", "high"))
+        stats = step_statistics(
+            detached, scored.steps, advantage[:, None], None, low, high, num_steps=experience.plan.num_steps
+        )
+        return stats.cpu(), metrics, detached.abs().max().cpu()
+
+    def _step(self) -> Tensor:
+        if self.accelerator.num_processes > 1:
+            # Denominators count the whole step, so ranks add; the mean of DDP would divide once more.
+            flat = torch.cat([_gradient(p).flatten() for p in self.parameters])
+            flat = self.accelerator.reduce(flat, "sum")
+            for parameter, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters])):
+                parameter.grad = part.view_as(parameter)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
+        if not bool(torch.isfinite(norm)):
+            raise FloatingPointError(
+                "the gradient is not finite; lower optimizer.learning_rate, or use model.dtype float32 or bfloat16"
+            )
+        taken = int(next(iter(self.optimizer.state.values()))["step"]) if self.optimizer.state else 0
+        warmup = self.recipe.optimizer.warmup
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.optimizer.learning_rate * (min(1.0, (taken + 1) / warmup) if warmup else 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.step()
+        return norm.detach().cpu()
+
+    # -- records -----------------------------------------------------------------------------------------------
+
+    def _reward_record(self, iteration: int, scores: RewardBatch, degenerate: Tensor) -> dict[str, Any]:
+        values = scores.values
+        sums = torch.stack([values.nansum(0), (~values.isnan()).float().sum(0)])
+        packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.policy.device)
+        packed = self.accelerator.reduce(packed, "sum").cpu()
+        total, count = packed[: sums.numel()].view(2, -1)
+        record: dict[str, Any] = {"iteration": iteration}
+        means = total / count
+        record |= {f"reward/{name}": _number(mean) for name, mean in zip(scores.names, means)}
+        record["reward/total"] = _number((means.nan_to_num() * scores.weights).sum())
+        record["degenerate_groups"] = _number(packed[-2] / packed[-1])
+        return record
+
+    def _update_record(
+        self, statistics: Tensor, sums: dict[str, Tensor], first_error: Tensor, norms: list[Tensor]
+    ) -> dict[str, Any]:
+        record: dict[str, Any] = {"ratio/first_error": _number(torch.expm1(first_error))}
+        for name, (total, count) in sums.items():
+            record[name if name != "ratio" else "ratio/mean"] = _number(total / count)
+        record["grad_norm"] = _number(torch.stack(norms).mean())
+        by_step = summarise(statistics)
+        trained = [int(i) for i in by_step["count"].nonzero().flatten()]
+        record["steps"] = {
+            str(i): {key: _number(values[i]) for key, values in by_step.items()} for i in trained
+        }
+        return record
+
+    def evaluate(self, iteration: int) -> dict[str, float]:
+        """Sample every held-out prompt with fixed seeds, deterministically, with the averaged weights."""
+        if not self.data.heldout:
+            return {}
+        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
+        rows = self.data.heldout[rank::ranks]
+        keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
+        with self.ema.applied() if self.ema else nullcontext():
+            experience = self._experience(self.evaluator, rows, keys, self.evaluation_plan())
+        scores = self._score(self.evaluation, rows, experience)
+        total = torch.stack([scores.values.nansum(0), (~scores.values.isnan()).float().sum(0)])
+        total, count = self.accelerator.reduce(total.to(self.policy.device), "sum").cpu()
+        record = {f"eval/{name}": _number(mean) for name, mean in zip(scores.names, total / count)}
+        if self.accelerator.is_main_process:
+            owners = experience.prompt_of_sample
+            self._save_samples("eval", iteration, rows, experience.images, owners, scores)
+        self.reporter.evaluation(iteration, record)
+        return record
+
+    def evaluation_plan(self) -> Plan:
+        """A deterministic plan over the evaluation's noise levels."""
+        sigmas = self.evaluator.denoiser.probe.sigmas
+        return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=self.recipe.evaluate.seeds)
+
+    def _save_samples(
+        self, phase: str, iteration: int, rows: list[PromptRow], images: Tensor, owners: list[int], scores: RewardBatch
+    ) -> None:
+        seen: dict[int, int] = {}
+        records = []
+        for sample, owner in enumerate(owners):
+            row = rows[owner]
+            seed = seen[owner] = seen.get(owner, -1) + 1
+            records.append(
+                {
+                    "prompt": row.text,
+                    "prompt_id": row.id,
+                    "seed": seed,
+                    "sample": sample,
+                    **scores.record(sample),
+                    "columns": row.columns,
+                }
+            )
+        self.run.save_samples(phase, iteration, images, records)
+
+    def _checkpoint(self) -> None:
+        if self.accelerator.is_main_process:
+            write = partial(
+                write_checkpoint,
+                iteration=self.next_iteration,
+                weights=self.policy.weights,
+                optimizer=self.optimizer,
+                ema=self.ema,
+            )
+            self.run.save_checkpoint(self.next_iteration, write, self.recipe.run.keep)
+        self.accelerator.wait_for_everyone()
+
+    def _save_results(self) -> None:
+        if self.accelerator.is_main_process:
+            name = "lora" if self.policy.weights.kind == "lora" else "pipeline"
+            with self.ema.applied() if self.ema else nullcontext():
+                self.policy.weights.save(self.run.path / name, overwrite=True)
+        self.accelerator.wait_for_everyone()
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _number(value: Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

@@ -1,0 +1,191 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowgrpo.core.advantages import group_advantages, multi_reward_advantages
+
+NAN = float("nan")
+GROUPS = torch.tensor([7, 7, -2, 7, -2])
+REWARDS = torch.tensor(
+    [1.0, 2.0, 5.0, 6.0, 9.0]
+)  # group 7: 1, 2, 6 (mean 3, ss 14); group -2: 5, 9 (mean 7, ss 8)
+
+
+def close(got, want, tol=1e-6):
+    torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), atol=tol, rtol=tol)
+
+
+@pytest.mark.parametrize(("ddof", "std7", "std2"), [(1, 7**0.5, 8**0.5), (0, (14 / 3) ** 0.5, 2.0)])
+def test_mean_baseline_by_hand(ddof, std7, std2):
+    got = group_advantages(REWARDS, GROUPS, ddof=ddof, eps=1e-4)
+    a, b = std7 + 1e-4, std2 + 1e-4
+    close(got, [-2 / a, -1 / a, -2 / b, 3 / a, 2 / b])
+
+
+def test_baselines_by_hand():
+    close(group_advantages(REWARDS, GROUPS, baseline="mean", scale="none"), [-2, -1, -2, 3, 2])
+    close(group_advantages(REWARDS, GROUPS, baseline="loo", scale="none"), [-3, -1.5, -4, 4.5, 4])
+    close(group_advantages(REWARDS, GROUPS, baseline="none", scale="none"), REWARDS)
+    given_baseline = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5])
+    close(group_advantages(REWARDS, GROUPS, baseline=given_baseline, scale="none"), REWARDS - given_baseline)
+    lengths = torch.tensor([1, 1, 3, 2, 1])  # (1 + 2 + 12) / 4 and (15 + 9) / 4
+    got = group_advantages(REWARDS, GROUPS, baseline="length", scale="none", lengths=lengths)
+    close(got, REWARDS - torch.tensor([3.75, 3.75, 6.0, 3.75, 6.0]))
+
+
+def test_leave_one_out_is_the_mean_of_the_others():
+    rewards = torch.rand(6, generator=torch.Generator().manual_seed(0))
+    got = group_advantages(rewards, torch.zeros(6, dtype=torch.long), baseline="loo", scale="none")
+    for i in range(6):
+        close(got[i], rewards[i] - torch.cat([rewards[:i], rewards[i + 1 :]]).mean())
+
+
+def test_batch_scale_divides_by_the_deviation_of_all_rewards():
+    got = group_advantages(REWARDS, GROUPS, scale="batch", ddof=0, eps=0.5)
+    close(got, torch.tensor([-2.0, -1, -2, 3, 2]) / (REWARDS.std(correction=0) + 0.5))
+
+
+def test_lengths_do_not_count_for_missing_rewards_and_zero_lengths_fall_back_to_the_mean():
+    rewards = torch.tensor([1.0, 3.0, NAN, 1.0, 3.0])
+    groups = torch.tensor([0, 0, 0, 1, 1])
+    lengths = torch.tensor([3.0, 1.0, 100.0, 0.0, 0.0])
+    got = group_advantages(rewards, groups, baseline="length", scale="none", lengths=lengths)
+    close(got, [-0.5, 1.5, 0, -1, 1])
+
+
+def test_nan_leaves_all_statistics():
+    rewards = torch.tensor([1.0, NAN, 2.0, 6.0, NAN])
+    groups = torch.tensor([0, 0, 0, 0, 1])
+    for options in ({}, {"scale": "batch"}, {"baseline": "loo"}, {"baseline": "none", "scale": "none"}):
+        got = group_advantages(rewards, groups, **options)
+        kept = [0, 2, 3]
+        assert got[1] == 0
+        assert got[4] == 0
+        close(got[kept], group_advantages(rewards[kept], groups[kept], **options))
+
+
+@pytest.mark.parametrize("baseline", ["mean", "loo", "length"])
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("eps", [0.0, 1e-8])
+def test_groups_without_a_signal_get_exactly_zero(baseline, scale, eps):
+    rewards = torch.tensor([0.1] * 7 + [0.3] + [0.2, 0.9])
+    groups = torch.tensor([0] * 7 + [1] + [2, 2])
+    lengths = torch.arange(1, 11)
+    got = group_advantages(rewards, groups, baseline=baseline, scale=scale, eps=eps, lengths=lengths)
+    assert (got[:8] == 0).all()
+    assert (got[8:] != 0).all()
+
+
+@pytest.mark.parametrize("scale", ["group", "batch"])
+@pytest.mark.parametrize("baseline", ["mean", "none", torch.full((6,), 0.2)])
+def test_equal_rewards_have_no_scale_so_no_advantage(scale, baseline):
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    got = group_advantages(torch.full((6,), 0.7), groups, scale=scale, baseline=baseline, eps=0.0)
+    assert (got == 0).all()
+
+
+def test_variance_is_two_pass():
+    rewards = torch.tensor([1e6, 1e6 + 1, 1e6 + 2])  # one-pass float32 sums of squares lose all digits here
+    close(group_advantages(rewards, torch.zeros(3, dtype=torch.long), eps=0.0), [-1, 0, 1])
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.5, NAN])), min_size=2, max_size=14
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.randoms(use_true_random=False), st.sampled_from(["mean", "loo"]))
+def test_permutation_relabelling_and_affine_invariance(rows, rng, baseline):
+    groups = torch.tensor([g for g, _ in rows])
+    rewards = torch.tensor([r for _, r in rows])
+    base = group_advantages(rewards, groups, eps=0.0, baseline=baseline)
+    order = list(range(len(rows)))
+    rng.shuffle(order)
+    relabelled = torch.tensor([90, -5, 17, 3])[groups]
+    close(group_advantages(rewards[order], relabelled[order], eps=0.0, baseline=baseline), base[order], 1e-5)
+    close(group_advantages(4 * rewards + 8, groups, eps=0.0, baseline=baseline), base, 1e-5)
+    assert not base.isnan().any()
+    for g in groups.unique():
+        assert abs(float(base[groups == g].sum())) < 1e-4
+
+
+def test_trailing_rewards_are_independent_and_integers_become_floats():
+    rewards = torch.stack([REWARDS, REWARDS.flip(0)], 1)
+    got = group_advantages(rewards, GROUPS)
+    close(got[:, 1], group_advantages(REWARDS.flip(0), GROUPS))
+    assert group_advantages(REWARDS.long(), GROUPS).dtype == torch.float32
+    assert group_advantages(REWARDS.double(), GROUPS.tolist()).dtype == torch.float64
+    assert not group_advantages(REWARDS.clone().requires_grad_(), GROUPS).requires_grad
+    assert group_advantages(torch.zeros(0), torch.zeros(0)).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"baseline": "median"}, "`baseline` is 'median'"),
+        ({"scale": "std"}, "`scale` is 'std'"),
+        ({"baseline": "length"}, "needs `lengths`"),
+        ({"baseline": torch.zeros(4)}, "one value per row"),
+    ],
+)
+def test_user_errors_say_what_to_write(options, words):
+    with pytest.raises(ValueError, match=words):
+        group_advantages(REWARDS, GROUPS, **options)
+    with pytest.raises(ValueError, match="one group id per row"):
+        group_advantages(REWARDS, GROUPS[:3])
+    with pytest.raises(ValueError, match="infinite"):
+        group_advantages(torch.tensor([1.0, float("inf")]), torch.tensor([0, 0]))
+
+
+def test_sum_normalises_the_weighted_sum():
+    rewards = torch.stack([REWARDS, REWARDS.square()], 1)
+    got = multi_reward_advantages(rewards, GROUPS, torch.tensor([2.0, -0.5]), ddof=0)
+    close(got, group_advantages(2 * REWARDS - 0.5 * REWARDS.square(), GROUPS, ddof=0))
+
+
+def test_a_missing_reward_neither_favours_nor_harms_its_row():
+    groups = torch.zeros(4, dtype=torch.long)
+    rewards = torch.tensor([[1.0, 10.0], [2.0, NAN], [3.0, 30.0], [NAN, NAN]])
+    got = multi_reward_advantages(rewards, groups, [1.0, 1.0], scale="none")
+    close(got, [-1 - 10, 0, 1 + 10, 0])
+    # A reward absent from a whole group leaves that group to the others.
+    rewards[:, 1] = NAN
+    close(multi_reward_advantages(rewards, groups, [1.0, 5.0]), group_advantages(rewards[:, 0], groups))
+
+
+def test_gdpo_whitens_the_sum_of_separately_normalised_rewards():
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    rewards = torch.rand(6, 2, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, 100.0])
+    parts = group_advantages(rewards, groups)
+    total = parts[:, 0] + 2 * parts[:, 1]
+    want = (total - total.mean()) / (total.std() + 1e-4)
+    got = multi_reward_advantages(rewards, groups, [1.0, 2.0], how="gdpo")
+    close(got, want, 1e-5)
+    rescaled = multi_reward_advantages(
+        rewards * torch.tensor([1.0, 50.0]), groups, [1.0, 2.0], how="gdpo", eps=0
+    )
+    close(rescaled, multi_reward_advantages(rewards, groups, [1.0, 2.0], how="gdpo", eps=0), 1e-5)
+
+
+def test_gdpo_separates_reward_combinations_that_a_sum_makes_alike():
+    rewards = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])  # rows 0 and 1 have equal sums
+    groups = torch.zeros(4, dtype=torch.long)
+    summed = multi_reward_advantages(rewards, groups, [1.0, 1.0])
+    decoupled = multi_reward_advantages(rewards, groups, [1.0, 1.0], how="gdpo")
+    assert summed[0] == summed[1]
+    assert abs(decoupled[0] - decoupled[1]) > 0.1
+
+
+@pytest.mark.parametrize("how", ["sum", "gdpo"])
+def test_rewards_combined_leave_silent_rows_exactly_zero(how):
+    rewards = torch.tensor([[0.1, 0.7]] * 3 + [[0.2, 0.1], [0.3, 0.9], [0.7, 0.4], [NAN, NAN]])
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    got = multi_reward_advantages(rewards, groups, [0.3, 0.6], how=how)
+    assert (got[[0, 1, 2, 6]] == 0).all()
+    close(got[3:6], multi_reward_advantages(rewards[:6], groups[:6], [0.3, 0.6], how=how)[3:])
+    with pytest.raises(ValueError, match="one weight per reward"):
+        multi_reward_advantages(rewards, groups, [1.0], how=how)
+    with pytest.raises(ValueError, match="'sum' or 'gdpo'"):
+        multi_reward_advantages(rewards, groups, [1.0, 1.0], how="mean")
