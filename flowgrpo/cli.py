@@ -19,7 +19,8 @@ app.add_typer(build_app, name="build")
 console = Console()
 
 RecipeArgument = Annotated[
-    list[str] | None, typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]..."),
 ]
 
 
@@ -29,6 +30,10 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     if given and "=" not in given[0]:
         return given[0], given[1:]
     return None, given
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _new_run_name(name: str) -> Path:
@@ -95,29 +100,28 @@ def plan(words: RecipeArgument = None) -> None:
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
     expected = forecast(recipe)
-    say = lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)  # noqa: E731
-    say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
-    say(
+    _say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    _say(
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
         f"images an iteration, {recipe.run.iterations} iterations"
     )
-    say(
+    _say(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"
     )
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
-        say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
-    say("per prompt, by window of trained steps:")
-    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
+        _say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
+    _say("per prompt, by window of trained steps:")
+    _say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
     for counts, uses in zip(expected.counts, expected.windows):
         steps = f"{counts.trained_steps[0]}–{counts.trained_steps[-1]}"
-        say(
-            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  {counts.leaves:>6}  "
-            f"{counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
+        _say(
+            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
+            f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
         )
     for warning in expected.warnings:
-        say(f"note: {warning}")
+        _say(f"note: {warning}")
 
 
 @app.command()
@@ -162,6 +166,31 @@ def gallery(
 
 
 @app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches or overhead.")],
+    words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+) -> None:
+    """Measure a claim of the documentation again."""
+    import json
+    import tempfile
+
+    from .configs.load import load_recipe
+    from .training.bench import MEASUREMENTS
+
+    if name not in MEASUREMENTS:
+        raise ValueError(f"no measurement {name!r}; use one of {', '.join(MEASUREMENTS)}")
+    source, overrides = _split(words)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = MEASUREMENTS[name](load_recipe(source, overrides), Path(folder) / "run", _say)
+    if out is not None:
+        from .training.run_folder import write_text
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(figures, indent=2) + "\n")
+
+
+@app.command()
 def recipes() -> None:
     """List the recipes that come with the package."""
     from .configs.load import recipe_names
@@ -198,11 +227,14 @@ def build_scenes_command(
 
 def main() -> None:
     """Entry point: errors a user can mend are one message, not a traceback."""
-    from .rewards.base import RewardError
-
     try:
         app()
-    except (ValueError, RewardError, FloatingPointError, ImportError, FileNotFoundError) as error:
+    except Exception as error:
+        # Imported only here: it loads torch, which `--help` and `recipes` do without.
+        from .rewards.base import RewardError
+
+        if not isinstance(error, (ValueError, RewardError, FloatingPointError, ImportError, OSError)):
+            raise
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:

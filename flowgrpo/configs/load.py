@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,19 @@ from .schema import Recipe
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message lists every fault found."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would read as a number."""
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def recipe_names() -> dict[str, str]:
@@ -58,7 +72,10 @@ def _read(source: str | Path | None) -> tuple[str, str]:
         return key, path.read_text(encoding="utf-8")
     file = Path(key)
     if file.is_file():
-        return key, file.read_text(encoding="utf-8")
+        try:
+            return key, file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{key} is not UTF-8 text (byte {error.start}); give a YAML file") from None
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
@@ -66,7 +83,7 @@ def _read(source: str | Path | None) -> tuple[str, str]:
 
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(text)
+        data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise RecipeError(f"{name} is not YAML: {error}") from None
     if not isinstance(data, dict):
@@ -79,32 +96,25 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
     if not equals or not key:
         raise RecipeError(f"override {assignment!r} is not key=value; write for example run.iterations=50")
     try:
-        value = yaml.safe_load(raw)
+        value = yaml.load(raw, _Loader)
     except yaml.YAMLError:
         raise RecipeError(f"override {assignment!r}: {raw!r} is not a YAML value; quote it") from None
-    if isinstance(value, str):
-        value = _number(value)
     place: Any = data
     *parents, last = key.split(".")
     for depth, part in enumerate(parents):
         if isinstance(place, list):
             place = place[_position(place, part, assignment)]
         else:
-            place = place.setdefault(part, {})
+            # A section that is left out may be written as nothing (`ema: null`); assigning in it brings it back.
+            if place.get(part) is None:
+                place[part] = {}
+            place = place[part]
         if not isinstance(place, dict | list):
             raise RecipeError(f"override {assignment!r}: {'.'.join(parents[: depth + 1])} is a value, not a section")
     if isinstance(place, list):
         place[_position(place, last, assignment)] = value
     else:
         place[last] = value
-
-
-def _number(text: str) -> str | float:
-    """YAML 1.1 reads `1e-3` as text; everybody else as a number."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _position(place: list[Any], part: str, assignment: str) -> int:
@@ -143,4 +153,4 @@ def _fields_at(location: Iterable[Any]) -> list[str]:
 
 def dump_recipe(recipe: Recipe) -> str:
     """A recipe as YAML, every value written out."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 class Section(BaseModel):
     """Base of every section: unknown keys are refused and values are not silently converted between types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), strict=True)
 
 
 class LoraConfig(Section):
@@ -18,7 +18,7 @@ class LoraConfig(Section):
 
     rank: int = Field(32, ge=1, description="Rank of the update.")
     alpha: float = Field(64.0, gt=0, description="Scale; the update is alpha / rank times B A.")
-    targets: list[str] | None = Field(None, description="Names of linear layers; the attention projections if left out.")
+    targets: list[str] | None = Field(None, description="Linear layers; the attention projections if left out.")
     init: Literal["gaussian", "default"] = "gaussian"
 
 
@@ -58,14 +58,14 @@ class SamplerConfig(Section):
 
     plan: Literal["window", "branch", "spine"] = "window"
     steps: int = Field(10, ge=2)
-    sigmas: list[float] | None = Field(None, description="Noise levels; the pipeline's own if left out.")
+    sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
     kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage"] = "flow_sde"
     eta: float | None = Field(None, ge=0)
     shared_noise: bool = Field(True, description="The samples of a prompt start from one noise.")
     solver: Literal["euler", "dpmpp_2m"] = "euler"
     window: WindowConfig = WindowConfig()
-    flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after the window.")
-    splits: list[int] = Field(default_factory=list, description="`branch`: steps that split; `spine`: steps that branch.")
+    flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after it.")
+    splits: list[int] = Field(default_factory=list, description="Steps that split (`branch`) or branch (`spine`).")
     width: int = Field(2, ge=2, description="`branch`: children at a split; `spine`: branches at a step.")
     spread: float | None = Field(None, gt=0, description="`branch`: share of own noise among siblings.")
 
@@ -79,6 +79,27 @@ class RolloutConfig(Section):
     decode_batch: int = Field(32, ge=1)
 
 
+def _window_faults(window: WindowConfig, steps: int) -> list[str]:
+    """Why a window does not fit in a schedule; its last step is never trained, so windows end before it."""
+    if window.kind == "all":
+        return []
+    if window.stop is not None and window.stop > steps - 1:
+        return [
+            f"sampler.window.stop is {window.stop} in a schedule of {steps} steps whose last step is never trained; "
+            f"use at most {steps - 1} or more sampler.steps"
+        ]
+    room = (steps - 1 if window.stop is None else window.stop) - window.start
+    if window.size <= room:
+        return []
+    where = f"before its stop, {window.stop}" if window.stop is not None else "before the last, which is never trained"
+    mend = f"a size of at most {room}" if room > 0 else "an earlier sampler.window.start"
+    more = "more sampler.steps" if window.stop is None else "a later sampler.window.stop"
+    return [
+        f"sampler.window: {window.size} step(s) from step {window.start} do not fit in a schedule of {steps} {where}; "
+        f"use {mend}, or {more}"
+    ]
+
+
 class RewardConfig(Section):
     """One reward: a registry name, an entry point, `file.py:name`, or `module:name`."""
 
@@ -86,6 +107,14 @@ class RewardConfig(Section):
     weight: float = 1.0
     label: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+
+
+def _distinct(rewards: list[RewardConfig]) -> list[RewardConfig]:
+    labels = [r.label or r.name for r in rewards]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")
+    return rewards
 
 
 class AdvantageConfig(Section):
@@ -107,7 +136,7 @@ class ObjectiveConfig(Section):
     surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dro", "reinforce"] = "clip"
     options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
-    weight: Literal["none", "guard", "noise"] = Field("guard", description="Per-step weight: 1/|J|, or s over its mean.")
+    weight: Literal["none", "guard", "noise"] = Field("guard", description="Of a step: 1/|J|, or s over its mean.")
     kl: float = Field(0.0, ge=0, description="β of the exact Gaussian KL to the reference.")
 
 
@@ -122,7 +151,7 @@ class OptimizerConfig(Section):
     """AdamW, and how a rollout is cut into optimizer steps."""
 
     learning_rate: float = Field(3e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
     weight_decay: float = Field(1e-4, ge=0)
     eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -139,7 +168,12 @@ class EvaluateConfig(Section):
     prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
     seeds: int = Field(1, ge=1, description="Images per prompt.")
     steps: int | None = Field(None, ge=1, description="Denoising steps; those of the rollout if left out.")
-    rewards: list[RewardConfig] | None = Field(None, description="The training rewards if left out.")
+    rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
+
+    @field_validator("rewards")
+    @classmethod
+    def _labels_differ(cls, rewards: list[RewardConfig] | None) -> list[RewardConfig] | None:
+        return rewards and _distinct(rewards)
 
 
 class RunConfig(Section):
@@ -172,11 +206,7 @@ class Recipe(Section):
     @field_validator("rewards")
     @classmethod
     def _labels_differ(cls, rewards: list[RewardConfig]) -> list[RewardConfig]:
-        labels = [r.label or r.name for r in rewards]
-        repeated = sorted({label for label in labels if labels.count(label) > 1})
-        if repeated:
-            raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")
-        return rewards
+        return _distinct(rewards)
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
@@ -186,12 +216,7 @@ class Recipe(Section):
         if sampler.plan == "window":
             if rollout.group < 2:
                 faults.append(f"rollout.group is {rollout.group}: a group of one has no baseline; use 2 or more")
-            if sampler.window.kind != "all" and sampler.window.start + sampler.window.size > steps - 1:
-                faults.append(
-                    f"sampler.window: {sampler.window.size} steps from step {sampler.window.start} do not fit in a "
-                    f"schedule of {steps} whose last step is never trained; use a size of at most "
-                    f"{max(steps - 1 - sampler.window.start, 1)} or more sampler.steps"
-                )
+            faults.extend(_window_faults(sampler.window, steps))
         elif not sampler.splits or max(sampler.splits) >= steps or min(sampler.splits) < 0:
             faults.append(f"sampler.splits is {sampler.splits}; name steps between 0 and {steps - 1}")
         if optimizer.updates > rollout.prompts:
@@ -201,11 +226,14 @@ class Recipe(Section):
             )
         if self.objective.clip_nats is not None and self.objective.options:
             faults.append("objective.clip_nats and objective.options both set the clip; give one")
+        if self.objective.clip_nats is not None and self.objective.surrogate not in ("clip", "gmpo"):
+            faults.append(
+                f"objective.clip_nats sets the bounds of a clip, which surrogate {self.objective.surrogate} does not "
+                "have; leave it out or use surrogate clip"
+            )
         if self.objective.ratio == "guard" and sampler.kernel == "cps" and self.objective.weight == "none":
-            faults.append("objective.ratio guard with kernel cps needs objective.weight guard: σ' scales differ by step")
-        if (self.objective.ratio == "cps_released") != (sampler.kernel == "cps") and (
-            self.objective.ratio == "cps_released"
-        ):
+            faults.append("objective.ratio guard with kernel cps needs objective.weight guard: scales differ by step")
+        if self.objective.ratio == "cps_released" and sampler.kernel != "cps":
             faults.append(f"objective.ratio cps_released belongs to kernel cps, not {sampler.kernel}; use gaussian")
         if faults:
             raise ValueError("\n".join(faults))

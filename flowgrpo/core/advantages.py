@@ -69,8 +69,7 @@ def _length_offset(above: Tensor, lengths: Tensor | None, index: Tensor, moments
     if lengths is None or lengths.shape != above.shape[:1]:
         got = None if lengths is None else tuple(lengths.shape)
         raise ValueError(
-            f"baseline='length' needs `lengths` of shape ({len(above)},), the trained columns of each row; "
-            f"got {got}"
+            f"baseline='length' needs `lengths` of shape ({len(above)},), the trained columns of each row; got {got}"
         )
     num_groups = len(moments.count)
     weight = torch.where(above.isnan(), 0.0, lengths.to(above)[:, None])

@@ -52,17 +52,13 @@ def step_statistics(
     kept = torch.ones_like(ratio, dtype=torch.bool) if mask is None else mask.to(ratio.device).bool()
     for name, values in (("step", steps), ("adv", sign), ("mask", kept)):
         if not broadcasts(values, ratio):
-            raise ValueError(
-                f"`{name}` has shape {tuple(values.shape)}, not broadcastable to {tuple(ratio.shape)}"
-            )
+            raise ValueError(f"`{name}` has shape {tuple(values.shape)}, not broadcastable to {tuple(ratio.shape)}")
     steps, sign, kept = (values.expand_as(ratio).flatten() for values in (steps, sign, kept))
     kept = kept & (sign != 0) & ~sign.isnan()
     ratio = torch.where(kept, ratio.flatten(), 0.0)
     # Only where it costs no synchronisation; an accelerator reports the bad index itself, asynchronously.
     if ratio.device.type == "cpu" and bool((kept & ((steps < 0) | (steps >= num_steps))).any()):
-        raise ValueError(
-            f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule"
-        )
+        raise ValueError(f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule")
     lower, upper = log_bounds(low, high)
     clipped = torch.where(sign > 0, ratio > upper, ratio < lower)
     entries = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), clipped.to(ratio.dtype)], 1)
@@ -102,6 +98,4 @@ def degenerate_groups(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor
         return values.new_zeros(2)
     index, num_groups = group_index(groups, len(values), values.device)
     degenerate = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)
-    return torch.stack([degenerate.sum(), degenerate.new_tensor(num_groups, dtype=torch.long)]).to(
-        values.dtype
-    )
+    return torch.stack([degenerate.sum(), degenerate.new_tensor(num_groups, dtype=torch.long)]).to(values.dtype)

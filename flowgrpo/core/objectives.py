@@ -142,9 +142,7 @@ def _prepare(
 ) -> _Inputs:
     """Check shapes; replace what must not matter *before* arithmetic, as 0 * NaN is NaN in a gradient."""
     if logp.dim() != 2:
-        raise ValueError(
-            f"`logp` has shape {tuple(logp.shape)}; give (B, T), rows by denoising steps or tokens"
-        )
+        raise ValueError(f"`logp` has shape {tuple(logp.shape)}; give (B, T), rows by denoising steps or tokens")
     logp = _widen(logp)
     if mask is None:
         kept = torch.ones_like(logp, dtype=torch.bool)
@@ -265,9 +263,7 @@ def policy_loss(
     if reduce not in REDUCTIONS:
         raise ValueError(f"`reduce` is {reduce!r}; use one of {', '.join(REDUCTIONS)}")
     if denom is not None and not isinstance(denom, Tensor) and not denom > 0:
-        raise ValueError(
-            f"`denom` is {denom}; use the positive count of tokens or rows of the whole optimizer step"
-        )
+        raise ValueError(f"`denom` is {denom}; use the positive count of tokens or rows of the whole optimizer step")
     inputs = _prepare(logp, old_logp, advantages, mask, weight)
     log_ratio = inputs.log_ratio
     if level == "sequence":

@@ -28,9 +28,7 @@ def log_bounds(low: float, high: float) -> tuple[float, float]:
         ValueError: If `low` or `high` is negative.
     """
     if not (low >= 0 and high >= 0):
-        raise ValueError(
-            f"clip bounds are low={low}, high={high}; use non-negative distances from a ratio of 1"
-        )
+        raise ValueError(f"clip bounds are low={low}, high={high}; use non-negative distances from a ratio of 1")
     return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
 
 
@@ -67,17 +65,13 @@ def clip(
     bounded = _pessimistic(log_ratio, adv, *log_bounds(low, high))
     if dual is not None:
         if not dual > 1:
-            raise ValueError(
-                f"`dual` is {dual}; use a ratio above 1, such as 3.0, or None for no second bound"
-            )
+            raise ValueError(f"`dual` is {dual}; use a ratio above 1, such as 3.0, or None for no second bound")
         ceiling = math.log(dual)
         bounded = torch.where((adv < 0) & (bounded > ceiling), ceiling, bounded)
     return -adv * bounded.exp()
 
 
-def cispo(
-    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 1.0, high: float = 5.0
-) -> Tensor:
+def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 1.0, high: float = 5.0) -> Tensor:
     """Clipped importance-sampling weight, `-sg(clamp(r, 1-low, high)) A logp`.
 
     CISPO, from MiniMax-M1 (arXiv 2506.13585). `high` bounds the ratio itself, as in TRL and ScaleRL; for
@@ -88,9 +82,7 @@ def cispo(
         ValueError: If `low` is negative or `high` is not positive.
     """
     if not (low >= 0 and high > 0):
-        raise ValueError(
-            f"CISPO bounds are low={low}, high={high}; use low >= 0 and high > 0 (a bound of the ratio)"
-        )
+        raise ValueError(f"CISPO bounds are low={low}, high={high}; use low >= 0 and high > 0 (a bound of the ratio)")
     lower, _ = log_bounds(low, 0.0)
     return -log_ratio.detach().clamp(lower, math.log(high)).exp() * _per_column(adv) * logp
 
@@ -118,9 +110,7 @@ def sapo(
     return -adv * gate
 
 
-def gmpo(
-    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.4, high: float = 0.4
-) -> Tensor:
+def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.4, high: float = 0.4) -> Tensor:
     """Geometric-mean ratio, `-A exp(mean over the row of the clipped log r)` (GMPO, arXiv 2507.20673).
 
     `low` and `high` bound the log-ratio itself (a ratio in [e^-0.4, e^0.4]), pessimistically by the sign of

@@ -85,9 +85,7 @@ def node_values(
     edge = torch.zeros_like(rewards)
     if how == "path":
         if log_prob is None or log_prob.shape != parent.shape:
-            raise ValueError(
-                f"how='path' needs `log_prob` of shape ({len(parent)},), that of the edge into each node"
-            )
+            raise ValueError(f"how='path' needs `log_prob` of shape ({len(parent)},), that of the edge into each node")
         edge = torch.where(parent >= 0, beta * as_precise(log_prob.to(parent.device)), 0.0)
     # Rewards count from the lowest of their tree, so that equal ones give the same value at every node to the
     # bit.

@@ -85,9 +85,7 @@ def payload(run: Run, prefix: str) -> dict[str, Any]:
         "summary": [summary for reward in rewards if (summary := summarize(run, reward))],
         "iterations": [int(row["iteration"]) for row in run.metrics],
         "series": [
-            {"key": key, "values": [_short(row.get(key)) for row in run.metrics]}
-            for key in keys
-            if key != "iteration"
+            {"key": key, "values": [_short(row.get(key)) for row in run.metrics]} for key in keys if key != "iteration"
         ],
         "pairs": [_pair(pair, rewards, columns) for pair in run.pairs],
     }

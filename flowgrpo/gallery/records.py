@@ -76,20 +76,16 @@ def read_run(folder: Path) -> Run:
     config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
     if not config_file.is_file():
         raise ValueError(
-            f"{folder} is not a run folder: it has no config.yaml. "
-            "Give the folder that `flowgrpo train` wrote."
+            f"{folder} is not a run folder: it has no config.yaml. Give the folder that `flowgrpo train` wrote."
         )
     if not index.is_file():
         raise ValueError(
-            f"{folder} has no samples yet: {index} does not exist. "
-            "Build the gallery after the first evaluation."
+            f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."
         )
     try:
         config = yaml.safe_load(config_file.read_text(encoding="utf-8", errors="replace"))
     except yaml.YAMLError as error:
-        raise ValueError(
-            f"{config_file} is not readable YAML: {error}. Restore it, or train again."
-        ) from error
+        raise ValueError(f"{config_file} is not readable YAML: {error}. Restore it, or train again.") from error
     config = _without_secrets(config if isinstance(config, dict) else {})
     records, bad_samples = read_jsonl(index)
     samples = [
@@ -209,11 +205,7 @@ def check_image(image: object, samples: Path, where: str) -> str:
     if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):
         raise ValueError(f"{where}: `image` is {image!r}. {fix}")
     absolute = image.startswith("/") or re.match(r"[A-Za-z]:", image)
-    if (
-        absolute
-        or ".." in image.split("/")
-        or not (samples / image).resolve().is_relative_to(samples.resolve())
-    ):
+    if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples.resolve()):
         raise ValueError(f"{where}: `image` {image!r} leads outside {samples}. {fix}")
     if Path(image).suffix.lower() not in IMAGE_SUFFIXES:
         raise ValueError(f"{where}: `image` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
@@ -238,8 +230,7 @@ def pair_samples(samples: list[Sample]) -> tuple[tuple[int, ...], tuple[Pair, ..
     pairs = []
     for iterations in by_key.values():
         ordered = {
-            column[iteration]: [found[index] for index in sorted(found)]
-            for iteration, found in iterations.items()
+            column[iteration]: [found[index] for index in sorted(found)] for iteration, found in iterations.items()
         }
         for rank in range(max(len(found) for found in ordered.values())):
             row = (ordered.get(index, []) for index in range(len(checkpoints)))

@@ -54,9 +54,7 @@ class Ema:
             ValueError: called within `applied()`, where the parameters hold the average itself.
         """
         if self._applied:
-            raise ValueError(
-                "Ema.step() was called within Ema.applied(); leave the context before training on"
-            )
+            raise ValueError("Ema.step() was called within Ema.applied(); leave the context before training on")
         self.steps += 1
         if self.steps % self.every:
             return False

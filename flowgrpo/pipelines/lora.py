@@ -46,15 +46,11 @@ class LoraSpec:
         if self.rank < 1:
             raise ValueError(f"LoraSpec.rank is {self.rank}; use 1 or more (32 is usual)")
         if self.alpha <= 0:
-            raise ValueError(
-                f"LoraSpec.alpha is {self.alpha}; use a positive number (twice the rank is usual)"
-            )
+            raise ValueError(f"LoraSpec.alpha is {self.alpha}; use a positive number (twice the rank is usual)")
         if isinstance(self.targets, str):
             raise ValueError(f"LoraSpec.targets is the string {self.targets!r}; write ({self.targets!r},)")
         if self.targets is not None and not self.targets:
-            raise ValueError(
-                "LoraSpec.targets is empty; name at least one layer, or write None for attention"
-            )
+            raise ValueError("LoraSpec.targets is empty; name at least one layer, or write None for attention")
         if self.init not in ("gaussian", "default"):
             raise ValueError(f"LoraSpec.init is {self.init!r}; use 'gaussian' or 'default'")
         if not 0 <= self.dropout < 1:

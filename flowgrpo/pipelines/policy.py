@@ -51,18 +51,9 @@ class Experience:
         TempFlow-GRPO (2508.04324) compares branches of one step only.
         """
         rollout = self.rollout
-        groups = rollout.leaf_prompt.clone()
-        if not any(s.side for s in self.plan.steps):
-            return groups
-        node = rollout.leaf.clone()
-        sides = [t for t in self.plan.trained_steps if self.plan.steps[t].side]
-        side_nodes = torch.cat([t.node for t in rollout.transitions if t.step in sides])
-        branch = torch.zeros_like(node)
-        for _ in range(self.plan.num_steps):
-            here = torch.isin(node, side_nodes)
-            branch = torch.where(here, rollout.depth[node], branch)
-            node = torch.where(rollout.parent[node] >= 0, rollout.parent[node], node)
-        return groups * (self.plan.num_steps + 1) + branch
+        if not any(step.side for step in self.plan.steps):
+            return rollout.leaf_prompt
+        return rollout.leaf_prompt * (self.plan.num_steps + 1) + rollout.branch[rollout.leaf]
 
     def node_advantages(self, leaf: Tensor, how: Literal["leaf", "depth"] = "leaf") -> Tensor:
         """[N] advantage of each node from values at the leaves [L].
@@ -152,6 +143,10 @@ class FlowPolicy:
         """Roll out one tree per prompt; `keys` address the noise."""
         if plan.sigmas != self.denoiser.sigmas:
             self.denoiser.bind(plan.sigmas)
+        if self.denoiser.variant == "auto":
+            # The check settles the layout of the states, and is to see the path that training takes.
+            with torch.enable_grad():
+                self.denoiser.self_check(prompts[:2])
         cuts = [part_of(len(prompts), updates, k)[0] for k in range(1, updates)]
         probe = self.denoiser.probe
         runner = RolloutRunner(

@@ -33,15 +33,11 @@ def cast_base(pipe: DiffusionPipeline, dtype: torch.dtype, *, vae_float32: bool 
         ValueError: another dtype, or an adapter is in place.
     """
     if dtype not in _DTYPES:
-        raise ValueError(
-            f"cannot cast a pipeline to {dtype}; use torch.float32, torch.bfloat16 or torch.float16"
-        )
+        raise ValueError(f"cannot cast a pipeline to {dtype}; use torch.float32, torch.bfloat16 or torch.float16")
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     for name, part in parts.items():
         if getattr(part, "peft_config", None):
-            raise ValueError(
-                f"{name} has an adapter; call cast_base before adding it, so that it stays as it is"
-            )
+            raise ValueError(f"{name} has an adapter; call cast_base before adding it, so that it stays as it is")
     for name, part in parts.items():
         _cast(part, torch.float32 if name == "vae" and vae_float32 else dtype)
 

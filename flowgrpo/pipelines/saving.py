@@ -135,9 +135,7 @@ def _copy_untrained(source: Path, folder: Path, trained: set[str]) -> None:
         if isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
     }
     if absent := [name for name in entries if name not in trained and not (source / name).is_dir()]:
-        raise ValueError(
-            f"{source} lacks {', '.join(absent)}, listed in its model_index.json; complete it first"
-        )
+        raise ValueError(f"{source} lacks {', '.join(absent)}, listed in its model_index.json; complete it first")
     shutil.copy(index, folder / index.name)
     for name in entries:
         if name not in trained:

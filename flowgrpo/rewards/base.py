@@ -155,9 +155,7 @@ class Reward:
         self.batch_size: int | None = getattr(function, "batch_size", None)
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ValueError(
-                f"reward {name!r}: batch_size is {size!r}; give an integer of 1 or more, or None"
-            )
+            raise ValueError(f"reward {name!r}: batch_size is {size!r}; give an integer of 1 or more, or None")
         self._options = dict(options or {})
         found = parameters(function)
         self._parameters: Mapping[str, inspect.Parameter] = found or {}
@@ -188,9 +186,7 @@ class Reward:
                 "is positional-only; remove the `/` from its signature"
             )
         known = {kind, "prompts", *columns, *self._options, *(["groups"] if grouped else [])}
-        needed = [
-            p.name for p in self._parameters.values() if p.default is p.empty and p.kind not in _VARIADIC
-        ]
+        needed = [p.name for p in self._parameters.values() if p.default is p.empty and p.kind not in _VARIADIC]
         missing = [name for name in needed if name not in known]
         other = "completions" if kind == "images" else "images"
         if other in missing:

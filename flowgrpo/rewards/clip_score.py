@@ -55,9 +55,7 @@ class ClipScore:
 
         unknown = sorted(set(preprocess or {}) - set(_PREPROCESS))
         if unknown:
-            raise ValueError(
-                f"clip_score: no preprocess entry {unknown[0]!r}; there are {', '.join(_PREPROCESS)}"
-            )
+            raise ValueError(f"clip_score: no preprocess entry {unknown[0]!r}; there are {', '.join(_PREPROCESS)}")
         name = _model_name(model)
         pretrained = None if pretrained is None else str(Path(pretrained).expanduser())
         loads = _check_weights(name, pretrained, allow_random)
@@ -78,9 +76,7 @@ class ClipScore:
             except ModuleNotFoundError:
                 raise
             except Exception as error:
-                raise ValueError(
-                    f"clip_score: {pretrained or name} does not load as {model!r}: {error}"
-                ) from error
+                raise ValueError(f"clip_score: {pretrained or name} does not load as {model!r}: {error}") from error
         self.model.eval().requires_grad_(False)
         self.tokenizer = open_clip.get_tokenizer(name)
         self.preprocess: dict[str, Any] = dict(self.model.visual.preprocess_cfg)
@@ -194,9 +190,7 @@ def _add_architecture(path: Path) -> str:
         raise ValueError(f"clip_score: {path} is no open_clip architecture: it lacks {', '.join(missing)}")
     known = open_clip.get_model_config(path.stem)
     if known is not None and known != config:
-        raise ValueError(
-            f"clip_score: open_clip knows another architecture {path.stem!r}; rename {path.name}"
-        )
+        raise ValueError(f"clip_score: open_clip knows another architecture {path.stem!r}; rename {path.name}")
     if known is None:
         open_clip.add_model_config(path)
     return path.stem
@@ -219,9 +213,7 @@ def _check_weights(name: str, pretrained: str | None, allow_random: bool) -> boo
             return True
         if allow_random:
             return False
-        raise ValueError(
-            f"clip_score: {folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}"
-        )
+        raise ValueError(f"clip_score: {folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
         if allow_random:

@@ -73,9 +73,7 @@ def check_inputs(
             raise ValueError(f"{name} has {len(values)} entries for {count} samples; give one for each")
     reserved = sorted(set(columns) & set(RESERVED))
     if reserved:
-        raise ValueError(
-            f"the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
-        )
+        raise ValueError(f"the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it")
     return Inputs(checked, list(prompts), {name: list(column) for name, column in columns.items()}, ids)
 
 

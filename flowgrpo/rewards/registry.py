@@ -51,9 +51,7 @@ def register(name: str) -> Callable[[F], F]:
     def keep(reward: F) -> F:
         old = _REGISTERED.get(name)
         if old is not None and _identity(old) != _identity(reward):
-            raise ValueError(
-                f"reward {name!r} is already registered by {_identity(old)}; choose another name"
-            )
+            raise ValueError(f"reward {name!r} is already registered by {_identity(old)}; choose another name")
         _REGISTERED[name] = reward
         return reward
 
@@ -94,9 +92,7 @@ def resolve(name: str) -> Callable[..., Any]:
         return _load(targets[0], name)
     if name.endswith(".py"):
         defined = ", ".join(_definitions(_import_file(name))) or "none"
-        raise ValueError(
-            f"{name!r} is a file; write '{name}:NAME' with one of its functions or classes ({defined})"
-        )
+        raise ValueError(f"{name!r} is a file; write '{name}:NAME' with one of its functions or classes ({defined})")
     known = sorted({*_REGISTERED, *BUILTIN, *(point.name for point in _entry_points())})
     dotted = f" For a reward in a module write '{':'.join(name.rsplit('.', 1))}'." if "." in name else ""
     raise ValueError(
@@ -139,9 +135,7 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: 
         return
     construct = isinstance(target, type)
     named = [
-        p
-        for p in found.values()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in RESERVED
+        p for p in found.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in RESERVED
     ]
     known = [p.name for p in named]
     anything = any(p.kind is p.VAR_KEYWORD for p in found.values())
@@ -198,9 +192,7 @@ def _import_file(location: str) -> ModuleType:
     path = Path(location).expanduser().resolve()
     if not path.is_file():
         beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise ValueError(
-            f"reward file {location!r} does not exist (looked for {path}){nearest(path.name, beside)}"
-        )
+        raise ValueError(f"reward file {location!r} does not exist (looked for {path}){nearest(path.name, beside)}")
     stamp = (path.stat().st_mtime_ns, path.stat().st_size)
     if path in _FILES and _FILES[path][0] == stamp:
         return _FILES[path][1]
@@ -224,9 +216,7 @@ def _definitions(module: ModuleType) -> list[str]:
     return sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_")
-        and callable(value)
-        and getattr(value, "__module__", None) == module.__name__
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
     )
 
 

@@ -166,9 +166,7 @@ class RewardSet:
                 raise self._failure(reward, inputs, guilty, cause, attempts) from cause
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    def _failure(
-        self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int
-    ) -> RewardError:
+    def _failure(self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int) -> RewardError:
         index = rows[0] if len(rows) == 1 else None
         prompt = inputs.prompts[rows[0]]
         where = (
@@ -176,15 +174,11 @@ class RewardSet:
             if index is not None
             else f"a call with samples {rows[0]} to {rows[-1]}"
         )
-        parts = [
-            f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."
-        ]
+        parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
             parts.append(f"It was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
-            parts.append(
-                "No single sample reproduces it alone; if memory ran out, lower the reward's batch_size."
-            )
+            parts.append("No single sample reproduces it alone; if memory ran out, lower the reward's batch_size.")
         saved = None
         if self.quarantine is not None:
             try:

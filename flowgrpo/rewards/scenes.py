@@ -20,7 +20,7 @@ from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
 from ..scenes.draw import COLOURS, SHAPES, Thing, mask
-from ..scenes.prompts import Item
+from ..scenes.prompts import Item, read_items
 from .base import Scores
 
 MIN_AREA = 14.0
@@ -166,9 +166,7 @@ class Gold:
     def __init__(self, dense: bool = False) -> None:
         self.dense = dense
 
-    def __call__(
-        self, images: torch.Tensor, prompts: Sequence[str], include: Sequence[Any] | None = None
-    ) -> Scores:
+    def __call__(self, images: torch.Tensor, prompts: Sequence[str], include: Sequence[Any] | None = None) -> Scores:
         """Score a batch; raises ValueError for an `include` entry this world does not know."""
         pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
         asked = include if include is not None else [None] * len(prompts)
@@ -179,7 +177,7 @@ class Gold:
                 partial.append(float("nan"))
                 notes.append("no `include` column")
                 continue
-            satisfied, soft, note = verify(find_things(picture), [Item.from_include(e) for e in entries])
+            satisfied, soft, note = verify(find_things(picture), read_items(entries))
             strict.append(float(satisfied))
             partial.append(soft)
             notes.append(note)

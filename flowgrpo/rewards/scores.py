@@ -54,18 +54,14 @@ def normalise(result: Any, count: int, name: str) -> Scores:
     }
     notes = ["" if note is None else str(note) for note in scores.notes]
     if notes and (isinstance(scores.notes, str) or len(notes) != count):
-        raise InvalidScores(
-            f"reward {name!r} returned {len(notes)} notes for {count} samples; one string each"
-        )
+        raise InvalidScores(f"reward {name!r} returned {len(notes)} notes for {count} samples; one string each")
     return Scores(values, subs, notes)
 
 
 def _floats(result: Any, count: int, what: str) -> Tensor:
     if isinstance(result, (Tensor, np.ndarray)):
         if result.ndim != 1:
-            raise InvalidScores(
-                f"{what} returned shape {list(result.shape)} for {count} samples; return [{count}]"
-            )
+            raise InvalidScores(f"{what} returned shape {list(result.shape)} for {count} samples; return [{count}]")
         result = result.tolist()
     if not isinstance(result, (list, tuple)):
         raise InvalidScores(
@@ -74,9 +70,7 @@ def _floats(result: Any, count: int, what: str) -> Tensor:
         )
     if len(result) != count:
         raise InvalidScores(f"{what} returned {len(result)} values for {count} samples; return one for each")
-    values = torch.tensor(
-        [_number(value, row, what) for row, value in enumerate(result)], dtype=torch.float32
-    )
+    values = torch.tensor([_number(value, row, what) for row, value in enumerate(result)], dtype=torch.float32)
     infinite = values.isinf().nonzero().flatten().tolist()
     if infinite:
         row = infinite[0]

@@ -133,9 +133,7 @@ class Kernel:
         if not (math.isfinite(self.eta) and self.eta >= 0.0):
             raise ValueError(f"kernel '{self.name}': eta is {self.eta}; use a finite number of at least 0")
         if self.name == "cps" and self.eta > 1.0:
-            raise ValueError(
-                f"kernel 'cps': eta is {self.eta}; it is an angle of eta * 90 degrees, use 0 to 1"
-            )
+            raise ValueError(f"kernel 'cps': eta is {self.eta}; it is an angle of eta * 90 degrees, use 0 to 1")
 
     def coefficients(self, sigmas: Sequence[float], i: int) -> Coefficients:
         """The transition of step `i` of a table of ``T + 1`` noise levels.
@@ -151,9 +149,7 @@ class Kernel:
             raise ValueError(f"no step {i} in a table of {len(sigmas)} levels; use 0 to {len(sigmas) - 2}")
         levels = [float(sigma) for sigma in sigmas]
         if not 0.0 <= levels[i + 1] < levels[i] <= 1.0:
-            raise ValueError(
-                f"step {i}: sigma {levels[i]} to {levels[i + 1]}; use levels falling within [0, 1]"
-            )
+            raise ValueError(f"step {i}: sigma {levels[i]} to {levels[i + 1]}; use levels falling within [0, 1]")
         function = KERNELS[self.name]
         std, kappa = function(levels, i) if self.eta is None else function(levels, i, self.eta)
         return Coefficients(std=std, kappa=kappa, sigma=levels[i], sigma_next=levels[i + 1])
@@ -235,9 +231,7 @@ def step(
     """
     for name, tensor in (("velocity", velocity), ("noise", noise), ("x_next", x_next)):
         if tensor is not None and tensor.shape != x.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, x has {tuple(x.shape)}; make them equal"
-            )
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, x has {tuple(x.shape)}; make them equal")
     if noise is not None and x_next is not None:
         raise ValueError("give noise (to sample) or x_next (to score a stored transition), not both")
     std = coefficients.std

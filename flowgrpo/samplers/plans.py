@@ -102,19 +102,30 @@ class Plan:
             pair = self._check_step(i, step)
             pairs.append(pair)
         object.__setattr__(self, "_coefficients", tuple(pairs))
+        if not self.main_leaf and not any(step.side for step in self.steps):
+            raise ValueError("main_leaf is False and no step has side branches, so there is no image; set it True")
         if self.samples > 1 and self.first_stochastic is None:
             raise ValueError(
                 f"{self.samples} samples share each initial noise but no step of the main line is stochastic, so "
                 "they would be one image; make a step stochastic or use `roots` for different noises"
             )
-        if not self.main_leaf and not any(step.side for step in self.steps):
-            raise ValueError("main_leaf is False and no step has side branches, so there is no image; set it True")
+        for i in self.trained_steps:
+            if self.main_line_ends(i):
+                raise ValueError(
+                    f"step {i} is trained but the main line ends before it, after its last side branches; leave it "
+                    "out or set main_leaf=True"
+                )
 
     def _check_step(self, i: int, step: StepPlan) -> tuple[Coefficients, Coefficients | None]:
         if step.solver not in SOLVERS:
             raise ValueError(f"step {i}: unknown solver '{step.solver}'; use one of {', '.join(SOLVERS)}")
         if step.children < 1 or step.side < 0:
             raise ValueError(f"step {i}: children is {step.children} and side {step.side}; use at least 1 and 0")
+        if step.spread is not None and not step.spread > 0.0:
+            raise ValueError(
+                f"step {i}: spread is {step.spread}, so siblings share all their noise; use a number above 0, or None "
+                "for independent noises"
+            )
         if bool(step.side) != (step.side_kernel is not None):
             raise ValueError(f"step {i}: give side and side_kernel together")
         main = step.kernel.coefficients(self.sigmas, i)
@@ -125,7 +136,7 @@ class Plan:
                 "state; use a stochastic kernel or one child"
             )
         if side is not None and side.std == 0.0:
-            raise ValueError(f"step {i}: side branches of '{step.side_kernel}' have std 0; use a stochastic kernel")
+            raise ValueError(f"step {i}: {step.side} side branches of std 0 are one state; use a stochastic kernel")
         if step.trained and main.std == 0.0 and side is None:
             raise ValueError(
                 f"step {i} is trained but deterministic ('{step.kernel.name}', std 0): it has no density; use a "
@@ -149,8 +160,9 @@ class Plan:
 
     @property
     def first_stochastic(self) -> int | None:
-        """First stochastic step of the main line."""
-        return next((i for i, (main, _) in enumerate(self._coefficients) if main.std > 0.0), None)
+        """First stochastic step that the main line takes."""
+        stochastic = (i for i, (main, _) in enumerate(self._coefficients) if main.std > 0.0)
+        return next((i for i in stochastic if not self.main_line_ends(i + 1)), None)
 
     def main_children(self, i: int) -> int:
         """Main-line children at step `i`, with the deferred copies of each root counted in."""
@@ -217,6 +229,8 @@ def window_plan(
     total = len(sigmas) - 1
     if not trained or trained[0] < 0 or trained[-1] >= total:
         raise ValueError(f"the window {trained} is empty or not within steps 0 to {total - 1}")
+    if min(noisy) < 0 or max(noisy) >= total:
+        raise ValueError(f"stochastic steps {sorted(noisy)} must be within 0 to {total - 1}")
     steps = tuple(
         StepPlan(kernel=kernel if i in noisy else ODE, trained=i in trained, solver=solver) for i in range(total)
     )
@@ -243,6 +257,8 @@ def branch_plan(
     chosen = set(range(total - 1)) if trained is None else set(trained)
     if not points or min(points) < 0 or max(points) >= total:
         raise ValueError(f"split points {sorted(points)} must be steps 0 to {total - 1}, at least one")
+    if any(not 0 <= i < total for i in chosen):
+        raise ValueError(f"trained steps {sorted(chosen)} must be within 0 to {total - 1}")
     step = StepPlan(kernel=kernel)
     steps = tuple(
         replace(step, children=width if i in points else 1, spread=spread if i in points else None, trained=i in chosen)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Rollout:
         depth: [N] denoising steps taken to reach it.
         prompt: [N] its prompt, 0..P-1.
         root: [N] its root's number within the prompt.
+        branch: [N] depth at which its side branch left the main line, 0 on the main line.
         leaf: [L] node ids of the leaves, prompt by prompt.
         x: [L, ...] final states, storage dtype.
         transitions: trained edges, by denoising step.
@@ -90,6 +92,7 @@ class Rollout:
     depth: Tensor
     prompt: Tensor
     root: Tensor
+    branch: Tensor
     leaf: Tensor
     x: Tensor
     transitions: tuple[Transitions, ...]
@@ -119,13 +122,15 @@ class _Tree:
     depth: list[int]
     prompt: list[int]
     root: list[int]
+    branch: list[int]
 
-    def grow(self, parents: Sequence[int]) -> list[int]:
+    def grow(self, parents: Sequence[int], leaving: bool = False) -> list[int]:
         first = len(self.parent)
         self.parent += parents
         self.depth += [self.depth[p] + 1 for p in parents]
         self.prompt += [self.prompt[p] for p in parents]
         self.root += [self.root[p] for p in parents]
+        self.branch += [self.depth[p] + 1 if leaving else self.branch[p] for p in parents]
         return list(range(first, len(self.parent)))
 
 
@@ -168,7 +173,8 @@ class RolloutRunner:
         """
         plan, prompts = self.plan, len(keys)
         roots = [(p, r) for p in range(prompts) for r in range(plan.roots)]
-        tree = _Tree([-1] * len(roots), [0] * len(roots), [p for p, _ in roots], [r for _, r in roots])
+        zeros = [0] * len(roots)
+        tree = _Tree([-1] * len(roots), [*zeros], [p for p, _ in roots], [r for _, r in roots], zeros)
         root_keys = [address(keys[p], 0, r) for p, r in roots]
         front = _Front(
             draw_noise(self.shape, root_keys, self.device).to(self.dtype),
@@ -195,6 +201,7 @@ class RolloutRunner:
             depth=torch.tensor(tree.depth),
             prompt=torch.tensor(tree.prompt),
             root=torch.tensor(tree.root),
+            branch=torch.tensor(tree.branch),
             leaf=torch.tensor(leaves.node),
             x=leaves.x,
             transitions=tuple(transitions),
@@ -210,7 +217,7 @@ class RolloutRunner:
         bounds = sorted(set(bounds))
         return [
             slice(start, min(start + self.batch, stop))
-            for low, stop in zip(bounds, bounds[1:])
+            for low, stop in itertools.pairwise(bounds)
             for start in range(low, stop, self.batch)
         ]
 
@@ -233,7 +240,7 @@ class RolloutRunner:
             index = torch.tensor(rows, device=v.device)
             noise = self._branch_noise(source, front, keys, i, kind)
             taken = step(v[index], front.x[index], coefficients, noise=noise, dtype=self.dtype)
-            nodes = tree.grow([front.node[s] for s in rows])
+            nodes = tree.grow([front.node[s] for s in rows], leaving=kind == 1)
             parts.append((rows, taken.x_next, nodes, keys))
             if step_plan.trained:
                 trained.append(self._record(front, v, i, coefficients, index, taken, nodes, batches))

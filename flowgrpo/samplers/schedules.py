@@ -25,13 +25,9 @@ def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
         if not 0.0 <= sigma <= 1.0:
             raise ValueError(f"sigmas[{i}] is {sigma}; noise levels lie in [0, 1]")
         if i > 0 and not sigma < levels[i - 1]:
-            raise ValueError(
-                f"sigmas[{i}] is {sigma}, not below {levels[i - 1]} before it; levels strictly decrease"
-            )
+            raise ValueError(f"sigmas[{i}] is {sigma}, not below {levels[i - 1]} before it; levels strictly decrease")
     if levels[-1] != 0.0:
-        raise ValueError(
-            f"sigmas ends at {levels[-1]}; append 0.0, or the last state is decoded with noise in it"
-        )
+        raise ValueError(f"sigmas ends at {levels[-1]}; append 0.0, or the last state is decoded with noise in it")
     return levels
 
 

@@ -1,8 +1,7 @@
 """Drawing of scenes: coloured shapes on a light ground, 64×64 pixels, antialiased.
 
 Coordinates are pixels, x to the right and y downwards; colours are RGB in [0, 1]. A shape is described by
-its centre and a radius; the masks of all shapes of one radius cover about the same area, so that size tells
-nothing about shape.
+its centre and a radius, on which the shapes are scaled to look about equally large.
 """
 
 from __future__ import annotations

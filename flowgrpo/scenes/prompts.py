@@ -57,7 +57,12 @@ class Item:
     @classmethod
     def from_include(cls, entry: dict[str, Any]) -> Item:
         """Read GenEval's form; raises ValueError for a shape, colour or relation this world does not have."""
-        relation, other = entry.get("position") or (None, 0)
+        if not isinstance(entry, dict):
+            raise ValueError(f"`include` lists {entry!r}; write objects such as {{'class': 'circle', 'count': 1}}")
+        position = entry.get("position") or (None, 0)
+        if not isinstance(position, list | tuple) or len(position) != 2 or not isinstance(position[1], int):
+            raise ValueError(f"`include` has position {position!r}; write [relation, number of the other item]")
+        relation, other = position
         for value, known, key in (
             (entry.get("class"), SHAPES, "class"),
             (entry.get("color"), (None, *COLOURS), "color"),
@@ -65,7 +70,26 @@ class Item:
         ):
             if value not in known:
                 raise ValueError(f"`include` has {key} {value!r}; write one of {', '.join(map(str, known))}")
-        return cls(entry["class"], int(entry.get("count", 1)), entry.get("color"), relation, int(other))
+        count = entry.get("count", 1)
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"`include` has count {count!r}; write a whole number of 1 or more")
+        return cls(entry["class"], count, entry.get("color"), relation, other)
+
+
+def read_items(include: Any) -> tuple[Item, ...]:
+    """All items of a prompt's `include`.
+
+    Raises:
+        ValueError: no list of at least one item, an item this world does not have, or a relation to an item that
+            is not in the list.
+    """
+    if not isinstance(include, list | tuple) or not include:
+        raise ValueError(f"`include` is {include!r}; write a list of at least one item (in a .jsonl file)")
+    items = tuple(Item.from_include(entry) for entry in include)
+    for k, item in enumerate(items):
+        if item.relation is not None and (item.other == k or not 0 <= item.other < len(items)):
+            raise ValueError(f"`include` places item {k} against item {item.other}; number the others from 0")
+    return items
 
 
 @dataclass(frozen=True)
@@ -105,9 +129,7 @@ def _phrases() -> Iterator[tuple[str, str, tuple[Item, ...]]]:
 
 def all_prompts() -> list[Prompt]:
     """Every prompt of the world, in a fixed order: each phrase in each frame."""
-    return [
-        Prompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in FRAMES
-    ]
+    return [Prompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in FRAMES]
 
 
 def is_heldout(text: str) -> bool:
@@ -159,8 +181,7 @@ def _apart(things: list[Thing]) -> bool:
 def _related(items: tuple[Item, ...], things: list[Thing]) -> bool:
     """Relations are asked only between items of count one, so items and things correspond."""
     return all(
-        item.relation is None or _clearly(item.relation, things[k], things[item.other])
-        for k, item in enumerate(items)
+        item.relation is None or _clearly(item.relation, things[k], things[item.other]) for k, item in enumerate(items)
     )
 
 

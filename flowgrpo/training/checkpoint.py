@@ -27,9 +27,7 @@ def write_checkpoint(
     (folder / "state.json").write_text(json.dumps({"iteration": iteration}), encoding="utf-8")
 
 
-def read_checkpoint(
-    folder: Path, weights: TrainedWeights, optimizer: torch.optim.Optimizer, ema: Ema | None
-) -> int:
+def read_checkpoint(folder: Path, weights: TrainedWeights, optimizer: torch.optim.Optimizer, ema: Ema | None) -> int:
     """Put a checkpoint back in place; returns the iteration to do next.
 
     Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,30 +38,34 @@ def read_prompts(source: str) -> list[PromptRow]:
 
     Raises:
         ValueError: a missing or empty file, an unknown ending, an unreadable line or one without a prompt; the
-            message names file and line.
+            message names file and line (of a `.json` list, the entry).
     """
     path = prompt_path(source)
-    text = path.read_text(encoding="utf-8")
-    ending = path.suffix.lower()
+    try:
+        # Spreadsheets begin their UTF-8 with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    ending, unit = path.suffix.lower(), "line"
+    # Not splitlines(), which also cuts at characters that prompts may hold, such as U+2028.
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if ending == ".txt":
-        entries: list[tuple[int, Any]] = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1)]
-        entries = [(n, line) for n, line in entries if line]
+        entries: list[tuple[int, Any]] = [*lines]
     elif ending == ".jsonl":
-        lines = ((n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip())
-        entries = [(n, _json(path, n, line)) for n, line in lines]
+        entries = [(number, _json(path, number, line)) for number, line in lines]
     elif ending == ".json":
         listed = _json(path, 1, text)
         if not isinstance(listed, list):
             raise ValueError(f"{path} holds {type(listed).__name__}; give a JSON list of prompts or objects")
-        entries = list(enumerate(listed, 1))
+        entries, unit = list(enumerate(listed, 1)), "entry"
     elif ending in (".csv", ".tsv"):
-        reader = csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ",")
-        entries = [(n, dict(row)) for n, row in enumerate(reader, 2)]
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ending == ".tsv" else ",")
+        entries = [(reader.line_num, dict(row)) for row in reader]
     else:
         raise ValueError(f"{path}: prompt files end in .txt, .jsonl, .json, .csv or .tsv, not {ending or 'nothing'!r}")
     if not entries:
         raise ValueError(f"{path} holds no prompt")
-    return [_row(path, number, index, entry) for index, (number, entry) in enumerate(entries)]
+    return [_row(f"{path}, {unit} {number}", index, entry) for index, (number, entry) in enumerate(entries)]
 
 
 def prompt_path(source: str) -> Path:
@@ -81,17 +86,20 @@ def _json(path: Path, number: int, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from None
+        line = number + error.lineno - 1
+        raise ValueError(f"{path}, line {line}: not JSON ({error.msg} at column {error.colno})") from None
 
 
-def _row(path: Path, number: int, index: int, entry: Any) -> PromptRow:
+def _row(place: str, index: int, entry: Any) -> PromptRow:
     if isinstance(entry, str):
-        return PromptRow(index, entry)
+        entry = {"prompt": entry}
     known = {key.lower(): key for key in entry if isinstance(key, str)} if isinstance(entry, dict) else {}
     key = known.get("prompt")
-    if key is None or not isinstance(entry[key], str) or not entry[key].strip():
+    if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
-        raise ValueError(f"{path}, line {number}: no `prompt` text (it has {have or 'nothing'})")
+        raise ValueError(f"{place}: no `prompt` (it has {have or 'nothing'})")
+    if not isinstance(entry[key], str) or not entry[key].strip():
+        raise ValueError(f"{place}: `prompt` is {entry[key]!r}; write the words of a prompt")
     return PromptRow(index, entry[key], {k: v for k, v in entry.items() if k not in (key, None)})
 
 

@@ -56,9 +56,7 @@ def generate(
     return torch.cat(parts)
 
 
-def sample_images(
-    model: str, prompts: Sequence[str], out: Path, *, steps: int, seed: int, count: int
-) -> list[Path]:
+def sample_images(model: str, prompts: Sequence[str], out: Path, *, steps: int, seed: int, count: int) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
 
     Raises:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
 
 from ..configs.schema import Recipe
+from ..core.objectives import SURROGATES
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, spine_plan, window_plan
 from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
@@ -18,7 +23,14 @@ def window_schedule(recipe: Recipe, num_steps: int) -> WindowSchedule:
     if w.kind == "all":
         return WindowSchedule("frozen", num_steps - 1, num_steps)
     return WindowSchedule(
-        w.kind, w.size, num_steps, stride=w.stride, interval=w.interval, start=w.start, stop=w.stop, seed=recipe.run.seed
+        w.kind,
+        w.size,
+        num_steps,
+        stride=w.stride,
+        interval=w.interval,
+        start=w.start,
+        stop=w.stop,
+        seed=recipe.run.seed,
     )
 
 
@@ -91,15 +103,45 @@ def forecast(recipe: Recipe, sigmas: Sequence[float] | None = None, elements: in
     )
 
 
+def surrogate_of(recipe: Recipe, elements: int) -> Callable[..., Tensor]:
+    """The surrogate of a recipe with its hyper-parameters, for latents of `elements` numbers.
+
+    Raises:
+        ValueError: a hyper-parameter that the surrogate does not have.
+    """
+    objective = recipe.objective
+    function = SURROGATES[objective.surrogate]
+    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    options = dict(objective.options)
+    if objective.clip_nats is not None:
+        options = {"low": objective.clip_nats / elements, "high": objective.clip_nats / elements}
+    for name in options:
+        if name not in known:
+            raise ValueError(
+                f"objective.options has {name!r}, which surrogate {objective.surrogate} does not take; it takes "
+                f"{', '.join(known) or 'none'}"
+            )
+    return partial(function, **options)
+
+
+def clip_of(recipe: Recipe, elements: int) -> tuple[float, float]:
+    """Lower and upper clip on the mean-reduced ratio; infinite where the surrogate does not clip."""
+    bound = surrogate_of(recipe, elements)
+    parameters = inspect.signature(bound).parameters
+    if not {"low", "high"} <= parameters.keys():
+        return math.inf, math.inf
+    return parameters["low"].default, parameters["high"].default
+
+
 def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, float | None]:
     """The upper clip as (mean-reduced number, nats of the whole latent); None where it is not known."""
     nats = recipe.objective.clip_nats
     if nats is not None:
         return (nats / elements if elements else None), nats
-    high = recipe.objective.options.get("high", 0.2 if recipe.objective.surrogate == "clip" else None)
-    if high is None:
+    high = clip_of(recipe, 1)[1]
+    if not math.isfinite(high):
         return None, None
-    return high, (high * elements if elements and math.isfinite(high) else None)
+    return high, (high * elements if elements else None)
 
 
 def _warnings(recipe: Recipe, elements: int | None) -> list[str]:

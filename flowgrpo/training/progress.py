@@ -89,10 +89,10 @@ class ConsoleReporter:
             verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
             self.say(f"ratio before the first update: {verdict}")
 
-    def evaluation(self, iteration: int, record: Mapping[str, float]) -> None:
+    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""
         self._heldout = " ".join(f"{value:.4f}" for value in record.values() if value is not None)
-        listed = ", ".join(f"{name.removeprefix('eval/')} {value:.4f}" for name, value in record.items())
+        listed = ", ".join(f"{name.removeprefix('eval/')} {_cell(value, 0, 4)}" for name, value in record.items())
         self.say(f"held-out after {iteration} iterations: {listed}")
 
     def _trend(self) -> str:

@@ -53,8 +53,10 @@ class RunFolder:
         """Make a new run folder.
 
         Raises:
-            ValueError: the folder exists and is not empty: a run is never overwritten.
+            ValueError: the folder exists and is not empty, or is a file: a run is never overwritten.
         """
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; name a new folder")
         if path.exists() and any(path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
@@ -72,7 +74,7 @@ class RunFolder:
         """
         run = cls(path)
         if not run.config.is_file():
-            raise ValueError(f"{path} is not a run folder (no config.yaml); give the folder that `flowgrpo train` wrote")
+            raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
         run.samples.mkdir(exist_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
         return run
@@ -89,9 +91,7 @@ class RunFolder:
             kept = [line for line in _whole_lines(file) if json.loads(line)["iteration"] < iteration]
             write_text(file, "".join(f"{line}\n" for line in kept))
 
-    def save_samples(
-        self, phase: str, iteration: int, images: Tensor, records: Iterable[Mapping[str, Any]]
-    ) -> None:
+    def save_samples(self, phase: str, iteration: int, images: Tensor, records: Iterable[Mapping[str, Any]]) -> None:
         """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) with one record each."""
         folder = self.samples / f"iter-{iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,8 @@ from ..pipelines.prompts import PromptCache
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
-from .data import PromptRow, PromptStream, read_prompts
-from .planning import planner
+from .data import PromptRow, PromptStream, columns_of, read_prompts
+from .planning import forecast, planner, surrogate_of
 from .run_folder import RunFolder
 from .trainer import Data, Reporter, Trainer
 
@@ -51,10 +51,14 @@ def model_folder(path: str) -> str:
         return str(embedded_pipeline())
     folder = Path(path)
     if folder.is_dir() and not (folder / "model_index.json").is_file():
-        raise ValueError(f"model.path {path!r} holds no model_index.json; give the folder of a whole diffusers pipeline")
+        raise ValueError(
+            f"model.path {path!r} holds no model_index.json; give the folder of a whole diffusers pipeline"
+        )
     looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
     if not folder.is_dir() and looks_local:
-        raise ValueError(f"model.path {path!r} is not a folder; give a pipeline folder, a hub id (owner/name) or scenes")
+        raise ValueError(
+            f"model.path {path!r} is not a folder; give a pipeline folder, a hub id (owner/name) or scenes"
+        )
     return path
 
 
@@ -101,29 +105,25 @@ class Session:
     Args:
         recipe: what to do.
         run: where to do it; None for measurements that write nothing.
-        accelerator: made from the environment if not given.
+        checked: the recipe's data and rewards, if they have been made already.
 
     Raises:
         ValueError: anything that is wrong with files, rewards or geometry, before the model is loaded.
     """
 
-    def __init__(self, recipe: Recipe, run: RunFolder | None = None, accelerator: Accelerator | None = None) -> None:
+    def __init__(self, recipe: Recipe, run: RunFolder | None = None, checked: Checked | None = None) -> None:
         quiet_libraries()
         self.recipe, self.run = recipe, run
-        self.data = read_data(recipe)
-        folder = model_folder(recipe.model.path)
-        quarantine = run.path / "failed" if run else None
-        self.rewards = RewardSet(reward_specs(recipe.rewards), quarantine=quarantine)
-        evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
-        self.evaluation = RewardSet(reward_specs(evaluated), quarantine=quarantine)
+        checked = checked or Checked(recipe)
+        self.data, self.rewards, self.evaluation = checked.data, checked.rewards, checked.evaluation
+        if run is not None:
+            self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
         trackers: Any = list(recipe.run.trackers) or None
-        self.accelerator = accelerator or Accelerator(log_with=trackers, project_dir=run.path if run else None)
-        ranks = self.accelerator.num_processes
-        if recipe.rollout.prompts % ranks:
-            raise ValueError(f"rollout.prompts is {recipe.rollout.prompts} on {ranks} ranks; use a multiple of {ranks}")
+        self.accelerator = Accelerator(log_with=trackers, project_dir=run.path if run else None)
+        _check_ranks(recipe, self.accelerator.num_processes)
         if trackers:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
-        self.policy, self.evaluator = self._policies(folder)
+        self.policy, self.evaluator = self._policies(checked.folder)
         self.plan_for = planner(recipe, recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas)
 
     def _policies(self, folder: str) -> tuple[FlowPolicy, FlowPolicy]:
@@ -187,9 +187,40 @@ def read_data(recipe: Recipe) -> Data:
     return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
 
 
+class Checked:
+    """What of a recipe can be read and made without its model.
+
+    Raises:
+        ValueError: whatever is wrong with prompt files, model path, rewards, their columns, plan or surrogate.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.data = read_data(recipe)
+        self.folder = model_folder(recipe.model.path)
+        forecast(recipe)
+        surrogate_of(recipe, 1)
+        self.rewards = RewardSet(reward_specs(recipe.rewards))
+        evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
+        self.evaluation = RewardSet(reward_specs(evaluated))
+        for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
+            for reward in rewards.rewards if rows else ():
+                reward.check("images", columns_of(rows), grouped=True)
+
+
+def _check_ranks(recipe: Recipe, ranks: int) -> None:
+    prompts, updates = recipe.rollout.prompts, recipe.optimizer.updates
+    if prompts % ranks:
+        raise ValueError(f"rollout.prompts is {prompts} on {ranks} ranks; use a multiple of {ranks}")
+    if updates > prompts // ranks:
+        raise ValueError(
+            f"optimizer.updates is {updates} with {prompts // ranks} prompts on each of {ranks} ranks; use at most "
+            f"{prompts // ranks}, or more rollout.prompts"
+        )
+    if recipe.advantage.scale == "batch" and ranks > 1:
+        raise ValueError("advantage.scale batch needs all rewards on one rank; use one process, or scale group")
+
+
 def start(recipe: Recipe, folder: Path) -> Session:
     """Check a recipe, make its run folder and load its model."""
-    read_data(recipe)
-    model_folder(recipe.model.path)
-    RewardSet(reward_specs(recipe.rewards)).close()
-    return Session(recipe, RunFolder.create(folder, dump_recipe(recipe)))
+    checked = Checked(recipe)
+    return Session(recipe, RunFolder.create(folder, dump_recipe(recipe)), checked)

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..configs.schema import Recipe
 from ..core.advantages import group_advantages, multi_reward_advantages
 from ..core.diagnostics import degenerate_groups, step_statistics, summarise
-from ..core.objectives import SURROGATES, policy_loss
+from ..core.objectives import policy_loss
 from ..pipelines.ema import Ema
 from ..pipelines.policy import Experience, FlowPolicy
 from ..rewards.runner import RewardBatch, RewardSet
@@ -25,6 +25,7 @@ from ..samplers.rollout import address
 from .checkpoint import read_checkpoint, write_checkpoint
 from .clock import Clock
 from .data import PromptRow, PromptStream, columns_of
+from .planning import clip_of, surrogate_of
 from .run_folder import RunFolder
 
 EVALUATION_SEED = 20_260_101
@@ -39,7 +40,7 @@ class Reporter(Protocol):
     def iteration(self, record: Mapping[str, Any]) -> None:
         """Called after each iteration with what goes into the metrics."""
 
-    def evaluation(self, iteration: int, record: Mapping[str, float]) -> None:
+    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Called after each evaluation."""
 
 
@@ -87,12 +88,9 @@ class Trainer:
         self.ema = Ema(policy.weights, decay=settings.ema.decay, every=settings.ema.every) if settings.ema else None
         self.clock = Clock(policy.device)
         self.next_iteration = 0
-        options: dict[str, float] = dict(recipe.objective.options)
-        if recipe.objective.clip_nats is not None:
-            elements = math.prod(policy.denoiser.probe.latent_shape)
-            options = {"low": recipe.objective.clip_nats / elements, "high": recipe.objective.clip_nats / elements}
-        self.clip_options = options
-        self.surrogate = partial(SURROGATES[recipe.objective.surrogate], **options)
+        elements = math.prod(policy.denoiser.probe.latent_shape)
+        self.surrogate = surrogate_of(recipe, elements)
+        self.clip = clip_of(recipe, elements)
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -126,6 +124,8 @@ class Trainer:
         if self.accelerator.is_main_process and final:
             self.run.log({"iteration": total, **final})
         self._save_results()
+        self.rewards.close()
+        self.evaluation.close()
         self.accelerator.end_training()
 
     def iterate(self, iteration: int) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Trainer:
             scores = self._score(self.rewards, rows, experience)
         leaf, degenerate = self._advantages(scores, experience)
         clamp = self.recipe.advantage.clamp
-        edges = experience.node_advantages(leaf, self.recipe.advantage.credit)
+        edges = experience.node_advantages(leaf, self.recipe.advantage.credit).nan_to_num()
         edges = edges.clamp(-clamp, clamp) if clamp is not None else edges
         record = self._reward_record(iteration, scores, degenerate)
         record |= self.update(experience, edges.to(self.policy.device))
@@ -175,15 +175,17 @@ class Trainer:
         settings = self.recipe.advantage
         count = degenerate_groups(scores.values, experience.groups)
         if settings.credit == "depth":
-            return (scores.values * scores.weights).nansum(1), count
-        if settings.scale == "batch" and self.accelerator.num_processes > 1:
-            raise ValueError("advantage.scale batch needs all rewards on one rank; use one process, or scale group")
-        options = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale, "baseline": settings.baseline}
+            nothing = scores.values.isnan().all(1)
+            return (scores.values * scores.weights).nansum(1).masked_fill(nothing, torch.nan), count
+        options: dict[str, Any] = {
+            "eps": settings.eps,
+            "ddof": settings.ddof,
+            "scale": settings.scale,
+            "baseline": settings.baseline,
+        }
         if scores.values.shape[1] == 1:
             return group_advantages(scores.values[:, 0], experience.groups, **options), count
-        values = multi_reward_advantages(
-            scores.values, experience.groups, scores.weights, how=settings.how, **options
-        )
+        values = multi_reward_advantages(scores.values, experience.groups, scores.weights, how=settings.how, **options)
         return values, count
 
     # -- the update --------------------------------------------------------------------------------------------
@@ -232,9 +234,8 @@ class Trainer:
             kl = scored.penalty.detach()
             metrics["kl"] = torch.stack([kl.sum(), kl.new_tensor(float(kl.numel()))])
         detached = scored.log_ratio.detach()
-        low, high = (self.clip_options.get(side, math.inf) for side in ("low", "high"))
         stats = step_statistics(
-            detached, scored.steps, advantage[:, None], None, low, high, num_steps=experience.plan.num_steps
+            detached, scored.steps, advantage[:, None], None, *self.clip, num_steps=experience.plan.num_steps
         )
         return stats.cpu(), metrics, detached.abs().max().cpu()
 
@@ -284,12 +285,10 @@ class Trainer:
         record["grad_norm"] = _number(torch.stack(norms).mean())
         by_step = summarise(statistics)
         trained = [int(i) for i in by_step["count"].nonzero().flatten()]
-        record["steps"] = {
-            str(i): {key: _number(values[i]) for key, values in by_step.items()} for i in trained
-        }
+        record["steps"] = {str(i): {key: _number(values[i]) for key, values in by_step.items()} for i in trained}
         return record
 
-    def evaluate(self, iteration: int) -> dict[str, float]:
+    def evaluate(self, iteration: int) -> dict[str, float | None]:
         """Sample every held-out prompt with fixed seeds, deterministically, with the averaged weights."""
         if not self.data.heldout:
             return {}

@@ -7,9 +7,7 @@ from flowgrpo.core.advantages import group_advantages, multi_reward_advantages
 
 NAN = float("nan")
 GROUPS = torch.tensor([7, 7, -2, 7, -2])
-REWARDS = torch.tensor(
-    [1.0, 2.0, 5.0, 6.0, 9.0]
-)  # group 7: 1, 2, 6 (mean 3, ss 14); group -2: 5, 9 (mean 7, ss 8)
+REWARDS = torch.tensor([1.0, 2.0, 5.0, 6.0, 9.0])  # group 7: 1, 2, 6 (mean 3, ss 14); group -2: 5, 9 (mean 7, ss 8)
 
 
 def close(got, want, tol=1e-6):
@@ -90,9 +88,7 @@ def test_variance_is_two_pass():
     close(group_advantages(rewards, torch.zeros(3, dtype=torch.long), eps=0.0), [-1, 0, 1])
 
 
-ROWS = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.5, NAN])), min_size=2, max_size=14
-)
+ROWS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.5, NAN])), min_size=2, max_size=14)
 
 
 @settings(max_examples=60, deadline=None)
@@ -163,9 +159,7 @@ def test_gdpo_whitens_the_sum_of_separately_normalised_rewards():
     want = (total - total.mean()) / (total.std() + 1e-4)
     got = multi_reward_advantages(rewards, groups, [1.0, 2.0], how="gdpo")
     close(got, want, 1e-5)
-    rescaled = multi_reward_advantages(
-        rewards * torch.tensor([1.0, 50.0]), groups, [1.0, 2.0], how="gdpo", eps=0
-    )
+    rescaled = multi_reward_advantages(rewards * torch.tensor([1.0, 50.0]), groups, [1.0, 2.0], how="gdpo", eps=0)
     close(rescaled, multi_reward_advantages(rewards, groups, [1.0, 2.0], how="gdpo", eps=0), 1e-5)
 
 

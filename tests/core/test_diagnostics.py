@@ -54,9 +54,7 @@ def test_statistics_show_the_left_shift_that_guard_removes():
     plain = (noise * shift / std[:, None]).mean(-1) - shift**2 / (2 * std**2)
     guard = (noise * shift).mean(-1)
     signs = torch.ones(64, 1).cumsum(0) % 2 - 0.5
-    before, after = (
-        summarise(step_statistics(x, torch.arange(3), signs, None, 1e-3, 1e-3, 3)) for x in (plain, guard)
-    )
+    before, after = (summarise(step_statistics(x, torch.arange(3), signs, None, 1e-3, 1e-3, 3)) for x in (plain, guard))
     torch.testing.assert_close(before["log_ratio_mean"], -(shift**2) / (2 * std**2), rtol=0.1, atol=2e-3)
     assert before["log_ratio_var"][2] > 50 * before["log_ratio_var"][0]
     assert after["log_ratio_mean"].abs().max() < 1e-3

@@ -22,9 +22,7 @@ def test_core_never_pulls_a_value_off_the_device():
     """`.item()` and its kin would synchronise once per metric and micro-batch."""
     for file in Path(flowgrpo.core.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            assert not (
-                isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "cpu", "numpy")
-            ), file
+            assert not (isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "cpu", "numpy")), file
 
 
 def test_public_names_exist():

@@ -179,9 +179,7 @@ def test_gmpo_reduces_to_its_pooled_form():
 
 def test_weight_scales_the_surrogate_and_not_the_penalty():
     logp, old, adv, mask = batch()
-    weight = torch.rand(
-        B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(8)
-    ).requires_grad_()
+    weight = torch.rand(B, T, dtype=torch.float64, generator=torch.Generator().manual_seed(8)).requires_grad_()
     leaf = logp.clone().requires_grad_()
     penalty = 0.3 * kl(leaf, old, "k2")
     loss, metrics = policy_loss(leaf, old, adv, mask, weight=weight, penalty=penalty)

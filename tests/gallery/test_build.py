@@ -36,9 +36,7 @@ def record(iteration: int, prompt_id: int, seed: int, gold: float | None, **chan
     } | changes
 
 
-def write_run(
-    folder: Path, records: list[dict[str, Any]], metrics: list[dict[str, Any]] | None = None
-) -> Path:
+def write_run(folder: Path, records: list[dict[str, Any]], metrics: list[dict[str, Any]] | None = None) -> Path:
     (folder / "samples").mkdir(parents=True)
     (folder / "config.yaml").write_text("name: a run\nrecipe: flow_grpo\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics or []))
@@ -55,9 +53,7 @@ def write_run(
 def run(tmp_path: Path) -> Path:
     """Two prompts, two seeds each, evaluated at 0, 5 and 10; not written in paired order."""
     records = [
-        record(
-            iteration, prompt_id, seed, (iteration / 10) * (prompt_id == 1), prompt=f"{prompt_id} {HOSTILE}"
-        )
+        record(iteration, prompt_id, seed, (iteration / 10) * (prompt_id == 1), prompt=f"{prompt_id} {HOSTILE}")
         for seed in (8, 7)
         for iteration in (0, 5, 10)
         for prompt_id in (1, 2)
@@ -163,9 +159,7 @@ def test_policy_admits_exactly_the_script_and_style_of_the_page(run: Path) -> No
 
 def test_page_needs_no_network(run: Path) -> None:
     page = build_gallery(run).read_text().replace("http://www.w3.org/2000/svg", "")
-    assert not re.search(
-        r"https?:|[\"'(]//|@import|fetch\(|XMLHttpRequest|innerHTML|outerHTML|insertAdjacent", page
-    )
+    assert not re.search(r"https?:|[\"'(]//|@import|fetch\(|XMLHttpRequest|innerHTML|outerHTML|insertAdjacent", page)
     assert {"src", "href"}.isdisjoint(key for _, has in Elements(page).tags for key in has)
 
 
@@ -232,9 +226,7 @@ def test_pairs_need_the_same_prompt_and_seed(tmp_path: Path) -> None:
         record(0, 1, 7, 0.0, phase="train"),
     ]
     pairs = read_run(write_run(tmp_path / "run", records)).pairs
-    shots = [
-        [shot and (shot.prompt_id, shot.seed, shot.rewards["gold"]) for shot in pair.shots] for pair in pairs
-    ]
+    shots = [[shot and (shot.prompt_id, shot.seed, shot.rewards["gold"]) for shot in pair.shots] for pair in pairs]
     assert shots == [
         [("1", "7", 0.1), ("1", "7", 0.9)],
         [("2", "7", 0.2), None],
@@ -281,9 +273,7 @@ def test_summary_averages_seeds_before_prompts_and_leaves_out_missing_rewards(tm
 
 
 def test_one_evaluation_and_no_metrics_make_a_page(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run", [record(0, 1, 7, None, rewards={}, columns={}, notes={}, sub_scores={})]
-    )
+    run = write_run(tmp_path / "run", [record(0, 1, 7, None, rewards={}, columns={}, notes={}, sub_scores={})])
     (run / "metrics.jsonl").unlink()
     (run / "samples" / "iter-000000" / "eval-1-7-0.png").unlink()
     data = data_of(build_gallery(run))
@@ -294,9 +284,7 @@ def test_one_evaluation_and_no_metrics_make_a_page(tmp_path: Path) -> None:
 
 def test_metrics_keep_the_last_of_a_repeated_iteration_and_no_infinities(tmp_path: Path) -> None:
     rows = [{"iteration": 2, "kl": 1.0, "grad_norm": float("inf")}, {"iteration": 1, "kl": float("nan")}]
-    run = write_run(
-        tmp_path / "run", [record(0, 1, 7, 1.0)], [*rows, {"iteration": 2, "kl": 3.0, "note": "x"}]
-    )
+    run = write_run(tmp_path / "run", [record(0, 1, 7, 1.0)], [*rows, {"iteration": 2, "kl": 3.0, "note": "x"}])
     data = payload(read_run(run), "../samples/")
     assert data["iterations"] == [1, 2]
     assert data["series"] == [{"key": "kl", "values": [None, 3.0]}]

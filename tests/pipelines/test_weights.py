@@ -28,9 +28,7 @@ def test_a_lora_step_moves_the_adapter_and_nothing_else(key: str) -> None:
     pipe = TINY[key]()
     before = tensors(pipe)
     weights = TrainedWeights.lora(pipe, SPEC, seed=0)
-    trained = [
-        p for part in pipe.components.values() if isinstance(part, nn.Module) for p in part.parameters()
-    ]
+    trained = [p for part in pipe.components.values() if isinstance(part, nn.Module) for p in part.parameters()]
     assert {id(p) for p in trained if p.requires_grad} == {id(p) for p in weights.parameters()}
     assert all(".lora_" in name and name.startswith("transformer.") for name in weights.named_parameters())
 

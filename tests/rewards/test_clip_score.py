@@ -76,9 +76,7 @@ def test_cosine_by_hand_from_a_checkpoint_file(files: dict[str, str], scorer: Cl
 def test_a_batch_scores_as_its_members_do(scorer: ClipScore) -> None:
     images = pictures(3, 3, 40, 64)
     singly = [scorer(images=images[i : i + 1], prompts=PROMPTS[i : i + 1]) for i in range(3)]
-    torch.testing.assert_close(
-        scorer(images=images, prompts=PROMPTS), torch.cat(singly), atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(scorer(images=images, prompts=PROMPTS), torch.cat(singly), atol=1e-6, rtol=1e-5)
 
 
 def test_a_video_is_the_mean_over_frames(scorer: ClipScore) -> None:
@@ -98,9 +96,7 @@ def test_autocast_around_the_call_leaves_float32(scorer: ClipScore) -> None:
 @pytest.mark.parametrize("mode", ["shortest", "longest", "squash"])
 @pytest.mark.parametrize("size", [(48, 80), (90, 40), (20, 17), (64, 64)])
 @pytest.mark.parametrize("target", [32, (24, 40)])
-def test_preprocessing_matches_open_clips_on_8_bit_pictures(
-    mode: str, size: tuple[int, int], target: Any
-) -> None:
+def test_preprocessing_matches_open_clips_on_8_bit_pictures(mode: str, size: tuple[int, int], target: Any) -> None:
     settings = PreprocessCfg(size=target, resize_mode=mode, fill_color=0)
     image = (pictures(1, 3, *size) * 255).round() / 255
     expected = image_transform_v2(settings, is_train=False)(pil(image[0]))
@@ -126,9 +122,7 @@ def test_a_folder_brings_weights_and_preprocessing(files: dict[str, str], scorer
     assert packed.preprocess["resize_mode"] == "squash"
     wide = pictures(1, 3, 32, 64)
     assert packed(images=wide, prompts=PROMPTS[:1]) != scorer(images=wide, prompts=PROMPTS[:1])
-    alike = ClipScore(
-        files["model"], files["pretrained"], preprocess={"resize_mode": "squash", "mean": (0.5,) * 3}
-    )
+    alike = ClipScore(files["model"], files["pretrained"], preprocess={"resize_mode": "squash", "mean": (0.5,) * 3})
     assert torch.equal(alike(images=wide, prompts=PROMPTS[:1]), packed(images=wide, prompts=PROMPTS[:1]))
     assert ClipScore(f"local-dir:{files['folder']}").preprocess == packed.preprocess
 

@@ -190,9 +190,7 @@ def test_permuting_the_samples_permutes_the_scores() -> None:
     both = (Spy(batch_size=2), Spy(batch_size=3, whole_group=True))
     groups = [0, 1, 0, 1, 0, 1]
     plain = rewards(*both).score(IMAGES, PROMPTS, groups=groups).values
-    mixed = rewards(*both).score(
-        IMAGES[order], [PROMPTS[i] for i in order], groups=[groups[i] for i in order]
-    )
+    mixed = rewards(*both).score(IMAGES[order], [PROMPTS[i] for i in order], groups=[groups[i] for i in order])
     assert torch.equal(mixed.values, plain[order])
 
 
@@ -244,9 +242,7 @@ def test_a_raising_reward_stops_and_its_sample_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "failed"
     for number in range(2):
         with pytest.raises(RewardError, match=r"'r1' failed on sample 4 \(prompt 'e'\).*no edges") as caught:
-            rewards(Spy(), fragile, quarantine=kept).score(
-                IMAGES, PROMPTS, {"skill": list("uvwxyz")}, [3] * 6
-            )
+            rewards(Spy(), fragile, quarantine=kept).score(IMAGES, PROMPTS, {"skill": list("uvwxyz")}, [3] * 6)
         error = caught.value
         assert (error.reward, error.index, error.prompt) == ("r1", 4, "e")
         assert isinstance(error.__cause__, ZeroDivisionError)

@@ -217,9 +217,7 @@ def test_storage_dtype_can_differ_from_the_state() -> None:
     assert torch.equal(narrow.x_next, wide.x_next.bfloat16())
     assert not torch.equal(narrow.noise, wide.noise)
     torch.testing.assert_close(wide.noise, draw(6), rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        narrow.mean + narrow.std * narrow.noise, narrow.x_next.float(), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(narrow.mean + narrow.std * narrow.noise, narrow.x_next.float(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
@@ -246,9 +244,7 @@ def test_log_prob_gradient_is_the_score_of_the_policy() -> None:
         assert not sampled.x_next.requires_grad
 
 
-def shifted_policy(
-    name: str, i: int, scale: float
-) -> tuple[Coefficients, torch.Tensor, torch.Tensor, torch.Tensor]:
+def shifted_policy(name: str, i: int, scale: float) -> tuple[Coefficients, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A transition sampled by an old policy, and the float64 means of the old and of a moved one."""
     x, v = draw(20).double(), draw(21).double()
     c = Kernel(name).coefficients(SD3, i)

@@ -1,0 +1,24 @@
+PYTHON ?= python
+
+.PHONY: all style check test docs
+
+# What CI runs on the code.
+all: check test
+
+# Format, and mend what can be mended.
+style:
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+# Formatting, lint and types, without changing a file.
+check:
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+
+test:
+	$(PYTHON) -m pytest
+
+# Pages that are written from the code.
+docs:
+	$(PYTHON) docs/make_recipe_reference.py

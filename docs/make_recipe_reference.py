@@ -1,0 +1,261 @@
+"""Writes docs/recipes.md from the schema of recipes, so that the page cannot differ from the code.
+
+Run it from anywhere: `python docs/make_recipe_reference.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.core.surrogates import SURROGATES
+from flowgrpo.samplers.kernels import KERNELS
+
+PAGE = Path(__file__).resolve().with_name("recipes.md")
+
+INTRODUCTION = """\
+# Recipes
+
+<!-- Written by docs/make_recipe_reference.py from flowgrpo/configs/schema.py. Change those, not this page. -->
+
+A recipe is a YAML file that describes a whole run. `flowgrpo recipes` lists those that come with the package;
+`flowgrpo train RECIPE` takes such a name, or the path of a file of yours. Every key has a default except `rewards`
+and the name of each reward, so this is a complete recipe:
+
+```yaml
+rewards:
+  - name: gold
+```
+
+On the command line, keys are set by their dotted names, entries of lists by their numbers from 0. Values are read as
+YAML.
+
+```sh
+flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=false "sampler.splits=[2, 5]"
+```
+
+`flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
+calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look.
+
+A run folder holds its resolved recipe, with every default written out, as `config.yaml`. That file is a recipe too.
+
+## What is checked
+
+A recipe is checked before a model is loaded, and its faults are listed together. An unknown key is a fault, and the
+message names the nearest known key. Beyond single values:
+
+- With plan `window`, `rollout.group` is at least 2, and the window fits before the last step of the schedule, which is
+  never trained.
+- With plans `branch` and `spine`, `sampler.splits` names at least one step of the schedule.
+- `optimizer.updates` is at most `rollout.prompts`: an optimizer step takes whole groups.
+- `objective.clip_nats` and `objective.options` are not given together: both set the clip.
+- `objective.ratio: cps_released` goes with `sampler.kernel: cps` alone. `objective.ratio: guard` with that kernel needs
+  `objective.weight: guard`.
+- Two rewards do not share a name; a `label` tells them apart.
+- `rollout.prompts` is at most the number of training prompts, and a multiple of the number of processes.
+"""
+
+# What a key means where the schema does not say, or does not say enough for a reader who has no code open.
+NOTES = {
+    "name": "Of the recipe; run folders are named after it.",
+    "paper": "What it follows: papers and equations.",
+    "model.train": "A LoRA adapter on the denoiser, or all of the denoiser's weights.",
+    "model.lora.init": "`gaussian` draws A from N(0, 1/rank²), `default` is peft's. B starts at zero in both.",
+    "model.call": "Height, width, frames, guidance scale, negative prompt and so on.",
+    "model.variant": "How single states are evaluated; `auto` takes the lightest way that replays the pipeline's own "
+    "loop exactly.",
+    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
+    "data.train": "Files end in .txt (a prompt a line), .jsonl, .json, .csv or .tsv (a `prompt` column; the others go "
+    "to the rewards).",
+    "data.heldout": "`null` switches evaluation off.",
+    "sampler.plan": "`window`: chains, stochastic and trained within a window of steps. `branch`: trees, stochastic at "
+    "every step. `spine`: a deterministic main line with stochastic side branches.",
+    "sampler.steps": "Denoising steps.",
+    "sampler.sigmas": "They fall from at most 1 to exactly 0, and take the place of `sampler.steps`.",
+    "sampler.kernel": "Of the stochastic steps, see [kernels](#kernels).",
+    "sampler.eta": "Noise level; the kernel's published one if left out.",
+    "sampler.shared_noise": "Only for plan `window`.",
+    "sampler.solver": "Of the deterministic steps of plans `window` and `spine`.",
+    "sampler.flash_ratio": "After the window, that is; all steps are kept if left out.",
+    "sampler.window.kind": "`progressive` slides, `decay` and `exp_decay` slide ever faster, `random` draws a "
+    "position, `frozen` stays at `start`, `all` trains every step but the last.",
+    "sampler.window.size": "Steps in the window.",
+    "sampler.window.stride": "Steps by which it slides; 0 keeps it in place.",
+    "sampler.window.start": "First step a window may hold.",
+    "sampler.window.stop": "All steps but the last if left out.",
+    "rollout.group": "With plan `spine`, main lines per prompt; not used by `branch`.",
+    "rollout.decode_batch": "Latents in one call of the decoder.",
+    "rewards": "See [rewards.md](rewards.md).",
+    "rewards[].name": "A name of `flowgrpo rewards`, `path/to/file.py:name`, or `package.module:name`.",
+    "rewards[].weight": "Factor in the combined reward; 0 only records the reward.",
+    "rewards[].label": "What the reward is called in metrics; its own name if left out.",
+    "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
+    "advantage.how": "Several rewards: `sum` adds them by weight and then compares, `gdpo` compares each within its "
+    "group, adds, and whitens.",
+    "advantage.baseline": "The group's mean, the mean of the others (`loo`), or nothing.",
+    "advantage.scale": "Standard deviation to divide by: of the group, of the whole batch (one process only), or none.",
+    "advantage.eps": "Added to the standard deviation.",
+    "advantage.ddof": "1: sample standard deviation; 0: population.",
+    "advantage.clamp": "Largest absolute advantage; `null` for no bound.",
+    "advantage.credit": "`leaf` gives an inner edge the mean advantage of its leaves. With `depth`, `how`, `baseline` "
+    "and `scale` are not used.",
+    "objective.ratio": "`gaussian`: the transition's own, to the power 1/D for latents of D elements. `guard`: "
+    "GRPO-Guard's. `cps_released`: that of the CPS code.",
+    "objective.surrogate": "See [surrogates](#surrogates).",
+    "objective.clip_nats": "D is the number of elements of a latent. For surrogates `clip` and `gmpo`.",
+    "evaluate.rewards": "The keys of an entry are those of `rewards`.",
+    "optimizer.learning_rate": "Of AdamW, as are the next three.",
+    "optimizer.betas": "Decay of its averages.",
+    "optimizer.weight_decay": "Decoupled from the gradient.",
+    "optimizer.eps": "Added to the root of the second average.",
+    "optimizer.max_grad_norm": "Gradients are scaled down to this norm.",
+    "optimizer.ema": "`null` keeps no average: the weights themselves are evaluated and saved.",
+    "optimizer.ema.decay": "Largest decay; the first updates use a smaller one.",
+    "run.iterations": "Each is a rollout and its optimizer steps.",
+    "run.seed": "Of everything random in training: prompts, noise, random windows, adapter.",
+    "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
+}
+
+
+def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section of the schema with the dotted prefix of its keys, in the order of the schema."""
+    yield prefix, model
+    for name, field in model.model_fields.items():
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from sections(inner, f"{prefix}{name}.")
+        elif prefix == "" and name == "rewards":
+            yield "rewards[].", entry_of(field.annotation)
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, required or optional; None for a plain value."""
+    for candidate in (annotation, *(get_args(annotation) if _is_union(annotation) else ())):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
+
+
+def entry_of(annotation: Any) -> type[BaseModel]:
+    """The section that a list holds."""
+    (entry,) = get_args(annotation)
+    return entry  # type: ignore[no-any-return]
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def allowed(annotation: Any, metadata: list[Any]) -> str:
+    """The values a key takes, in words."""
+    if _is_union(annotation):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return " or ".join([*(allowed(part, metadata) for part in parts), "`null`"])
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if section_of(annotation) is not None:
+        return "section"
+    if get_origin(annotation) is list:
+        (entry,) = get_args(annotation)
+        least = max([getattr(m, "min_length", 0) for m in metadata], default=0)
+        bound = "one or more " if least == 1 else f"at least {least} " if least else ""
+        return f"list of {bound}{_PLURAL.get(entry, 'rewards')}"
+    if get_origin(annotation) is tuple:
+        return "two numbers"
+    words = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}.get(annotation, "mapping")
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    bounds = [f"{signs[key]} {getattr(m, key):g}" for m in metadata for key in signs if hasattr(m, key)]
+    return " ".join([words, " and ".join(bounds)]).strip()
+
+
+_PLURAL = {str: "texts", float: "numbers", int: "whole numbers"}
+
+
+def default(field: FieldInfo) -> str:
+    """The default of a key as YAML would write it."""
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, str):
+        return f"`{value}`" if value else '`""`'
+    return f"`{json.dumps(value)}`"
+
+
+def meaning(key: str, field: FieldInfo) -> str:
+    """What a key is for.
+
+    Raises:
+        ValueError: nobody has written it down.
+    """
+    words = " ".join(filter(None, [field.description, NOTES.get(key)]))
+    if not words:
+        raise ValueError(f"the recipe key {key} has no meaning; give its field a description in configs/schema.py")
+    return words
+
+
+def table(prefix: str, model: type[BaseModel]) -> str:
+    """The keys of one section; sections below it have tables of their own, and a row only if they can be absent."""
+    rows = [("key", "values", "default", "meaning"), ("---",) * 4]
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        inner = section_of(field.annotation)
+        if inner is field.annotation and inner is not None:
+            continue
+        value = "section" if inner is not None else default(field)
+        rows.append((f"`{key}`", allowed(field.annotation, field.metadata), value, meaning(key, field)))
+    return _rows(rows)
+
+
+def parts_table(parts: dict[str, Callable[..., Any]], skip: tuple[str, ...]) -> str:
+    """Named parts with the options and defaults of their functions, and the first line of their docstrings."""
+    rows = [("name", "options and defaults", "what it is"), ("---",) * 3]
+    for name, function in parts.items():
+        given = [p for p in inspect.signature(function).parameters.values() if p.name not in skip]
+        options = ", ".join(f"`{p.name}` {json.dumps(p.default)}" for p in given) or "none"
+        rows.append((f"`{name}`", options, (inspect.getdoc(function) or "").splitlines()[0]))
+    return _rows(rows)
+
+
+def _rows(rows: Sequence[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def page() -> str:
+    """The whole page.
+
+    Raises:
+        ValueError: a key has no meaning, or a note is about a key that does not exist.
+    """
+    listed = list(sections(Recipe))
+    known = {f"{prefix}{name}" for prefix, model in listed for name in model.model_fields}
+    stale = sorted(set(NOTES) - known)
+    if stale:
+        raise ValueError(f"notes on keys that are not in the schema: {', '.join(stale)}; remove them")
+    parts = [INTRODUCTION]
+    for prefix, model in listed:
+        words = (inspect.getdoc(model) or "").strip()
+        title = f"`{prefix.removesuffix('.').removesuffix('[]')}`" if prefix else "Top level"
+        parts.append(f"## {title}\n\n{words}\n\n{table(prefix, model)}\n")
+    kernels = {name: function for name, function in KERNELS.items() if name != "ode"}
+    parts.append(
+        "## Kernels\n\nValues of `sampler.kernel`. A kernel gives a step's standard deviation and the weight of the\n"
+        f"predicted noise in its mean.\n\n{parts_table(kernels, ('sigmas', 'i'))}\n"
+    )
+    parts.append(
+        "## Surrogates\n\nValues of `objective.surrogate`, and what `objective.options` may hold for each.\n\n"
+        f"{parts_table(SURROGATES, ('log_ratio', 'adv', 'logp', 'mask'))}\n"
+    )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,5 @@
+"""`python -m flowgrpo`."""
+
+from .cli import main
+
+main()

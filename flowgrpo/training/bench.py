@@ -1,0 +1,269 @@
+"""Measurements behind the claims of the documentation, each one command: `flowgrpo bench NAME`.
+
+Every measurement is of ratios within one process and writes nothing but its report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import Recipe
+from ..core.diagnostics import step_statistics, summarise
+from ..pipelines.policy import Experience, FlowPolicy
+from ..samplers.kernels import guard_weight, jacobian
+from ..samplers.plans import Plan
+from ..samplers.rollout import address, batches_of, replay
+from .planning import planner
+from .run_folder import RunFolder
+from .session import Session
+from .trainer import Trainer
+
+Report = Callable[[str], None]
+
+
+class Silent:
+    """A reporter that says nothing."""
+
+    def started(self, trainer: Trainer) -> None:
+        """Nothing."""
+
+    def iteration(self, record: Any) -> None:
+        """Nothing."""
+
+    def evaluation(self, iteration: int, record: Any) -> None:
+        """Nothing."""
+
+
+def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
+    data = recipe.model_dump()
+    for name, values in sections.items():
+        for key, value in values.items():
+            data[name][key] = {**data[name][key], **value} if isinstance(value, dict) else value
+    return Recipe.model_validate(data)
+
+
+def _trainer(recipe: Recipe, folder: Path) -> Trainer:
+    return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
+
+
+def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) -> dict[str, Any]:
+    """GRPO-Guard's diagnosis (2510.22319): log-ratios by denoising step and sign of the advantage, in both forms.
+
+    One rollout with every step but the last stochastic; the policy is then moved by `updates` optimizer steps on
+    that rollout, and the same edges are scored with the plain ratio and with the Guard ratio.
+    """
+    recipe = _changed(recipe, sampler={"window": {"kind": "all"}}, objective={"clip_nats": None, "options": {}})
+    trainer = _trainer(recipe, folder)
+    policy = trainer.policy
+    rows, experience = trainer.collect(0)
+    scores = trainer._score(trainer.rewards, rows, experience)
+    leaf, _ = trainer._advantages(scores, experience)
+    advantages = experience.node_advantages(leaf)
+    before = max(float(s.log_ratio.abs().max()) for s in _scored(policy, experience))
+    report(f"largest |log ratio| before the first update: {before!r} (ratio {'exactly 1' if before == 0 else 'NOT 1'})")
+    spread = _gradient_spread(policy, experience)
+    report("gradient of the surrogate in the velocity, by step: RMS, and largest over smallest")
+    for form, values in spread.items():
+        listed = "  ".join(f"{v:.2e}" for v in values)
+        report(f"  {form:<9} {listed}   {max(values) / min(values):.2f}×")
+    for _ in range(updates):
+        trainer.update(experience, advantages)
+    forms = {}
+    for form in ("gaussian", "guard"):
+        policy.ratio = form  # type: ignore[assignment]
+        total = torch.zeros(experience.plan.num_steps, 2, 4, dtype=torch.float64)
+        with torch.no_grad():
+            for scored in _scored(policy, experience):
+                adv = advantages[scored.node][:, None]
+                total += step_statistics(
+                    scored.log_ratio, scored.steps, adv, None, 2e-6, 2e-6, num_steps=experience.plan.num_steps
+                )
+        forms[form] = {key: values.tolist() for key, values in summarise(total).items()}
+        report(f"after {updates} updates, {form}: step, mean log-ratio, std, mean for A>0, mean for A<0, mean/std")
+        for i in range(experience.plan.num_steps - 1):
+            stats = forms[form]
+            mean, std = stats["log_ratio_mean"][i], stats["log_ratio_var"][i] ** 0.5
+            report(
+                f"  {i:>2}  {mean:>+11.3e}  {std:>10.3e}  {stats['log_ratio_mean_pos'][i]:>+11.3e}  "
+                f"{stats['log_ratio_mean_neg'][i]:>+11.3e}  {mean / max(std, 1e-30):>+7.3f}"
+            )
+    return {"first_error": before, "gradient_rms": spread, "log_ratio": forms, "updates": updates}
+
+
+def _scored(policy: FlowPolicy, experience: Experience) -> list[Any]:
+    with torch.no_grad():
+        return [policy.score(experience, t, b) for t, b in experience.batches(0)]
+
+
+def _gradient_spread(policy: FlowPolicy, experience: Experience) -> dict[str, list[float]]:
+    """RMS over a latent of d(log r · weight)/dv at the sampling policy, by trained step: |J|/s·ε/D, and ε/D·δ|J|."""
+    found: dict[str, list[float]] = {"plain": [], "guard": []}
+    for transitions in experience.rollout.transitions:
+        c = transitions.coefficients
+        scale = abs(jacobian(c.sigma, c.sigma_next, c.kappa))
+        old = transitions.velocity[transitions.state]
+        x = transitions.x[transitions.state].float()
+        mean = (1 - c.sigma_next) * (x - c.sigma * old) + c.kappa * (x + (1 - c.sigma) * old)
+        noise = (transitions.x_next.float() - mean) / c.std
+        rms = float(noise.square().mean().sqrt()) / noise[0].numel()
+        found["plain"].append(rms * scale / c.std)
+        found["guard"].append(rms * scale * guard_weight(c))
+    return found
+
+
+def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> dict[str, Any]:
+    """Denoiser evaluations and time of one rollout with shared initial noise against without, by window position."""
+    trainer = _trainer(recipe, folder)
+    sigmas = trainer.policy.denoiser.probe.sigmas
+    results: dict[str, Any] = {}
+    rows = trainer.data.train.take(0, recipe.rollout.prompts)
+    texts = [row.text for row in rows]
+    keys = [address(0, k) for k in range(len(rows))]
+    total = len(sigmas) - 1
+    size = min(recipe.sampler.window.size, total - 1)
+    report("window      evaluations shared / separate      seconds shared / separate    ratio")
+    for start in sorted({0, (total - 1 - size) // 2, total - 1 - size}):
+        window = {"window": {"kind": "frozen", "size": size, "start": start, "stop": None}}
+        plans = {
+            shared: planner(_changed(recipe, sampler={"shared_noise": shared, **window}), sigmas)(0)
+            for shared in (True, False)
+        }
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        counted: dict[bool, int] = {}
+        for _ in range(repeats):
+            for shared, plan in plans.items():
+                began = time.perf_counter()
+                counted[shared] = trainer.policy.sample(texts, keys, plan).evaluations
+                taken[shared].append(time.perf_counter() - began)
+        seconds = {shared: sorted(values)[len(values) // 2] for shared, values in taken.items()}
+        report(
+            f"{start:>2}–{start + size - 1:<2}       {counted[True]:>11} / {counted[False]:<11}      "
+            f"{seconds[True]:>9.2f} / {seconds[False]:<9.2f}   {seconds[True] / seconds[False]:.2f}"
+        )
+        results[f"{start}-{start + size - 1}"] = {
+            "evaluations": [counted[True], counted[False]],
+            "seconds": [seconds[True], seconds[False]],
+            "per_prompt": [plans[True].counts().evaluations, plans[False].counts().evaluations],
+        }
+    return results
+
+
+def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
+    """Rollouts and gradients with 1, 4 and all states in a call of the denoiser."""
+    trainer = _trainer(recipe, folder)
+    rows = trainer.data.train.take(0, recipe.rollout.prompts)
+    plan = trainer.plan_for(0)
+    keys = [address(0, k) for k in range(len(rows))]
+    texts = tuple(row.text for row in rows)
+    policy = trainer.policy
+    whole = policy.sample(texts, keys, plan)
+    images = policy.decode(whole, texts)
+    leaves = Experience(whole, plan, texts, images, 1)
+    scores = trainer._score(trainer.rewards, rows, leaves)
+    leaf, _ = trainer._advantages(scores, leaves)
+    results: dict[str, Any] = {}
+    reference: dict[str, Tensor] = {}
+    for size in (10**9, 4, 1):
+        policy.batch = size
+        again = policy.sample(texts, keys, plan)
+        state = float((again.x - whole.x).abs().max())
+        # Gradients are compared on one rollout, cut into batches of this size.
+        cut = replace(whole, transitions=tuple(replace(t, batches=_slices(len(t.x), size)) for t in whole.transitions))
+        gradient = _gradient(trainer, Experience(cut, plan, texts, images, 1), leaf)
+        reference = reference or gradient
+        scale = max(float(g.abs().max()) for g in reference.values())
+        off = max(float((gradient[n] - reference[n]).abs().max()) for n in reference) / scale
+        name = "all" if size == 10**9 else str(size)
+        report(f"batch {name:>3}: largest difference of final states {state:.1e}, of gradients {off:.1e} (relative)")
+        results[name] = {"state_difference": state, "gradient_difference": off}
+    return results
+
+
+def _slices(count: int, size: int) -> tuple[slice, ...]:
+    return tuple(slice(k, min(k + size, count)) for k in range(0, count, size))
+
+
+def _gradient(trainer: Trainer, experience: Experience, leaf: Tensor) -> dict[str, Tensor]:
+    advantages = experience.node_advantages(leaf)
+    denominator = torch.tensor(float(experience.trained_edges(0)))
+    for transitions, batch in experience.batches(0):
+        trainer._backward(experience, transitions, batch, advantages, denominator)
+    named = trainer.policy.weights.named_parameters()
+    found = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> dict[str, Any]:
+    """A whole iteration against the bare forward and backward calls of the same denoiser on the same batches.
+
+    Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward.
+    """
+    trainer = _trainer(recipe, folder)
+    trainer.iterate(0)
+    whole, bare, parts = [], [], []
+    for k in range(1, repeats + 1):
+        began = time.perf_counter()
+        record = trainer.iterate(k)
+        whole.append(time.perf_counter() - began)
+        parts.append({key: value for key, value in record.items() if key.startswith("time/")})
+        bare.append(_bare_seconds(trainer, trainer.plan_for(k)))
+    ratios = sorted(w / b for w, b in zip(whole, bare))
+    middle = len(ratios) // 2
+    seconds = sorted(whole)[middle]
+    images = recipe.rollout.prompts * trainer.plan_for(0).counts().leaves
+    report(f"iteration {seconds:.2f} s for {images} images; bare denoiser calls {sorted(bare)[middle]:.2f} s")
+    report(f"ratio, median of {repeats}: {ratios[middle]:.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})")
+    shares = {key: sum(p[key] for p in parts) / sum(whole) for key in parts[0]}
+    report("  ".join(f"{key.removeprefix('time/')} {share:.1%}" for key, share in shares.items()))
+    return {"seconds": whole, "bare_seconds": bare, "ratio": ratios[middle], "shares": shares, "images": images}
+
+
+def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
+    """Time of the transformer alone for one iteration of a plan."""
+    policy, prompts = trainer.policy, trainer.recipe.rollout.prompts
+    pipe = policy.denoiser.pipe
+    transformer = pipe.transformer
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    handle = transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
+    )
+    rows = trainer.data.train.take(0, prompts)
+    texts = [row.text for row in rows]
+    rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
+    sampled = len(calls)
+    velocity = policy._velocity(texts)
+    for transitions, batch in batches_of(rollout):
+        with torch.no_grad():
+            replay(velocity, transitions, batch)
+    handle.remove()
+    began = time.perf_counter()
+    with torch.no_grad():
+        for args, kwargs in calls[:sampled]:
+            transformer(*args, **kwargs)
+    for args, kwargs in calls[sampled:]:
+        output = transformer(*args, **kwargs)
+        (output[0] if isinstance(output, tuple) else output.sample).float().square().mean().backward()
+    taken = time.perf_counter() - began
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return taken
+
+
+MEASUREMENTS: dict[str, Callable[[Recipe, Path, Report], dict[str, Any]]] = {
+    "diagnosis": diagnosis,
+    "prefix": prefix,
+    "batches": batches,
+    "overhead": overhead,
+}
+
+
+def names() -> Sequence[str]:
+    """Names of the measurements."""
+    return tuple(MEASUREMENTS)

@@ -1,0 +1,190 @@
+"""Building of the embedded world: pipeline, learned scorer and prompt files, from nothing, into one folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ..pipelines.scenes import BuildSettings, build_scenes
+from ..rewards.registry import RewardSpec
+from ..rewards.runner import RewardSet
+from ..rewards.scenes_clip_training import FULL_STEPS, train_proxy
+from ..samplers.rollout import address
+from ..scenes.prompts import SKILLS, write_prompt_files
+from .data import columns_of, read_prompts
+from .inference import generate, open_model
+from .run_folder import write_text
+from .session import quiet_libraries
+from .trainer import EVALUATION_SEED
+
+SAMPLING_STEPS = 10
+RECORD = "build.json"
+UNFINISHED = ".unfinished"
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a build can do, on held-out prompts with one image each.
+
+    Attributes:
+        images: how many were scored.
+        gold: mean of the gold reward, in [0, 1].
+        gold_error: its standard error; None for a single image.
+        gold_by_skill: mean per skill.
+        correlation: Pearson's, of proxy and gold reward over the images; None where either is constant.
+        correlation_partial: of the proxy with the gold reward's partial credit.
+    """
+
+    images: int
+    gold: float
+    gold_error: float | None
+    gold_by_skill: dict[str, float]
+    correlation: float | None
+    correlation_partial: float | None
+
+
+def scaled_settings(seed: int, scale: float) -> BuildSettings:
+    """The pipeline's settings with every length multiplied by `scale`, none below what one batch needs."""
+    full = BuildSettings(seed=seed)
+
+    def part(length: int, least: int) -> int:
+        return max(least, round(scale * length))
+
+    return BuildSettings(
+        seed=seed,
+        scenes=part(full.scenes, 2 * full.batch),
+        vae_steps=part(full.vae_steps, 2),
+        steps=part(full.steps, 2),
+        warmup=part(full.warmup, 1) if scale < 1 else full.warmup,
+    )
+
+
+def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
+    """Build `out/pipeline`, `out/proxy` and `out/data`, and measure them into `out/build.json`.
+
+    Each part takes its name only when complete, so the same call after an interruption continues with the part that
+    was interrupted. Below scale 1 fewer held-out images are measured as well.
+
+    Args:
+        out: new or empty folder, or that of an unfinished build with the same seed and scale.
+        seed: of everything random.
+        scale: factor on training steps and scenes; 1 makes the shipped folder.
+        report: called with lines of progress.
+
+    Raises:
+        ValueError: `out` holds something else or a finished build, or `scale` is not positive.
+    """
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; give a positive number, 1 for the shipped folder")
+    _claim(out, seed, scale)
+    quiet_libraries()
+    settings, scorer_steps = scaled_settings(seed, scale), max(2, round(scale * FULL_STEPS))
+    parts: dict[str, Callable[[Path], object]] = {
+        "data": _write_prompts,
+        "proxy": lambda folder: train_proxy(folder, seed=seed, steps=scorer_steps, report=report),
+        "pipeline": lambda folder: build_scenes(folder, settings, report),
+    }
+    for name, write in parts.items():
+        if (out / name).is_dir():
+            report(f"{name}: complete already")
+            continue
+        workplace = out / UNFINISHED
+        shutil.rmtree(workplace, ignore_errors=True)
+        workplace.mkdir()
+        write(workplace / name)
+        os.replace(workplace / name, out / name)
+        workplace.rmdir()
+        report(f"{name}: written to {out / name}")
+    measured = measure(out, share=min(scale, 1.0))
+    skills = ", ".join(f"{skill} {value:.2f}" for skill, value in measured.gold_by_skill.items())
+    report(f"gold {measured.gold:.3f}{_error(measured.gold_error)} on {measured.images} held-out prompts ({skills})")
+    report(
+        f"correlation of proxy and gold {_number(measured.correlation)}, and with gold's partial credit "
+        f"{_number(measured.correlation_partial)}"
+    )
+    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": asdict(measured)})
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f" ± {value:.3f}"
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def _record(out: Path, facts: dict[str, object]) -> None:
+    write_text(out / RECORD, json.dumps(facts, indent=2) + "\n")
+
+
+def _claim(out: Path, seed: int, scale: float) -> None:
+    """Take a new folder, or that of the same build unfinished; raises ValueError for any other."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; name a new folder")
+    record = out / RECORD
+    if record.is_file():
+        facts = json.loads(record.read_text(encoding="utf-8"))
+        if facts.get("finished"):
+            raise ValueError(f"{out} holds a finished build; name a new folder")
+        if (facts.get("seed"), facts.get("scale")) != (seed, scale):
+            raise ValueError(
+                f"{out} holds an unfinished build with seed {facts.get('seed')} and scale {facts.get('scale')}; "
+                "continue it with these, or name a new folder"
+            )
+        return
+    if out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    _record(out, {"seed": seed, "scale": scale, "finished": False})
+
+
+def _write_prompts(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    write_prompt_files(folder)
+
+
+def measure(out: Path, share: float = 1.0) -> Measured:
+    """Sample held-out prompts with the built pipeline and score the images by gold and the built scorer.
+
+    Args:
+        out: folder of a build with all its parts.
+        share: of the held-out prompts, in (0, 1]; at least four of each skill are used.
+    """
+    rows = read_prompts(str(out / "data" / "heldout.jsonl"))
+    rows = rows[: max(4 * len(SKILLS), round(share * len(rows)))]
+    pipe, call = open_model(str(out / "pipeline"))
+    texts, keys = [row.text for row in rows], [address(EVALUATION_SEED, 2, row.id) for row in rows]
+    images = generate(pipe, call, texts, keys, SAMPLING_STEPS)
+    rewards = RewardSet([RewardSpec("gold"), RewardSpec("proxy", options={"folder": str(out / "proxy")})])
+    scores = rewards.score(images, texts, columns_of(rows))
+    gold, proxy = scores.values.double().unbind(1)
+    partial = torch.tensor(scores.sub_scores["gold"]["partial"], dtype=torch.float64)
+    skills = [row.columns["tag"] for row in rows]
+    by_skill = {
+        skill: float(gold[[k for k, other in enumerate(skills) if other == skill]].mean())
+        for skill in SKILLS
+        if skill in skills
+    }
+    return Measured(
+        images=len(rows),
+        gold=float(gold.mean()),
+        gold_error=float(gold.std() / math.sqrt(len(rows))) if len(rows) > 1 else None,
+        gold_by_skill=by_skill,
+        correlation=correlation(proxy, gold),
+        correlation_partial=correlation(proxy, partial),
+    )
+
+
+def correlation(one: torch.Tensor, other: torch.Tensor) -> float | None:
+    """Pearson's correlation of two [N] vectors; None where either is constant."""
+    if len(one) < 2 or one.std() == 0 or other.std() == 0:
+        return None
+    return float(torch.corrcoef(torch.stack([one, other]))[0, 1])

@@ -1,0 +1,182 @@
+"""Reading recipes: names, files, overrides, and what each fault is told."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.training.planning import forecast
+
+SMALLEST = "rewards: [{name: gold}]\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(source: str | Path | None = None, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(source, overrides)
+    return str(caught.value)
+
+
+def test_packaged_recipes_are_listed_with_their_first_comment():
+    names = recipe_names()
+    assert "default" in names
+    folder = Path(__file__).parents[2] / "flowgrpo" / "configs" / "recipes"
+    assert set(names) == {path.stem for path in folder.glob("*.yaml")}
+    assert all(line and not line.startswith("#") for line in names.values())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_packaged_recipe_validates_and_can_be_forecast(name: str):
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    expected = forecast(recipe)
+    assert sum(expected.windows) == recipe.run.iterations
+    assert expected.images >= 2 * recipe.rollout.prompts
+    assert all(counts.trained_edges > 0 for counts in expected.counts)
+    assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+def test_nothing_named_is_the_default_recipe():
+    assert load_recipe() == load_recipe("default")
+
+
+def test_overrides_reach_sections_lists_and_free_keys():
+    recipe = load_recipe(
+        "default",
+        [
+            "optimizer.learning_rate=1e-3",
+            "rewards.0.weight=2",
+            "rewards.0.options.dense=false",
+            "sampler.window.size=2",
+            "model.call={guidance_scale: 4.5}",
+            "model.call.max_sequence_length=64",
+            "sampler.sigmas=[1, 0.6, 0.3, 0]",
+            "sampler.window.stop=null",
+            "name=1e-3 or so",
+            "objective.clip_nats=null",
+            "objective.options={high: 2e-4}",
+            "objective.options.low=.inf",
+        ],
+    )
+    assert recipe.optimizer.learning_rate == 1e-3
+    assert recipe.rewards[0].weight == 2.0
+    assert recipe.rewards[0].options == {"dense": False}
+    assert recipe.sampler.window.size == 2
+    assert recipe.model.call == {"guidance_scale": 4.5, "max_sequence_length": 64}
+    assert recipe.sampler.sigmas == [1.0, 0.6, 0.3, 0.0]
+    assert recipe.name == "1e-3 or so"
+    assert recipe.objective.options == {"high": 2e-4, "low": float("inf")}
+    assert recipe.optimizer.updates == load_recipe().optimizer.updates
+
+
+def test_the_last_of_two_overrides_wins():
+    assert load_recipe(None, ["run.seed=1", "run.seed=2"]).run.seed == 2
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.5e-3", "2E5", "+3e+2", ".5e1", "1.e2"])
+def test_an_exponent_is_a_number_in_files_and_overrides(tmp_path: Path, text: str):
+    """YAML 1.1 would read most of these as text, which free-form options would keep as text."""
+    path = written(tmp_path, f"model: {{call: {{a: {text}}}}}\n{SMALLEST}")
+    assert load_recipe(path).model.call == {"a": float(text)}
+    assert load_recipe(None, [f"model.call.a={text}"]).model.call == {"a": float(text)}
+
+
+def test_a_section_left_out_as_null_comes_back_by_an_assignment_in_it(tmp_path: Path):
+    path = written(tmp_path, f"optimizer: {{ema: null}}\n{SMALLEST}")
+    assert load_recipe(path).optimizer.ema is None
+    ema = load_recipe(path, ["optimizer.ema.decay=0.5"]).optimizer.ema
+    assert ema is not None
+    assert ema.decay == 0.5
+
+
+def test_a_dumped_recipe_reads_back_as_itself(tmp_path: Path):
+    """`resume` reads the dump: infinite clips, tiny numbers, text that looks like a number, lists for tuples."""
+    recipe = load_recipe(
+        None,
+        ["objective.clip_nats=null", "objective.options={low: .inf, high: 1e-6}", "optimizer.betas=[0.8, 0.95]"],
+    )
+    call = {"prompt": "1e-3", "none": "null", "on": "yes", "γ": "ü", "scale": 1e-7, "n": "12"}
+    recipe = recipe.model_copy(update={"name": "2e5", "model": recipe.model.model_copy(update={"call": call})})
+    again = load_recipe(written(tmp_path, dump_recipe(recipe)))
+    assert again == recipe
+    assert again.model.call == call
+    assert again.optimizer.betas == (0.8, 0.95)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("optimizer.learning_rat=1", ["optimizer.learning_rat", "did you mean 'learning_rate'?"]),
+        ("rollouts.prompts=4", ["rollouts", "did you mean 'rollout'?"]),
+        ("rewards.0.wieght=2", ["rewards.0.wieght", "did you mean 'weight'?"]),
+        ("optimizer.ema.decya=0.5", ["optimizer.ema.decya", "did you mean 'decay'?"]),
+        ("sampler.window.zzz=0", ["sampler.window.zzz", "known keys: kind, size, stride"]),
+        ("run.iterations=many", ["run.iterations", "integer", "'many'"]),
+        ("run.iterations=true", ["run.iterations", "integer", "True"]),
+        ("run.iterations='5'", ["run.iterations", "integer", "'5'"]),
+        ("run.iterations=0", ["run.iterations", "greater than or equal to 1", "got 0"]),
+        ("sampler.kernel=flow_ode", ["sampler.kernel", "'flow_sde'", "'cps'", "got 'flow_ode'"]),
+        ("optimizer.betas=[0.9]", ["optimizer.betas"]),
+        ("objective.options={high: wide}", ["objective.options.high", "number", "'wide'"]),
+        ("rewards=[]", ["rewards", "at least 1"]),
+        ("evaluate.rewards=[]", ["evaluate.rewards", "at least 1"]),
+        ("run=3", ["run", "RunConfig"]),
+        ("run.iterations", ["'run.iterations' is not key=value", "run.iterations=50"]),
+        ("=5", ["'=5' is not key=value"]),
+        ("run.seed={a", ["'run.seed={a'", "quote it"]),
+        ("rewards.1.weight=2", ["'1' is not an entry of a list of 1"]),
+        ("rewards.first.weight=2", ["'first' is not an entry of a list of 1"]),
+        ("name.first=x", ["name is a value, not a section"]),
+    ],
+)
+def test_a_bad_override_is_told_where_and_what(override: str, parts: list[str]):
+    said = message(None, override)
+    assert all(part in said for part in parts), said
+
+
+def test_all_faults_are_listed_at_once():
+    said = message(None, "run.seed=-1", "optimizer.updtes=2", "sampler.steps=ten", "rewards.0.weight=[1]")
+    assert said.startswith("default:\n")
+    assert len(said.splitlines()) == 5
+    assert all(place in said for place in ("run.seed", "'updates'", "sampler.steps", "rewards.0.weight"))
+
+
+def test_a_missing_recipe_names_the_nearest_and_all():
+    said = message("defualt")
+    assert "'defualt'" in said
+    assert "did you mean 'default'?" in said
+    assert all(name in said for name in recipe_names())
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"", "not a mapping"),
+        (b"- 1\n- 2\n", "holds list, not a mapping"),
+        (b"name: [a\n", "is not YAML"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"name: x\n", "rewards: Field required"),
+        (b"1: 2\nrewards: [{name: gold}]\n", "1: Keys should be strings"),
+        (b"optimizer:\nrewards: [{name: gold}]\n", "optimizer:"),
+    ],
+)
+def test_an_unusable_file_is_named(tmp_path: Path, content: bytes, part: str):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    said = message(path)
+    assert str(path) in said
+    assert part in said
+
+
+def test_a_file_that_only_names_a_reward_is_a_whole_recipe(tmp_path: Path):
+    recipe = load_recipe(written(tmp_path, SMALLEST))
+    assert recipe.rewards[0].name == "gold"
+    assert recipe == Recipe.model_validate({"rewards": [{"name": "gold"}]})

@@ -1,0 +1,484 @@
+"""The policy of real pipelines at toy size: ratios, gradients, penalties and credit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.pipelines.policy import Experience, FlowPolicy, Scored, part_of
+from flowgrpo.pipelines.precision import cast_base
+from flowgrpo.pipelines.prompts import PromptCache
+from flowgrpo.pipelines.weights import LoraSpec, TrainedWeights
+from flowgrpo.samplers.kernels import KERNELS, Kernel, guard_weight
+from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.rollout import RolloutRunner, Transitions
+from flowgrpo.samplers.schedules import shifted_sigmas
+from tests.pipelines.trained import perturb
+from tests.tiny_pipelines import CALL, TINY
+
+KEYS = tuple(TINY)
+STEPS = 4
+PROMPTS = ("a photo of two red circles", "a star", "three blue squares above a star")
+STOCHASTIC = [name for name in KERNELS if name != "ode"]
+FLOW = Kernel("flow_sde", 0.7)
+
+# The text stream of the last joint block ends unread: its output projection is computed with and dropped (SD3
+# leaves it out), and its queries only ask for what is dropped.
+_LAST = "transformer.transformer_blocks.1.attn"
+NO_GRADIENT: dict[str, set[str]] = {
+    "sd3": {f"{_LAST}.add_q_proj"},
+    "qwenimage": {f"{_LAST}.add_q_proj", f"{_LAST}.to_add_out"},
+}
+
+
+@functools.cache
+def tiny_policy(key: str, dtype: torch.dtype = torch.float32) -> FlowPolicy:
+    """A policy whose adapter has moved off its start."""
+    pipe = TINY[key]()
+    cast_base(pipe, dtype)
+    weights = TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=4), seed=0)
+    PromptCache(pipe, CALL[key])
+    perturb(weights)
+    return FlowPolicy(Denoiser(pipe, num_steps=STEPS, call=CALL[key], variant="direct"), weights)
+
+
+@contextmanager
+def settings(policy: FlowPolicy, **values: Any) -> Iterator[FlowPolicy]:
+    """The policy with other settings and, whatever is done to its weights, with the same afterwards."""
+    before, state = {name: getattr(policy, name) for name in values}, policy.weights.state_dict()
+    try:
+        for name, value in values.items():
+            setattr(policy, name, value)
+        yield policy
+    finally:
+        policy.weights.load_state_dict(state)
+        clear(policy)
+        for name, value in before.items():
+            setattr(policy, name, value)
+
+
+def clear(policy: FlowPolicy) -> None:
+    for parameter in policy.weights.parameters():
+        parameter.grad = None
+
+
+def nudge(policy: FlowPolicy, size: float, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.weights.parameters():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
+def experience_of(policy: FlowPolicy, plan: Plan, prompts: tuple[str, ...] = PROMPTS, updates: int = 1) -> Experience:
+    rollout = policy.sample(prompts, [100 + k for k in range(len(prompts))], plan, updates)
+    return Experience(rollout, plan, prompts, torch.zeros(len(rollout.leaf), 3, 1, 1), updates)
+
+
+def scores(policy: FlowPolicy, experience: Experience) -> list[tuple[Transitions, slice, Scored]]:
+    parts = [part for k in range(experience.updates) for part in experience.batches(k)]
+    return [(t, rows, policy.score(experience, t, rows)) for t, rows in parts]
+
+
+def window(policy: FlowPolicy, kernel: Kernel = FLOW, steps: Any = range(STEPS - 1), samples: int = 2) -> Plan:
+    return window_plan(policy.denoiser.probe.sigmas, steps, kernel, samples=samples)
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ratio_is_exactly_one_until_the_weights_move(key: str, dtype: torch.dtype) -> None:
+    policy = tiny_policy(key, dtype)
+    edges = 0
+    for name in STOCHASTIC:
+        experience = experience_of(policy, window(policy, Kernel(name)), PROMPTS[:2])
+        for form in ("gaussian", "guard", *(["cps_released"] if name == "cps" else [])):
+            with settings(policy, ratio=form):
+                for t, _, scored in scores(policy, experience):
+                    assert t.x.dtype == policy.denoiser.probe.dtype
+                    assert scored.log_ratio.requires_grad
+                    assert torch.equal(scored.log_ratio, torch.zeros(len(scored.node), 1))
+                    edges += len(scored.node)
+
+    assert edges == (2 * len(STOCHASTIC) + 1) * 2 * 2 * (STEPS - 1)
+
+
+@pytest.mark.parametrize("make", ["branch", "spine", "solver"])
+@pytest.mark.parametrize("key", ["sd3", "wan"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_ratio_is_exactly_one_for_every_plan_and_batch(make: str, key: str, dtype: torch.dtype) -> None:
+    policy = tiny_policy(key, dtype)
+    sigmas = policy.denoiser.probe.sigmas
+    plan = {
+        "branch": branch_plan(sigmas, (0, 1), FLOW, width=2, spread=4.0),
+        "spine": spine_plan(sigmas, (0, 2), FLOW, branches=2, solver="dpmpp_2m"),
+        "solver": window_plan(sigmas, (1, 2), FLOW, samples=3, solver="dpmpp_2m", shared_noise=False),
+    }[make]
+    with settings(policy, ratio="gaussian", batch=3):
+        experience = experience_of(policy, plan, updates=2)
+        scored = [s for _, _, s in scores(policy, experience)]
+
+    assert sum(len(s.node) for s in scored) == 3 * plan.counts().trained_edges
+    assert all((s.log_ratio == 0).all() for s in scored)
+
+
+def test_a_step_is_scored_on_the_table_it_was_sampled_on() -> None:
+    policy = tiny_policy("sd3")
+    other = window_plan((0.9, 0.6, 0.3, 0.0), (0, 1), FLOW, samples=2)
+    first = experience_of(policy, other, PROMPTS[:1])
+    second = experience_of(policy, window(policy), PROMPTS[:1])
+
+    for experience in (first, second, first):
+        assert all((s.log_ratio == 0).all() for _, _, s in scores(policy, experience))
+        assert policy.denoiser.sigmas == experience.plan.sigmas
+
+
+def exact_log_ratios(t: Transitions, rows: slice, new: Tensor) -> dict[str, Tensor]:
+    """[E] each from the two densities, in float64."""
+    edges = t.edges_of(rows)
+    start, c = t.state[edges], t.coefficients
+    x, x_next = t.x[start].double(), t.x_next[edges].double()
+
+    def mean(v: Tensor) -> Tensor:
+        return (1 - c.sigma_next) * (x - c.sigma * v) + c.kappa * (x + (1 - c.sigma) * v)
+
+    before, after = mean(t.velocity[start].double()), mean(new[start - rows.start].double())
+    normal = [torch.distributions.Normal(m, c.std).log_prob(x_next).flatten(1).mean(1) for m in (after, before)]
+    squares = [((x_next - m) ** 2).flatten(1).mean(1) for m in (after, before)]
+    shift = ((x_next - before) / c.std * (after - before)).flatten(1).mean(1)
+    return {"gaussian": normal[0] - normal[1], "guard": shift, "cps_released": squares[1] - squares[0]}
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("form", ["gaussian", "guard", "cps_released"])
+def test_log_ratio_is_the_difference_of_the_densities(key: str, form: str) -> None:
+    policy = tiny_policy(key)
+    kernel = Kernel("cps", 0.6) if form == "cps_released" else FLOW
+    experience = experience_of(policy, window(policy, kernel, samples=3), PROMPTS[:2])
+    with settings(policy, ratio=form):
+        nudge(policy, 0.02)
+        for t, rows, scored in scores(policy, experience):
+            texts = [experience.prompts[p] for p in t.prompt[rows]]
+            with torch.no_grad():
+                new = policy.denoiser.velocity(t.x[rows], t.step, texts)
+            expected = exact_log_ratios(t, rows, new)[form]
+            scale = expected.abs().max().item()
+            assert scale > 1e-6
+            torch.testing.assert_close(scored.log_ratio[:, 0].double(), expected, rtol=1e-3, atol=2e-3 * scale)
+            assert torch.equal(scored.node, t.node[t.edges_of(rows)])
+            assert scored.steps.tolist() == [[t.step]] * len(scored.node)
+
+
+@pytest.mark.parametrize("form", ["gaussian", "guard"])
+def test_slope_of_the_log_ratio_along_the_weights(form: str) -> None:
+    """Central differences of the log-ratio against its gradient at the sampling policy."""
+    policy = tiny_policy("sd3")
+    experience = experience_of(policy, window(policy, steps=(1,), samples=3), PROMPTS[:2])
+    (transitions, rows), *_ = experience.batches(0)
+    with settings(policy, ratio=form):
+        policy.score(experience, transitions, rows).log_ratio[:2].sum().backward()
+        generator = torch.Generator().manual_seed(1)
+        slope = sum((torch.randn(p.shape, generator=generator) * p.grad).sum() for p in policy.weights.parameters())
+        values = []
+        for step in (3e-3, -6e-3):
+            nudge(policy, step)
+            with torch.no_grad():
+                values.append(policy.score(experience, transitions, rows).log_ratio[:2].sum())
+
+    assert isinstance(slope, Tensor)
+    torch.testing.assert_close((values[0] - values[1]) / 6e-3, slope, rtol=2e-2, atol=1e-5)
+
+
+def gradients(policy: FlowPolicy, experience: Experience) -> dict[str, Tensor]:
+    """Of the sum over all trained edges, each with a weight of its own, and the weights left as they were."""
+    clear(policy)
+    for _, _, scored in scores(policy, experience):
+        (scored.log_ratio[:, 0] * torch.cos(scored.node.float())).sum().backward()
+    found = {
+        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in policy.weights.named_parameters().items()
+    }
+    clear(policy)
+    return found
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_reaches_every_trained_parameter_in_use(key: str, dtype: torch.dtype) -> None:
+    policy = tiny_policy(key, dtype)
+    found = gradients(policy, experience_of(policy, window(policy), PROMPTS[:2]))
+    without = {name.rpartition(".lora_")[0] for name, grad in found.items() if not grad.any()}
+
+    assert without == NO_GRADIENT.get(key, set())
+    assert len(found) >= 8
+    assert all(grad.isfinite().all() for grad in found.values())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_rollouts_and_gradients_do_not_depend_on_the_batch(key: str) -> None:
+    policy = tiny_policy(key)
+    plan = window(policy, steps=(1, 2))
+    results = []
+    for batch, updates in ((64, 1), (4, 1), (1, 1), (64, 3)):
+        with settings(policy, batch=batch, ratio="gaussian"):
+            experience = experience_of(policy, plan, updates=updates)
+            results.append((experience.rollout, gradients(policy, experience)))
+
+    rollout, expected = results[0]
+    largest = max(grad.abs().max().item() for grad in expected.values())
+    assert largest > 1e-3
+    for other, found in results[1:]:
+        assert torch.equal(other.parent, rollout.parent)
+        assert torch.equal(other.transitions[0].state, rollout.transitions[0].state)
+        torch.testing.assert_close(other.x, rollout.x, rtol=1e-4, atol=1e-4)
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, expected[name], rtol=1e-3, atol=1e-4 * largest)
+
+
+def test_each_part_is_the_trained_edges_of_its_prompts() -> None:
+    policy = tiny_policy("flux")
+    experience = experience_of(policy, window(policy, samples=3), updates=2)
+    nodes = []
+    for k, prompts in enumerate(({0}, {1, 2})):
+        parts = list(experience.batches(k))
+        assert {p for t, rows in parts for p in t.prompt[rows]} == prompts
+        assert experience.trained_edges(k) == len(prompts) * experience.plan.counts().trained_edges
+        nodes += [node for t, rows in parts for node in t.node[t.edges_of(rows)].tolist()]
+
+    assert sorted(nodes) == sorted(n for t in experience.rollout.transitions for n in t.node.tolist())
+
+
+@pytest.mark.parametrize(("prompts", "updates"), [(8, 1), (8, 3), (5, 5), (2, 4)])
+def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
+    parts = [part_of(prompts, updates, k) for k in range(updates)]
+
+    assert [p for low, high in parts for p in range(low, high)] == list(range(prompts))
+    sizes = [high - low for low, high in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_penalty_is_the_kl_to_the_pipeline_without_its_adapter(key: str) -> None:
+    policy = tiny_policy(key)
+    with settings(policy, reference_kl=True):
+        experience = experience_of(policy, window(policy, steps=(0, 2)), PROMPTS[:2])
+        for t, rows, scored in scores(policy, experience):
+            assert scored.penalty is not None
+            texts = [experience.prompts[p] for p in t.prompt[rows]]
+            with torch.no_grad(), policy.weights.reference():
+                v = policy.denoiser.velocity(t.x[rows], t.step, texts)
+            exact = exact_kl(t, t.velocity[rows].double() - v.double())
+            expected = exact[t.state[t.edges_of(rows)] - rows.start][:, None]
+            assert expected.min() > 1e-6
+            torch.testing.assert_close(scored.penalty.double(), expected, rtol=1e-3, atol=0)
+            scored.penalty.sum().backward()
+        assert any(p.grad is not None and p.grad.any() for p in policy.weights.parameters())
+
+        clear(policy)
+        with torch.no_grad():
+            for name, parameter in policy.weights.named_parameters().items():
+                if ".lora_B" in name:
+                    parameter.zero_()
+        for _, _, scored in scores(policy, experience):
+            assert scored.penalty is not None
+            assert torch.equal(scored.penalty, torch.zeros_like(scored.log_ratio))
+            assert (scored.log_ratio != 0).all()
+            scored.penalty.sum().backward()
+        assert all(p.grad is None or not p.grad.any() for p in policy.weights.parameters())
+
+
+def exact_kl(t: Transitions, difference: Tensor) -> Tensor:
+    """[S] mean(Δμ²) / 2s² with Δμ = (∂μ/∂v) Δv."""
+    c = t.coefficients
+    slope = -(1 - c.sigma_next) * c.sigma + c.kappa * (1 - c.sigma)
+    return (slope * difference).square().flatten(1).mean(1) / (2 * c.std**2)
+
+
+def test_without_a_reference_there_is_no_penalty() -> None:
+    policy = tiny_policy("sd3")
+    experience = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:1])
+
+    assert [s.penalty for _, _, s in scores(policy, experience)] == [None]
+
+
+def test_noise_weights_average_one_and_are_those_of_tempflow() -> None:
+    """TempFlow-GRPO's constant for ten steps shifted by three, eta 0.7, nine steps, is 2.252 (2.25 in its code)."""
+    table = (1.0, 0.96013, 0.91335, 0.85769, 0.79037, 0.70728, 0.60215, 0.46488, 0.27805, 0.00893, 0.0)
+    policy = tiny_policy("sd3")
+    spine = spine_plan(table, range(9), FLOW, branches=2)
+    chain = window_plan(table, range(9), FLOW, samples=2)
+    with settings(policy, weight="noise"):
+        for plan, which in ((spine, 1), (chain, 0)):
+            found = [c for c in (plan.coefficients(i)[which] for i in range(9)) if c is not None]
+            weights = [policy.step_weight(plan, i, c) for i, c in enumerate(found)]
+            assert sum(weights) / 9 == pytest.approx(1.0, rel=1e-12)
+            assert weights[3] / found[3].std == pytest.approx(2.252, abs=1e-3)
+
+
+@pytest.mark.parametrize("weight", ["none", "guard", "noise"])
+def test_edges_carry_the_weight_of_their_step(weight: str) -> None:
+    policy = tiny_policy("sana")
+    plan = window(policy, Kernel("dance_sde", 0.4), steps=(0, 2))
+    with settings(policy, weight=weight):
+        for t, _, scored in scores(policy, experience_of(policy, plan, PROMPTS[:1])):
+            c = t.coefficients
+            mean = sum(plan.coefficients(i)[0].std for i in (0, 2)) / 2
+            expected = {"none": 1.0, "guard": guard_weight(c), "noise": c.std / mean}[weight]
+            torch.testing.assert_close(scored.weight, torch.full((len(scored.node), 1), expected))
+            assert not scored.weight.requires_grad
+
+
+@pytest.mark.parametrize("key", ["sd3", "wan"])
+def test_leaves_are_decoded_with_their_own_prompts(key: str) -> None:
+    policy = tiny_policy(key)
+    experience = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:2])
+    seen: list[tuple[Tensor, list[str]]] = []
+    decode = policy.denoiser.decode
+
+    def record(x: Tensor, prompts: list[str]) -> Tensor:
+        seen.append((x, prompts))
+        return decode(x, prompts)
+
+    policy.denoiser.decode = record  # type: ignore[method-assign, assignment]
+    try:
+        with settings(policy, decode_batch=3):
+            images = policy.decode(experience.rollout, PROMPTS[:2])
+    finally:
+        del policy.denoiser.decode
+
+    assert experience.prompt_of_sample == [0, 0, 1, 1]
+    assert [prompts for _, prompts in seen] == [[PROMPTS[0], PROMPTS[0], PROMPTS[1]], [PROMPTS[1]]]
+    assert torch.equal(torch.cat([x for x, _ in seen]), experience.rollout.x)
+    assert images.shape[0] == 4
+    assert images.ndim == (5 if key == "wan" else 4)
+    assert 0 <= images.min() < images.max() <= 1
+    torch.testing.assert_close(images, policy.decode(experience.rollout, PROMPTS[:2]), rtol=0, atol=1e-4)
+
+
+def test_the_layout_is_settled_before_the_first_noise_is_drawn() -> None:
+    """Only the self-check sees a state in the loop; before it the probe may have seen another tensor."""
+    pipe = TINY["sd3"]()
+    denoiser = Denoiser(pipe, num_steps=STEPS, call=CALL["sd3"])
+    shape = denoiser.probe.latent_shape
+    denoiser.probe = replace(denoiser.probe, latent_shape=(1,), dtype=torch.float64)
+    policy = FlowPolicy(denoiser, TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=4), seed=0))
+    rollout = policy.sample(PROMPTS[:1], [1], window(policy, steps=(0,)))
+
+    assert denoiser.variant == "direct"
+    assert rollout.x.shape == (2, *shape)
+    assert rollout.x.dtype == torch.float32
+
+
+# Credit needs trees, not models.
+FIVE = shifted_sigmas(5, 3.0)
+
+
+def grown(plan: Plan, prompts: int = 2) -> Experience:
+    rollout = RolloutRunner(lambda x, i, rows: 0.5 * x, plan, (4,)).run(range(prompts))
+    return Experience(rollout, plan, ("",) * prompts, torch.zeros(len(rollout.leaf), 3, 1, 1), 1)
+
+
+def below(experience: Experience) -> dict[int, list[int]]:
+    """Positions of the leaves below each node."""
+    found: dict[int, list[int]] = {}
+    for position, node in enumerate(experience.rollout.leaf.tolist()):
+        while node >= 0:
+            found.setdefault(node, []).append(position)
+            node = int(experience.rollout.parent[node])
+    return found
+
+
+@pytest.mark.parametrize("roots", [1, 2])
+def test_credit_of_a_node_is_the_mean_of_its_leaves(roots: int) -> None:
+    experience = grown(branch_plan(FIVE, (0, 2), FLOW, width=3, roots=roots))
+    leaf = torch.randn(len(experience.rollout.leaf), generator=torch.Generator().manual_seed(0))
+    values = experience.node_advantages(leaf)
+
+    leaves = below(experience)
+    assert len(leaves) == len(values)
+    for node, positions in leaves.items():
+        torch.testing.assert_close(values[node], leaf[positions].mean())
+    assert torch.equal(values[experience.rollout.leaf], leaf)
+
+
+@pytest.mark.parametrize("roots", [1, 2])
+def test_credit_by_depth_is_standardised_within_each_depth_of_each_tree(roots: int) -> None:
+    experience = grown(branch_plan(FIVE, (0, 2), FLOW, width=3, roots=roots))
+    rollout = experience.rollout
+    rewards = torch.randn(len(rollout.leaf), generator=torch.Generator().manual_seed(0))
+    values, means = experience.node_advantages(rewards, "depth"), experience.node_advantages(rewards, "leaf")
+
+    for prompt in range(2):
+        for root in range(roots):
+            for depth in range(6):
+                here = (rollout.prompt == prompt) & (rollout.root == root) & (rollout.depth == depth)
+                assert here.sum() == (1, 3, 3, 9, 9, 9)[depth]
+                fused = means[here]
+                expected = torch.zeros(1) if depth == 0 else (fused - fused.mean()) / fused.std()
+                torch.testing.assert_close(values[here], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["leaf", "depth"])
+def test_credit_leaves_out_what_has_no_reward(how: Any) -> None:
+    experience = grown(branch_plan(FIVE, (0,), FLOW, width=3), prompts=1)
+    rollout = experience.rollout
+    values = experience.node_advantages(torch.tensor([1.0, torch.nan, 3.0]), how)
+
+    first = values[rollout.depth == 1]
+    known = first[[0, 2]]
+    scale = 1 if how == "leaf" else math.sqrt(2)
+    torch.testing.assert_close(known, torch.tensor([1.0, 3.0]) if how == "leaf" else torch.tensor([-1.0, 1.0]) / scale)
+    assert first[1].isnan() if how == "leaf" else first[1] == 0
+
+
+def test_groups_of_chains_and_trees_are_their_prompts() -> None:
+    for plan in (window_plan(FIVE, (1, 2), FLOW, samples=3), branch_plan(FIVE, (0, 2), FLOW, roots=2)):
+        experience = grown(plan)
+        assert torch.equal(experience.groups, experience.rollout.leaf_prompt)
+
+
+SIDE = StepPlan(side=2, side_kernel=FLOW)
+NOISY = StepPlan(kernel=FLOW, children=2, side=3, side_kernel=FLOW, trained=True)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sizes"),
+    [
+        (spine_plan(FIVE, (0, 1, 3), FLOW, branches=4), [4, 4, 4]),
+        (spine_plan(FIVE, (0, 2), FLOW, branches=2, roots=3), [6, 6]),
+        (spine_plan(FIVE, (1, 2), FLOW, branches=2, main_leaf=True), [1, 2, 2]),
+        # Branches that are only looked at, and branches off a main line that branches itself.
+        (Plan(FIVE, (SIDE, replace(SIDE, trained=True), *[StepPlan()] * 3), main_leaf=False), [2, 2]),
+        (Plan(FIVE, (SIDE, *[StepPlan()] * 4)), [1, 2]),
+        (Plan(FIVE, (NOISY, NOISY, *[StepPlan()] * 3)), [3, 4, 6]),
+    ],
+)
+def test_side_branches_are_compared_with_those_of_their_own_step(plan: Plan, sizes: list[int]) -> None:
+    experience = grown(plan)
+    groups, prompts = experience.groups.tolist(), experience.prompt_of_sample
+    members = {g: [k for k, other in enumerate(groups) if other == g] for g in set(groups)}
+
+    assert sorted(len(m) for m in members.values()) == sorted(sizes * 2)
+    assert all(len({prompts[k] for k in m}) == 1 for m in members.values())
+
+
+def test_branches_of_one_group_left_at_one_step() -> None:
+    """On a spine the nodes with several children are the main line; the last of them is where a leaf left it."""
+    experience = grown(spine_plan(FIVE, (0, 1, 3), FLOW, branches=4))
+    rollout = experience.rollout
+    children = torch.bincount(rollout.parent[rollout.parent >= 0], minlength=len(rollout.parent))
+    left = []
+    for node in rollout.leaf.tolist():
+        while children[node] <= 1:
+            node = int(rollout.parent[node])
+        left.append((int(rollout.prompt[node]), int(rollout.depth[node])))
+
+    assert set(left) == {(p, step) for p in range(2) for step in (0, 1, 3)}
+    assert len(set(zip(left, experience.groups.tolist()))) == len(set(left)) == len(set(experience.groups.tolist()))

@@ -1,0 +1,156 @@
+"""The `flowgrpo` command: what it prints, and one message instead of a traceback for what a user can mend."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowgrpo import cli
+from flowgrpo.configs.load import recipe_names
+from flowgrpo.rewards.registry import available
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Runs the entry point as the installed script does, in an empty folder: (exit status, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["flowgrpo", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output, errors = capsys.readouterr()
+        return int(ended.value.code or 0), output, errors
+
+    return run
+
+
+def refused(answer: tuple[int, str, str]) -> str:
+    """The message of a command that was refused, after checking its form."""
+    status, output, errors = answer
+    assert status == 1
+    assert "Traceback" not in output + errors
+    assert errors.startswith("error: ")
+    return errors.removeprefix("error: ").rstrip("\n")
+
+
+def test_recipes_are_listed(command: Command):
+    status, output, errors = command("recipes")
+    assert (status, errors) == (0, "")
+    assert [line.split()[0] for line in output.splitlines()] == list(recipe_names())
+    assert all(line.endswith(text) for line, text in zip(output.splitlines(), recipe_names().values()))
+
+
+def test_rewards_are_listed(command: Command):
+    status, output, _ = command("rewards")
+    assert status == 0
+    names = [line.split()[0] for line in output.splitlines()]
+    assert names == list(available())
+    assert "gold" in names
+
+
+def test_plan_prints_the_costs_of_each_window(command: Command):
+    overrides = ("sampler.shared_noise=true", "rollout.prompts=2", "rollout.group=4", "run.iterations=25")
+    status, output, errors = command("plan", "default", *overrides)
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0].startswith("default: MixGRPO")
+    assert lines[1] == "2 prompts × 4 images = 8 images an iteration, 25 iterations"
+    assert lines[2].startswith("1 optimizer step(s) an iteration, 1 of them")
+    assert "±0.5 nats" in output
+    header = next(k for k, line in enumerate(lines) if line.split()[:1] == ["iterations"])
+    rows = [line.replace("(", "").replace(")", "").split() for line in lines[header + 1 : header + 4]]
+    # Windows from step 0, 1 and 2: s + 1 shared states, then four chains of the remaining 9 - s.
+    assert rows == [
+        ["10", "0–3", "37", "40", "4", "40", "16", "13"],
+        ["10", "1–4", "34", "40", "4", "37", "16", "13"],
+        ["5", "2–5", "31", "40", "4", "34", "16", "13"],
+    ]
+
+
+def test_plan_without_a_recipe_is_the_default_and_takes_overrides(command: Command):
+    assert command("plan", "run.iterations=3") == command("plan", "default", "run.iterations=3")
+
+
+def test_plan_needs_no_model_and_writes_nothing(command: Command, tmp_path: Path):
+    assert command("plan", "model.path=no/such/model")[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["plan", "defualt"], "did you mean 'default'?"),
+        (["plan", "run.iterations"], "no recipe or file 'run.iterations'"),
+        (["plan", "default", "run.iterations"], "is not key=value"),
+        (["train", "nothing.yaml"], "no recipe or file 'nothing.yaml'"),
+        (["resume", "no-run"], "no-run is not a run folder"),
+        (["gallery", "no-run"], "no-run is not a run folder"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(command: Command, tmp_path: Path, words: list[str], part: str):
+    said = refused(command(*words))
+    assert part in said
+    assert "\n" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_value_names_recipe_key_and_mend(command: Command):
+    said = refused(command("plan", "default", "optimizer.updtes=2", "run.seed=-1"))
+    assert said.splitlines()[0] == "default:"
+    assert "did you mean 'updates'?" in said
+    assert "run.seed" in said
+
+
+def test_brackets_in_a_message_are_printed_as_they_are(command: Command):
+    assert "'[red]no[/red]'" in refused(command("plan", "[red]no[/red]"))
+
+
+def test_training_stops_before_anything_is_made_when_a_file_is_missing(command: Command, tmp_path: Path):
+    said = refused(command("train", "data.train=missing.txt", "--out", "run"))
+    assert "no prompt file 'missing.txt'" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_a_folder_belongs_is_no_traceback(command: Command, tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    refused(command("resume", "file"))
+    refused(command("gallery", "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def broken() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(KeyError):
+        cli.main()
+
+
+def test_an_interrupt_says_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    status, _, errors = command()
+    assert status == 130
+    assert "flowgrpo resume" in errors
+
+
+def test_unknown_options_are_usage_errors(command: Command):
+    assert command("plan", "--nothing")[0] == 2
+    assert command("nothing")[0] == 2
+
+
+def test_the_package_runs_as_a_module_and_help_loads_no_tensor_library():
+    words = [sys.executable, "-X", "importtime", "-m", "flowgrpo", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "train" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "flowgrpo.cli" in loaded
+    assert not {"torch", "numpy", "diffusers"} & loaded

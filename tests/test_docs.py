@@ -1,0 +1,206 @@
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import flowgrpo
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.core.diagnostics import summarise
+from flowgrpo.core.objectives import policy_loss
+from flowgrpo.rewards.registry import BUILTIN
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.clock import PARTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(flowgrpo.__file__).parent
+DOCS = ROOT / "docs"
+PAGES = sorted({*ROOT.glob("*.md"), *DOCS.glob("*.md")})
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for name, text in _FENCE.findall(page.read_text(encoding="utf-8")) if name == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, by GitHub's rule."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def cells(page: Path, heading: str, column: int) -> list[str]:
+    """One column of the first table below a heading."""
+    below = page.read_text(encoding="utf-8").split(f"# {heading}\n", 1)[1]
+    table = re.search(r"(?:^\|.*\|\n)+", below, re.MULTILINE)
+    assert table is not None
+    rows = table.group().splitlines()[2:]
+    return [re.split(r"(?<!\\)\|", row)[column + 1].strip() for row in rows]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    spec = importlib.util.spec_from_file_location("make_recipe_reference", DOCS / "make_recipe_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_recipe_reference_is_what_the_schema_says(reference):
+    assert (DOCS / "recipes.md").read_text(encoding="utf-8") == reference.page(), "run `make docs`"
+
+
+def test_recipe_reference_lists_every_key_with_its_default(reference):
+    page = reference.page()
+
+    def walk(value, prefix):
+        for name, inner in value.items():
+            key = f"{prefix}{name}"
+            if isinstance(inner, dict) and inner:
+                yield from walk(inner, f"{key}.")
+            elif name != "rewards":
+                yield key, inner
+
+    keys = dict(walk(Recipe(rewards=[{"name": "gold"}]).model_dump(mode="json"), ""))
+    assert {"optimizer.ema.decay", "sampler.window.size", "model.lora.rank"} <= set(keys)
+    for key, default in keys.items():
+        row = re.search(rf"^\| `{re.escape(key)}` \| .* \| `(.*?)` \| .+ \|$", page, re.MULTILINE)
+        assert row is not None, key
+        assert yaml.safe_load(row.group(1)) == default or float(row.group(1)) == default, key
+    for name in ("name", "weight", "label", "options"):
+        assert f"| `rewards[].{name}` |" in page
+
+
+def test_recipe_reference_refuses_a_key_without_a_meaning_and_a_note_without_a_key(reference, monkeypatch):
+    monkeypatch.setitem(reference.NOTES, "sampler.colour", "Blue.")
+    with pytest.raises(ValueError, match=r"sampler\.colour"):
+        reference.page()
+    monkeypatch.undo()
+    monkeypatch.delitem(reference.NOTES, "sampler.eta")
+    with pytest.raises(ValueError, match=r"sampler\.eta"):
+        reference.page()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page):
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    for link in _LINK.findall(text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        if anchor:
+            assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+def test_pages_are_found():
+    assert {"CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "recipes.md", "rewards.md"} <= {p.name for p in PAGES}
+
+
+@pytest.mark.parametrize("name", ["recipes.md", "rewards.md"])
+def test_yaml_examples_are_recipes(name):
+    examples = blocks(DOCS / name, "yaml")
+    assert examples
+    for example in examples:
+        Recipe.model_validate(yaml.safe_load(example))
+
+
+def test_reward_examples_run(tmp_path, monkeypatch):
+    """A block that begins with a file name is that file; the others are run, in order, beside the files."""
+    from flowgrpo.rewards import registry
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_REGISTERED", {})
+    files, programs = [], []
+    for block in blocks(DOCS / "rewards.md", "python"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            files.append(name.group(1))
+            Path(name.group(1)).write_text(block, encoding="utf-8")
+        else:
+            programs.append(block)
+    assert len(files) >= 4
+    assert len(programs) >= 2
+    for program in programs:
+        exec(compile(program, "docs/rewards.md", "exec"), {"__name__": "example"})
+
+
+def test_recipe_examples_name_rewards_that_the_page_defines():
+    page = DOCS / "rewards.md"
+    written = "".join(blocks(page, "python"))
+    for example in blocks(page, "yaml"):
+        for entry in yaml.safe_load(example)["rewards"]:
+            file, name = entry["name"].removeprefix("./").split(":")
+            assert f"# {file}\n" in written
+            assert re.search(rf"^(def|class) {name}\b", written, re.MULTILINE)
+
+
+def test_built_in_rewards_are_listed():
+    assert {name.strip("`") for name in cells(DOCS / "rewards.md", "Names", 0)} >= {"word"}
+    text = (DOCS / "rewards.md").read_text(encoding="utf-8")
+    for name in BUILTIN:
+        assert f"| `{name}` |" in text
+
+
+def test_metric_fields_are_those_of_the_code():
+    listed = " ".join(cells(DOCS / "architecture.md", "Fields of `metrics.jsonl`", 0))
+    fields = set(re.findall(r"`([^`]+)`", listed))
+    rows = torch.tensor([[0.1], [-0.1]], requires_grad=True)
+    _, metrics = policy_loss(
+        rows, torch.zeros(2, 1), torch.tensor([1.0, -1.0]), weight=torch.ones(2, 1), penalty=torch.ones(2, 1)
+    )
+    assert {name for name in metrics if name != "ratio"} <= fields
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for name in summarise(torch.ones(1, 2, 4)):
+        stem = re.sub("_(pos|neg)$", "", name)
+        assert f"`{stem}`" in text, name
+    for part in PARTS:
+        assert f"`{part}`" in text, part
+
+
+def test_sample_fields_are_those_of_the_code():
+    listed = " ".join(cells(DOCS / "architecture.md", "Fields of `samples/index.jsonl`", 0))
+    fields = set(re.findall(r"`([^`]+)`", listed))
+    empty = RewardBatch(torch.zeros(1, 1), ("r",), torch.ones(1), {}, {}, {})
+    assert set(empty.record(0)) <= fields
+
+
+def test_packages_import_what_the_table_says():
+    page = DOCS / "architecture.md"
+    names = [name.strip("`") for name in cells(page, "Layout", 0)]
+    allowed = {
+        name: set(re.findall(r"`(\w+)`", cell)) for name, cell in zip(names, cells(page, "Layout", 2), strict=True)
+    }
+    packages = {file.parent.name for file in PACKAGE.glob("*/__init__.py")}
+    assert packages == set(allowed)
+    for name in packages:
+        for file in (PACKAGE / name).glob("*.py"):
+            extra = imported_siblings(file) - allowed[name] - {name}
+            assert not extra, f"{file.relative_to(PACKAGE)} imports {', '.join(sorted(extra))}"
+
+
+def imported_siblings(file: Path) -> set[str]:
+    """Sub-packages of flowgrpo that a module of another one imports, at any place in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 2:
+            found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("flowgrpo."):
+            found.add(str(node.module).split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("flowgrpo.")}
+    return found
+
+
+def test_changelog_is_about_this_version():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(.+?)\]", text, re.MULTILINE)
+    assert newest is not None
+    assert newest.group(1) == flowgrpo.__version__

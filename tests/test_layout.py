@@ -1,0 +1,151 @@
+"""The one-way dependencies between the parts of the package, its links and its light imports."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import flowgrpo
+
+PACKAGE = Path(flowgrpo.__file__).parent
+ROOT = PACKAGE.parent
+
+# Which other parts a part may import. `scenes` (drawing and prompts) is a leaf that anyone may use.
+ALLOWED: dict[str, set[str]] = {
+    "": set(),
+    "__main__": {"cli"},
+    "core": set(),
+    "scenes": set(),
+    "configs": set(),
+    "gallery": set(),
+    "samplers": {"core"},
+    "rewards": {"core", "scenes"},
+    "text": {"core", "rewards", "scenes"},
+    "pipelines": {"core", "samplers", "scenes"},
+    "training": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text"},
+    "cli": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text", "training", "gallery"},
+}
+# Parts whose third-party imports are fixed as well.
+PACKAGES = {
+    "core": {"torch"},
+    "samplers": {"torch"},
+    "scenes": {"numpy", "PIL"},
+    "configs": {"pydantic", "yaml"},
+    "gallery": {"yaml"},
+}
+
+
+def part_of(path: Path) -> str:
+    """`core` for flowgrpo/core/trees.py, `cli` for flowgrpo/cli.py, nothing for flowgrpo/__init__.py."""
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(path: Path, text: str) -> tuple[set[str], set[str]]:
+    """The package's parts and the outside packages that a file imports, at any depth of its code."""
+    parents = ("flowgrpo", *path.relative_to(PACKAGE).parts[:-1])
+    modules: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = list(parents[: len(parents) - node.level + 1]) if node.level else []
+            base += node.module.split(".") if node.module else []
+            # `from . import core` names the part only in what it imports.
+            modules += [".".join([*base, alias.name]) for alias in node.names]
+    inside = {name.split(".")[1] for name in modules if name.startswith("flowgrpo.")}
+    outside = {name.split(".")[0] for name in modules} - {"flowgrpo"} - set(sys.stdlib_module_names)
+    return inside, outside
+
+
+def faults(path: Path, text: str) -> list[str]:
+    part = part_of(path)
+    inside, outside = imports(path, text)
+    found = [f"{path.name}: {part} imports {other}" for other in sorted(inside - {part} - ALLOWED[part])]
+    if part in PACKAGES:
+        found += [f"{path.name}: {part} imports {other}" for other in sorted(outside - PACKAGES[part])]
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def test_dependencies_point_one_way():
+    files = sources()
+    counted = Counter(part_of(path) for path in files)
+    assert set(counted) <= set(ALLOWED), "a new part needs its place in ALLOWED"
+    least = {"core": 5, "samplers": 5, "rewards": 8, "pipelines": 12, "training": 9, "configs": 2, "gallery": 2}
+    assert all(counted[part] >= number for part, number in least.items()), counted
+    assert sum(counted.values()) >= 52
+    assert [fault for path in files for fault in faults(path, path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "seen"),
+    [
+        ("core/new.py", "import numpy", True),
+        ("core/new.py", "from ..samplers.kernels import step", True),
+        ("core/new.py", "def f():\n    from .. import training", True),
+        ("samplers/new.py", "import diffusers", True),
+        ("samplers/new.py", "from flowgrpo.pipelines import denoiser", True),
+        ("rewards/new.py", "from ..training.data import read_prompts", True),
+        ("rewards/deep/new.py", "from ...samplers import plans", True),
+        ("gallery/new.py", "from ..training.run_folder import write_text", True),
+        ("training/new.py", "from ..gallery.build import build_gallery", True),
+        ("training/new.py", "from ..cli import app", True),
+        ("configs/new.py", "from ..core import trees", True),
+        ("rewards/new.py", "from ..scenes.draw import mask\nfrom .base import Reward\nimport scipy", False),
+        ("core/new.py", "import math\nfrom torch import Tensor\nfrom .trees import Tree", False),
+        ("cli.py", "from .gallery.build import build_gallery\nfrom . import configs", False),
+    ],
+)
+def test_the_rule_sees_each_way_of_writing_an_import(file: str, line: str, seen: bool):
+    assert bool(faults(PACKAGE / file, line)) == seen
+
+
+def test_the_package_imports_itself_by_relative_imports_only():
+    """Through a root link, an absolute import would make every class twice."""
+    absolute = [
+        path.name
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "flowgrpo" for a in node.names))
+        or (isinstance(node, ast.ImportFrom) and not node.level and node.module.split(".")[0] == "flowgrpo")
+    ]
+    assert absolute == []
+
+
+@pytest.mark.parametrize("name", ["rewards", "samplers", "pipelines", "configs"])
+def test_the_root_shows_the_named_parts_as_relative_links(name: str):
+    link = ROOT / name
+    assert link.is_symlink()
+    assert Path(link.readlink()) == Path("flowgrpo") / name
+    assert link.resolve() == (PACKAGE / name).resolve()
+
+
+def test_every_data_file_is_in_the_wheel():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"\[tool\.setuptools\.package-data\]\s*flowgrpo = (\[.*?\])", text, re.DOTALL)
+    assert listed is not None
+    shipped = {path for pattern in ast.literal_eval(listed[1]) for path in PACKAGE.glob(pattern) if path.is_file()}
+    there = {
+        path
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert len(there) >= 7
+    assert {str(path.relative_to(PACKAGE)) for path in there - shipped} == set()
+
+
+def test_importing_the_package_and_its_command_loads_no_tensor_library():
+    heavy = {"torch", "numpy", "diffusers", "transformers", "pydantic"}
+    parts = "cli configs gallery pipelines rewards samplers scenes training"
+    code = f"import sys, flowgrpo, {', '.join(f'flowgrpo.{p}' for p in parts.split())}\n"
+    code += f"print(sorted({heavy!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

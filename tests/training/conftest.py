@@ -1,0 +1,40 @@
+"""A scenes pipeline with random weights, and recipes small enough for a test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.pipelines.scenes import CALL, BuildSettings, build_pipeline, build_vae
+
+
+@pytest.fixture(scope="session")
+def random_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "pipeline"
+    vae = build_vae()
+    vae.register_to_config(scaling_factor=1.0, shift_factor=0.0)
+    build_pipeline(vae, folder, BuildSettings()).save_pretrained(folder)
+    (folder / "flowgrpo.json").write_text(json.dumps({"call": CALL}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small(random_pipeline: Path) -> list[str]:
+    """Overrides that make the default recipe run in seconds on the random pipeline."""
+    return [
+        f"model.path={random_pipeline}",
+        "model.release_text_encoders=false",
+        "sampler.steps=4",
+        "sampler.window={kind: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 3}",
+        "rollout={prompts: 2, group: 3, batch: 6, decode_batch: 6}",
+        "rewards=[{name: gold, options: {dense: true}, label: dense}, {name: jpeg_compressibility, weight: 0.1}]",
+        "evaluate={every: 2, prompts: 3}",
+        "run={iterations: 4, checkpoint_every: 1, sample_every: 2, seed: 0}",
+    ]
+
+
+@pytest.fixture
+def recipe(small: list[str]) -> Recipe:
+    return load_recipe("default", small)

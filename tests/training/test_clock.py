@@ -1,0 +1,60 @@
+"""Seconds by part, on a clock that is set by hand."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from flowgrpo.training import clock as clock_module
+from flowgrpo.training.clock import PARTS, Clock
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    hand = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: hand.now))
+    return hand
+
+
+def test_an_inner_part_counts_alone_and_the_uncovered_is_rest(time: SimpleNamespace):
+    clock = Clock(torch.device("cpu"))
+    time.now += 1
+    with clock.part("reward"):
+        time.now += 2
+        with clock.part("decode"):
+            time.now += 4
+        time.now += 8
+        with clock.part("reward"):
+            time.now += 16
+    time.now += 32
+    taken = clock.lap()
+    assert taken == {"denoiser": 0, "decode": 4, "reward": 26, "optimizer": 0, "rest": 33}
+    assert sum(taken.values()) == 63
+    assert tuple(taken) == PARTS
+
+
+def test_a_lap_begins_at_nothing_even_within_a_part(time: SimpleNamespace):
+    clock = Clock(torch.device("cpu"))
+    with clock.part("denoiser"):
+        time.now += 3
+        assert clock.lap()["denoiser"] == 3
+        time.now += 5
+    time.now += 7
+    taken = clock.lap()
+    assert (taken["denoiser"], taken["rest"]) == (5, 7)
+    assert sum(clock.lap().values()) == 0
+
+
+def test_a_part_ends_when_it_fails(time: SimpleNamespace):
+    clock = Clock(torch.device("cpu"))
+
+    def work() -> None:
+        with clock.part("optimizer"):
+            time.now += 2
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
+    time.now += 3
+    taken = clock.lap()
+    assert (taken["optimizer"], taken["rest"]) == (2, 3)

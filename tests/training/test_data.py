@@ -1,0 +1,144 @@
+"""Prompt files in every format, their faults by file and line, and the order a run takes prompts in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.training.data import PromptRow, PromptStream, columns_of, prompt_path, read_prompts
+
+
+def written(folder: Path, name: str, content: str | bytes) -> str:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def refused(source: str) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        read_prompts(source)
+    return str(caught.value)
+
+
+def test_text_files_hold_a_prompt_a_line(tmp_path: Path):
+    source = written(tmp_path, "p.txt", '  a red star \r\n\n\ttwo circles\na cross, "quoted"')
+    assert read_prompts(source) == [
+        PromptRow(0, "a red star"), PromptRow(1, "two circles"), PromptRow(2, 'a cross, "quoted"')
+    ]  # fmt: skip
+
+
+def test_jsonl_columns_keep_their_values(tmp_path: Path):
+    source = written(
+        tmp_path, "p.jsonl", '{"prompt": "a", "include": [{"class": "star"}], "n": 2}\n\n{"n": null, "Prompt": "b"}\n'
+    )
+    rows = read_prompts(source)
+    assert rows[0] == PromptRow(0, "a", {"include": [{"class": "star"}], "n": 2})
+    assert rows[1] == PromptRow(1, "b", {"n": None})
+
+
+def test_json_lists_hold_objects_or_texts(tmp_path: Path):
+    source = written(tmp_path, "p.json", '[{"prompt": "a", "tag": "x"},\n "b"]')
+    assert read_prompts(source) == [PromptRow(0, "a", {"tag": "x"}), PromptRow(1, "b")]
+
+
+@pytest.mark.parametrize(("ending", "mark"), [("csv", ","), ("tsv", "\t"), ("CSV", ",")])
+def test_tables_have_a_header(tmp_path: Path, ending: str, mark: str):
+    lines = [["tag", "prompt"], ["x", f'"a{mark} b"'], ["", "c"]]
+    source = written(tmp_path, f"p.{ending}", "\r\n".join(mark.join(line) for line in lines) + "\r\n")
+    assert read_prompts(source) == [PromptRow(0, f"a{mark} b", {"tag": "x"}), PromptRow(1, "c", {"tag": ""})]
+
+
+def test_a_quoted_table_cell_may_span_lines(tmp_path: Path):
+    source = written(tmp_path, "p.csv", 'prompt,n\n"two\nlines",1\nshort,2\n,3\n')
+    assert "line 5" in refused(source)
+    source = written(tmp_path, "q.csv", 'prompt,n\n"two\nlines",1\nshort,2\n')
+    assert [row.text for row in read_prompts(source)] == ["two\nlines", "short"]
+
+
+def test_a_short_table_row_lacks_columns_and_a_long_one_loses_its_tail(tmp_path: Path):
+    rows = read_prompts(written(tmp_path, "p.csv", "prompt,n\na\nb,1,2,3\n"))
+    assert rows == [PromptRow(0, "a", {"n": None}), PromptRow(1, "b", {"n": "1"})]
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.jsonl", "p.txt", "p.json"])
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path, name: str):
+    content = {"p.csv": "prompt\na\n", "p.jsonl": '{"prompt": "a"}\n', "p.txt": "a\n", "p.json": '["a"]'}[name]
+    assert read_prompts(written(tmp_path, name, b"\xef\xbb\xbf" + content.encode())) == [PromptRow(0, "a")]
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x1d"])
+def test_only_line_feeds_end_a_line(tmp_path: Path, character: str):
+    text = f"a{character}b"
+    assert [row.text for row in read_prompts(written(tmp_path, "p.txt", f"{text}\nc\n"))] == [text, "c"]
+    if character >= " ":
+        line = json.dumps({"prompt": text}, ensure_ascii=False)
+        assert [row.text for row in read_prompts(written(tmp_path, "p.jsonl", f"{line}\n{line}\n"))] == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("p.jsonl", '{"prompt": "a"}\n\n{"prompt": "b"\n', ["line 3", "not JSON"]),
+        ("p.jsonl", '{"prompt": "a"}\n{"text": "b", "n": 1}\n', ["line 2", "no `prompt`", "text, n"]),
+        ("p.jsonl", '{"prompt": "  "}\n', ["line 1", "`prompt` is '  '"]),
+        ("p.jsonl", '{"prompt": 5}\n', ["line 1", "`prompt` is 5"]),
+        ("p.jsonl", '"a"\n""\n', ["line 2", "`prompt` is ''"]),
+        ("p.jsonl", "[1]\n", ["line 1", "it has list"]),
+        ("p.json", '[\n"a",\nb]', ["line 3", "not JSON"]),
+        ("p.json", '{"prompt": "a"}', ["holds dict", "a JSON list"]),
+        ("p.json", '["a", {"tag": "x"}]', ["entry 2", "no `prompt`", "tag"]),
+        ("p.csv", "text,n\na,1\n", ["line 2", "no `prompt`", "text, n"]),
+        ("p.csv", "prompt,n\n", ["holds no prompt"]),
+        ("p.txt", " \n\n", ["holds no prompt"]),
+        ("p.txt", b"caf\xe9\n", ["not UTF-8", "byte 3"]),
+        ("p.md", "a\n", [".txt, .jsonl, .json, .csv or .tsv", "'.md'"]),
+        ("prompts", "a\n", [".txt, .jsonl", "nothing"]),
+    ],
+)
+def test_faults_name_file_and_line(tmp_path: Path, name: str, content: str | bytes, parts: list[str]):
+    source = written(tmp_path, name, content)
+    said = refused(source)
+    assert source in said
+    assert all(part in said for part in parts), said
+
+
+def test_missing_sources_are_named(tmp_path: Path):
+    assert "data.train" in refused(str(tmp_path / "none.txt"))
+    assert "scenes:train or scenes:heldout" in refused("scenes:test")
+
+
+def test_the_embedded_sets_carry_what_the_verifier_reads():
+    assert prompt_path("scenes:train").name == "train.jsonl"
+    for source in ("scenes:train", "scenes:heldout"):
+        rows = read_prompts(source)
+        assert [row.id for row in rows] == list(range(len(rows)))
+        assert all(set(row.columns) == {"tag", "include"} for row in rows)
+
+
+def test_columns_are_lists_with_none_where_one_is_lacking():
+    rows = [PromptRow(0, "a", {"x": 1}), PromptRow(1, "b", {"y": 2}), PromptRow(2, "c", {"x": 3})]
+    assert columns_of(rows) == {"x": [1, None, 3], "y": [None, 2, None]}
+    assert columns_of([]) == {}
+
+
+def stream(size: int = 7, seed: int = 0) -> PromptStream:
+    return PromptStream([PromptRow(k, f"prompt {k}") for k in range(size)], seed)
+
+
+def test_every_pass_holds_each_prompt_once_in_an_order_of_its_own():
+    passes = [[row.id for row in stream().take(7 * epoch, 7)] for epoch in range(6)]
+    assert all(sorted(order) == list(range(7)) for order in passes)
+    assert len({tuple(order) for order in passes}) > 3
+    assert any(order != sorted(order) for order in passes)
+
+
+def test_random_access_equals_walking_through():
+    whole = stream().take(0, 40)
+    pieces = [row for first, count in ((0, 3), (3, 9), (12, 1), (13, 27)) for row in stream().take(first, count)]
+    assert pieces == whole
+    assert stream().take(17, 0) == []
+
+
+def test_the_order_is_the_seeds():
+    assert stream(seed=1).take(0, 30) == stream(seed=1).take(0, 30)
+    assert stream(seed=1).take(0, 30) != stream(seed=2).take(0, 30)

@@ -1,0 +1,187 @@
+"""From a recipe to plans and costs: windows, Flash tables, and counts in closed form."""
+
+from typing import Any
+
+import pytest
+
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.training.planning import clip_bounds, forecast, planner, window_schedule
+
+KINDS = ("progressive", "random", "decay", "exp_decay", "frozen", "all")
+
+
+def recipe(**sections: Any) -> Recipe:
+    return Recipe.model_validate({"rewards": [{"name": "gold"}], **sections})
+
+
+def windowed(**window: Any) -> Recipe:
+    return recipe(sampler={"steps": 10, "window": window})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flash", [None, 0.4])
+def test_the_last_step_is_never_trained(kind: str, flash: float | None):
+    made = recipe(
+        sampler={"steps": 10, "flash_ratio": flash, "window": {"kind": kind, "size": 3, "interval": 2}},
+        rollout={"group": 3},
+    )
+    plan_for = planner(made, shifted_sigmas(10, 3.0))
+    reached = set()
+    for iteration in range(60):
+        plan = plan_for(iteration)
+        window = plan.trained_steps
+        reached.add(window)
+        assert window == tuple(range(window[0], window[0] + (9 if kind == "all" else 3)))
+        assert window[-1] < plan.num_steps - 1
+        assert plan.sigmas[-1] == 0.0
+    assert len(reached) == (1 if kind in ("frozen", "all") else 7)
+
+
+def test_the_window_is_the_schedules_for_every_iteration():
+    made = windowed(size=2, stride=2, interval=3, start=1, stop=6)
+    schedule = window_schedule(made, 10)
+    plan_for = planner(made, shifted_sigmas(10))
+    assert [plan_for(i).trained_steps for i in range(20)] == [tuple(schedule.window(i)) for i in range(20)]
+    assert [plan_for(i).trained_steps[0] for i in range(10)] == [1, 1, 1, 3, 3, 3, 4, 4, 4, 1]
+
+
+def test_random_windows_follow_the_runs_seed():
+    def windows(seed: int) -> list[tuple[int, ...]]:
+        made = recipe(
+            sampler={"window": {"kind": "random", "size": 2, "interval": 1}}, run={"seed": seed}, rollout={"group": 2}
+        )
+        plan_for = planner(made, shifted_sigmas(10))
+        return [plan_for(i).trained_steps for i in range(30)]
+
+    assert windows(1) == windows(1)
+    assert windows(1) != windows(2)
+
+
+def test_only_the_window_is_stochastic():
+    plan = planner(windowed(size=4, start=2, kind="frozen"), shifted_sigmas(10))(0)
+    assert [step.kernel.name for step in plan.steps] == ["ode"] * 2 + ["flow_sde"] * 4 + ["ode"] * 4
+
+
+def test_flash_takes_fewer_steps_after_the_window_and_the_same_before():
+    made = recipe(
+        sampler={"steps": 10, "flash_ratio": 0.5, "window": {"size": 2, "start": 2, "kind": "frozen"}},
+        rollout={"group": 2},
+    )
+    sigmas = shifted_sigmas(10, 3.0)
+    plan = planner(made, sigmas)(0)
+    # last = 3, n_post = int((10 - 3) / 2) = 3: last + n_post evaluations.
+    assert plan.num_steps == 6
+    assert plan.sigmas[:5] == sigmas[:5]
+    # Two strides of three steps each, even in step index.
+    assert plan.sigmas[5] == pytest.approx(sigmas[7])
+    whole = made.model_copy(update={"sampler": made.sampler.model_copy(update={"flash_ratio": 1.0})})
+    assert planner(whole, sigmas)(0).sigmas == sigmas
+
+
+@pytest.mark.parametrize("start", [0, 3, 5])
+@pytest.mark.parametrize("shared", [True, False])
+def test_costs_of_a_window_in_closed_form(start: int, shared: bool):
+    steps, size, group, prompts = 10, 4, 6, 5
+    made = recipe(
+        sampler={
+            "steps": steps, "shared_noise": shared, "window": {"kind": "frozen", "size": size, "start": start}
+        },
+        rollout={"group": group, "prompts": prompts},
+        run={"iterations": 7},
+    )  # fmt: skip
+    expected = forecast(made)
+    (counts,) = expected.counts
+    before = start + 1 if shared else group * (start + 1)  # states up to the first stochastic step, it included
+    assert counts.evaluations == before + group * (steps - start - 1)
+    assert counts.chain_evaluations == group * steps
+    assert counts.leaves == group
+    assert counts.edges == (start if shared else group * start) + group * (steps - start)
+    assert counts.trained_edges == group * size
+    assert counts.trained_states == (1 if shared else group) + group * (size - 1)
+    assert counts.trained_steps == tuple(range(start, start + size))
+    assert expected.windows == [7]
+    assert expected.images == prompts * group
+
+
+def test_iterations_are_counted_by_window():
+    made = recipe(
+        sampler={"window": {"size": 4, "interval": 10, "stop": 6}}, rollout={"group": 2}, run={"iterations": 200}
+    )
+    expected = forecast(made)
+    assert [counts.trained_steps[0] for counts in expected.counts] == [0, 1, 2]
+    assert expected.windows == [70, 70, 60]
+
+
+def test_costs_of_a_tree_that_splits():
+    made = recipe(
+        sampler={"plan": "branch", "steps": 4, "splits": [0, 2], "width": 3, "spread": 0.5}, rollout={"prompts": 2}
+    )
+    expected = forecast(made)
+    (counts,) = expected.counts
+    assert counts.leaves == 9
+    assert counts.evaluations == 1 + 3 + 3 + 9
+    assert counts.edges == 3 + 3 + 9 + 9
+    assert counts.trained_steps == (0, 1, 2)
+    assert counts.trained_edges == 3 + 3 + 9
+    assert counts.trained_states == 1 + 3 + 3
+    assert expected.images == 18
+
+
+def test_costs_of_a_spine_with_branches():
+    made = recipe(
+        sampler={"plan": "spine", "steps": 4, "splits": [0, 2], "width": 5}, rollout={"prompts": 3, "group": 2}
+    )
+    expected = forecast(made)
+    (counts,) = expected.counts
+    assert counts.leaves == 2 * 2 * 5
+    assert counts.trained_edges == 20
+    assert counts.trained_states == 2 * 2
+    # Per root: the main line is evaluated at steps 0, 1, 2; five branches at 1, 2, 3 and five more at 3.
+    assert counts.evaluations == 2 * (3 + 5 * 3 + 5)
+    assert expected.images == 60
+
+
+def test_the_pipelines_own_table_decides_where_it_is_known():
+    made = windowed(size=4)
+    assert forecast(made).counts[0].chain_evaluations == 10 * made.rollout.group
+    longer = shifted_sigmas(20, 3.0)
+    assert forecast(made, longer).counts[0].chain_evaluations == 20 * made.rollout.group
+    sigmas = [1.0, 0.9, 0.7, 0.4, 0.2, 0.0]
+    listed = recipe(sampler={"sigmas": sigmas, "window": {"size": 2}})
+    assert forecast(listed).counts[0].chain_evaluations == 5 * made.rollout.group
+
+
+def test_optimizer_steps_and_the_on_policy_one():
+    made = recipe(optimizer={"updates": 4, "epochs": 2})
+    assert forecast(made).optimizer_steps == 8
+    assert forecast(made).on_policy_steps == 1
+
+
+def test_clip_in_nats_and_as_a_mean():
+    nats = recipe(objective={"clip_nats": 0.5})
+    assert clip_bounds(nats, 512) == (0.5 / 512, 0.5)
+    assert clip_bounds(nats, None) == (None, 0.5)
+    mean = recipe(objective={"options": {"high": 1e-3}})
+    assert clip_bounds(mean, 512) == (1e-3, pytest.approx(0.512))
+    assert clip_bounds(mean, None) == (1e-3, None)
+    assert clip_bounds(recipe(objective={"surrogate": "sapo"}), 512) == (None, None)
+    assert clip_bounds(recipe(objective={"options": {"high": float("inf")}}), 512)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "elements", "part"),
+    [
+        ({"objective": {"clip_nats": 0.5}}, 512, "strictly on-policy"),
+        ({"objective": {"clip_nats": 0.5}, "optimizer": {"updates": 2}}, 10**9, "below the resolution of float32"),
+        ({"objective": {"options": {"high": 0.1}}, "optimizer": {"epochs": 2}}, 512, "hardly binds"),
+        ({"sampler": {"kernel": "cps"}}, None, "true density"),
+        ({"objective": {"clip_nats": 0.5}, "optimizer": {"updates": 2}}, 512, None),
+    ],
+)
+def test_warnings_say_what_the_clip_does(sections: dict[str, Any], elements: int | None, part: str | None):
+    said = forecast(recipe(**sections), elements=elements).warnings
+    if part is None:
+        assert said == []
+    else:
+        assert any(part in line for line in said), said

@@ -1,0 +1,164 @@
+"""The whole loop on a random scenes pipeline: what a run writes, exact ratios, and resuming to the same numbers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.session import Session, start
+from flowgrpo.training.trainer import Trainer
+
+
+def _records(run: Path) -> list[dict]:
+    """The metrics of a run without times."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def _weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "lora" / "pytorch_lora_weights.safetensors")
+
+
+def _trainer(recipe: Recipe, folder: Path) -> Trainer:
+    return start(recipe, folder).trainer(Silent())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
+    """An uninterrupted run of four iterations with two optimizer steps each."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    _trainer(_two_updates(small), folder).train()
+    return folder
+
+
+def _two_updates(small: list[str]) -> Recipe:
+    return load_recipe("default", [*small, "optimizer.updates=2"])
+
+
+def test_a_run_leaves_a_complete_folder(whole: Path) -> None:
+    records = _records(whole)
+    assert [r["iteration"] for r in records] == [0, 1, 2, 3, 4]
+    assert all("eval/gold" in records[k] for k in (0, 2, 4))
+    assert all({"reward/dense", "reward/jpeg_compressibility", "reward/total"} <= r.keys() for r in records[:4])
+    assert {len(r["steps"]) for r in records[:4]} == {2}
+    index = [json.loads(line) for line in (whole / "samples" / "index.jsonl").read_text().splitlines()]
+    assert {(r["phase"], r["iteration"]) for r in index} == {
+        ("eval", 0), ("eval", 2), ("eval", 4), ("train", 0), ("train", 2),
+    }  # fmt: skip
+    assert all((whole / "samples" / r["image"]).is_file() for r in index)
+    assert any(value.abs().max() > 0 for name, value in _weights(whole).items() if "lora_B" in name)
+
+
+def test_the_ratio_is_exactly_one_before_the_first_update_and_moves_after_it(whole: Path) -> None:
+    for record in _records(whole)[:4]:
+        assert record["ratio/first_error"] == 0.0
+        # The second optimizer step of the iteration sees a moved policy.
+        assert record["log_ratio_sq"] > 0.0
+
+
+def test_resuming_gives_the_same_numbers(whole: Path, small: list[str], tmp_path: Path) -> None:
+    recipe = _two_updates(small)
+
+    class Interrupted(Exception):
+        pass
+
+    class StopAfter(Silent):
+        def iteration(self, record: dict) -> None:
+            if record["iteration"] == 1:
+                raise Interrupted
+
+    folder = tmp_path / "run"
+    trainer = start(recipe, folder).trainer(StopAfter())
+    with pytest.raises(Interrupted):
+        trainer.train()
+    # Iteration 1 was logged but its checkpoint was not written: it must be done again, and only once.
+    assert [r["iteration"] for r in _records(folder)] == [0, 1]
+    again = Session(recipe, RunFolder.open(folder)).trainer(Silent())
+    again.resume()
+    assert again.next_iteration == 1
+    again.train()
+    assert _records(folder) == _records(whole)
+    ours, theirs = _weights(folder), _weights(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_killed_and_resumed_by_command_gives_the_same_numbers(whole: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text((whole / "config.yaml").read_text())
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-m", "flowgrpo"]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    running = subprocess.Popen(
+        [*command, "train", str(recipe), "--out", str(folder)], env=environment, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 300
+    while not (folder / "checkpoints" / "iter-000002").exists():
+        assert running.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert not (folder / "lora").exists()
+    subprocess.run([*command, "resume", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert _records(folder) == _records(whole)
+    ours, theirs = _weights(folder), _weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_the_batch_of_the_denoiser_does_not_change_gradients(recipe: Recipe, tmp_path: Path) -> None:
+    from flowgrpo.training.bench import batches
+
+    figures = batches(recipe, tmp_path / "run", lambda text: None)
+    assert {"1", "4", "all"} == figures.keys()
+    assert all(f["gradient_difference"] < 2e-5 for f in figures.values()), figures
+    assert all(f["state_difference"] < 2e-5 for f in figures.values()), figures
+
+
+def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(small: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for override, words in (
+        ("data.train=missing.txt", "no prompt file 'missing.txt'"),
+        ("model.path=./nowhere", "'./nowhere' is not a folder"),
+        ("rewards=[{name: golde}]", "gold"),
+        ("rollout.prompts=5000", "holds 1069 prompts"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            start(load_recipe("default", [*small, override]), folder)
+        assert not folder.exists()
+
+
+def test_a_run_folder_is_never_overwritten(recipe: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "mine.txt").write_text("keep")
+    with pytest.raises(ValueError, match="is not empty"):
+        start(recipe, folder)
+    assert [p.name for p in folder.iterdir()] == ["mine.txt"]
+
+
+def test_a_reward_that_raises_stops_the_run_with_its_name_and_keeps_the_sample(
+    small: list[str], tmp_path: Path
+) -> None:
+    from flowgrpo.rewards.base import RewardError
+
+    broken = tmp_path / "broken.py"
+    broken.write_text("def picky(images, prompts, **columns):\n    raise RuntimeError('the server said no')\n")
+    recipe = load_recipe(
+        "default", [*small, f"rewards=[{{name: '{broken}:picky'}}]", "evaluate.rewards=[{name: gold}]"]
+    )
+    trainer = _trainer(recipe, tmp_path / "run")
+    with pytest.raises(RewardError, match="picky"):
+        trainer.train()
+    assert list((tmp_path / "run" / "failed").rglob("*.png"))
