@@ -2,8 +2,8 @@
 
 Three stages, each seeded: an autoencoder (64×64 pixels to 8×8 latents), then the denoiser together with its two
 text encoders by conditional flow matching (Lipman et al., 2210.02747, with SD3's logit-normal times, 2403.03206),
-then the folder that plain `StableDiffusion3Pipeline.from_pretrained` loads. Captions are wrong at a stated rate
-in the last part of the training, as captions of the web are: the base can draw, and does not always listen.
+in two cycles, of which the second dwells on the skills that combine two things, then the folder that
+`StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)` loads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..scenes.draw import SIZE, draw
-from ..scenes.prompts import SKILLS, Prompt, all_prompts, compose, disturb, ground_colour
+from ..scenes.prompts import SKILLS, Prompt, all_prompts, compose, ground_colour
 
 LATENT_CHANNELS = 8
 TOKENS = 12
@@ -47,10 +47,15 @@ class BuildSettings:
     batch: int = 128
     learning_rate: float = 1.5e-3
     warmup: int = 200
+    refine_steps: int = 2_500
+    refine_learning_rate: float = 1e-3
     ema: float = 0.999
-    wrong_captions: float = 0.0
-    wrong_captions_from: float = 0.8
     shift: float = 1.0
+
+
+EVEN = (1, 1, 1, 1, 1, 1)
+COMBINED = (1, 3, 2, 1, 4, 4)
+"""Shares of the six skills in the scenes of the first and of the second cycle, in the order of `SKILLS`."""
 
 
 def build_tokenizer(folder: Path) -> CLIPTokenizer:
@@ -128,19 +133,16 @@ def build_transformer(text_width: int) -> SD3Transformer2DModel:
     )
 
 
-def draw_scenes(count: int, seed: int, wrong: float = 0.0) -> tuple[list[Prompt], torch.Tensor]:
-    """`count` prompts (skills in equal shares) with a drawn scene each, uint8 [count, 3, 64, 64].
-
-    A share `wrong` of the scenes differs from its prompt in one thing.
-    """
+def draw_scenes(count: int, seed: int, shares: tuple[int, ...] = EVEN) -> tuple[list[Prompt], torch.Tensor]:
+    """`count` prompts, skills in the given shares, with a drawn scene each, uint8 [count, 3, 64, 64]."""
     rng = np.random.default_rng([seed, 1])
     pools = [[p for p in all_prompts() if p.skill == skill] for skill in SKILLS]
+    turns = [pool for pool, share in zip(pools, shares) for _ in range(share)]
     prompts, pictures = [], np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     for k in range(count):
-        pool = pools[k % len(pools)]
+        pool = turns[k % len(turns)]
         prompt = pool[int(rng.integers(len(pool)))]
-        items = disturb(prompt.items, rng) if rng.random() < wrong else prompt.items
-        pictures[k] = np.round(255 * draw(compose(items, rng), ground_colour(rng)))
+        pictures[k] = np.round(255 * draw(compose(prompt.items, rng), ground_colour(rng)))
         prompts.append(prompt)
     return prompts, torch.from_numpy(pictures).permute(0, 3, 1, 2)
 
@@ -238,11 +240,11 @@ class DenoiserTraining:
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         self.step = 0
 
-    def update(self, latents: torch.Tensor, ids: torch.Tensor) -> float:
+    def update(self, latents: torch.Tensor, ids: torch.Tensor, learning_rate: float) -> float:
         """One optimizer step on latents [B, 8, 8, 8] and token ids [B, 12]; returns the loss."""
         settings = self.settings
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _warm_cosine(self.step, settings.steps, settings.warmup)
+            group["lr"] = learning_rate
         sigma = torch.sigmoid(torch.randn(len(latents), generator=self.generator))
         sigma = settings.shift * sigma / (1 + (settings.shift - 1) * sigma)
         noise = torch.randn(latents.shape, generator=self.generator)
@@ -265,7 +267,7 @@ class DenoiserTraining:
         decay = min(self.settings.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.parameters()), list(self.modules.parameters()), 1 - decay)
-        return float(loss)
+        return float(loss.detach())
 
     def averaged(self) -> StableDiffusion3Pipeline:
         """A pipeline that shares everything but the averaged denoiser and text encoders."""
@@ -276,7 +278,10 @@ class DenoiserTraining:
 
 
 def build_scenes(
-    folder: Path, settings: BuildSettings, report: Report, checkpoint: Callable[[DenoiserTraining], None] | None = None
+    folder: Path,
+    settings: BuildSettings,
+    report: Report,
+    checkpoint: Callable[[DenoiserTraining], None] | None = None,
 ) -> StableDiffusion3Pipeline:
     """Train everything from nothing and write the pipeline to `folder` (weights in half precision).
 
@@ -285,32 +290,50 @@ def build_scenes(
     if (folder / "model_index.json").exists():
         raise ValueError(f"{folder} already holds a pipeline; name a new folder")
     torch.manual_seed(settings.seed)
-    noisy_from = int(settings.wrong_captions_from * settings.steps)
     prompts, pictures = draw_scenes(settings.scenes, settings.seed)
     report(f"drew {len(pictures)} scenes")
     vae = train_vae(pictures, settings, report)
-    latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
     pipe = build_pipeline(vae, folder, settings)
     training = DenoiserTraining(pipe, settings)
-    ids = _token_ids(pipe, prompts)
+    train_cycle(training, prompts, pictures, 0, report, checkpoint)
+    prompts, pictures = draw_scenes(settings.scenes, settings.seed + 1, COMBINED)
+    train_cycle(training, prompts, pictures, 1, report, checkpoint)
+    return write_pipeline(training, folder)
+
+
+def train_cycle(
+    training: DenoiserTraining,
+    prompts: list[Prompt],
+    pictures: torch.Tensor,
+    cycle: int,
+    report: Report,
+    checkpoint: Callable[[DenoiserTraining], None] | None = None,
+) -> None:
+    """One warm-up and cosine decay over the scenes; cycle 0 is the first, 1 the refining one."""
+    settings, vae = training.settings, training.pipe.vae
+    steps = (settings.steps, settings.refine_steps)[cycle]
+    peak = (settings.learning_rate, settings.refine_learning_rate)[cycle]
+    latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
+    ids = _token_ids(training.pipe, prompts)
     began = time.perf_counter()
-    order = torch.Generator().manual_seed(settings.seed + 3)
-    for rows in _batches(len(latents), settings.batch, settings.steps, order):
-        if training.step == noisy_from and settings.wrong_captions:
-            prompts, pictures = draw_scenes(settings.scenes, settings.seed + 1, settings.wrong_captions)
-            latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
-            ids = _token_ids(pipe, prompts)
-            report(f"captions are wrong for {settings.wrong_captions:.0%} of the scenes from here")
-        loss = training.update(latents[rows], ids[rows])
+    order = torch.Generator().manual_seed(settings.seed + 3 + cycle)
+    for done, rows in enumerate(_batches(len(latents), settings.batch, steps, order)):
+        rate = peak * _warm_cosine(done, steps, settings.warmup)
+        loss = training.update(latents[rows], ids[rows], rate)
         if training.step % 100 == 0:
-            rate = training.step * settings.batch / (time.perf_counter() - began)
-            report(f"denoiser {training.step:>6}  loss {loss:.4f}  {rate:.0f} images/s")
+            speed = (done + 1) * settings.batch / (time.perf_counter() - began)
+            report(f"denoiser {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
         if checkpoint is not None and training.step % 500 == 0:
             checkpoint(training)
+
+
+def write_pipeline(training: DenoiserTraining, folder: Path) -> StableDiffusion3Pipeline:
+    """Save the averaged pipeline in half precision, with the call arguments it wants in `flowgrpo.json`."""
     finished = training.averaged()
     finished.to(torch.float16)
     finished.save_pretrained(folder)
-    (folder / "flowgrpo.json").write_text(json.dumps({"call": CALL, "build": asdict(settings)}, indent=2) + "\n")
+    note = {"call": CALL, "build": asdict(training.settings)}
+    (folder / "flowgrpo.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return finished
 
 

@@ -115,7 +115,8 @@ class Trainer:
             record |= evaluated
             if self.accelerator.is_main_process:
                 self.run.log(record)
-            self.accelerator.log(record, step=iteration)
+            numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
+            self.accelerator.log(numbers, step=iteration)
             self.reporter.iteration(record)
             self.next_iteration = iteration + 1
             if self.next_iteration % settings.checkpoint_every == 0 or self.next_iteration == total:
@@ -309,7 +310,8 @@ class Trainer:
 
     def evaluation_plan(self) -> Plan:
         """A deterministic plan over the evaluation's noise levels."""
-        sigmas = self.evaluator.denoiser.probe.sigmas
+        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
+        sigmas = tuple(given or self.evaluator.denoiser.probe.sigmas)
         return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=self.recipe.evaluate.seeds)
 
     def _save_samples(

@@ -26,7 +26,8 @@ def silent(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    out, lines = tmp_path_factory.mktemp("build") / "scenes", []
+    out = tmp_path_factory.mktemp("build") / "scenes"
+    lines: list[str] = []
     build_all(out, seed=3, scale=SCALE, report=lines.append)
     return out, lines
 
