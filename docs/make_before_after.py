@@ -45,7 +45,9 @@ def compose(run: Path) -> Image.Image:
             x = left + side * (CELL + GAP)
             sheet.paste(picture, (x, top))
             satisfied = record["sub_scores"]["gold"]["satisfied"] == 1.0
-            pen.rectangle((x, top, x + CELL - 1, top + CELL - 1), outline="#2a8f4a" if satisfied else "#c8c8c8", width=2)
+            pen.rectangle(
+                (x, top, x + CELL - 1, top + CELL - 1), outline="#2a8f4a" if satisfied else "#c8c8c8", width=2
+            )
         pen.text((left, top + CELL + 3), _wrapped(pair[0]["prompt"]), fill="#222222", font=font, spacing=2)
     return sheet
 

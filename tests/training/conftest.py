@@ -30,7 +30,8 @@ def small(random_pipeline: Path) -> list[str]:
         "sampler.window={kind: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 3}",
         "rollout={prompts: 2, group: 3, batch: 6, decode_batch: 6}",
         "rewards=[{name: gold, options: {dense: true}, label: dense}, {name: jpeg_compressibility, weight: 0.1}]",
-        "evaluate={every: 2, prompts: 3}",
+        "evaluate.every=2",
+        "evaluate.prompts=3",
         "run={iterations: 4, checkpoint_every: 1, sample_every: 2, seed: 0}",
     ]
 

@@ -1,0 +1,69 @@
+"""Sampling and evaluation outside a run agree with the run's own."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
+from flowgrpo.training.session import start
+
+JPEG = "evaluate.rewards=[{name: jpeg_incompressibility}]"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> tuple[Path, list[dict]]:
+    """A short run with a strong learning rate, and what it evaluated."""
+    seen: list[dict] = []
+
+    class Watching(Silent):
+        def evaluation(self, iteration: int, record: dict) -> None:
+            seen.append(record)
+
+    folder = tmp_path_factory.mktemp("inference") / "run"
+    recipe = load_recipe("default", [*small, JPEG, "run.iterations=2", "optimizer.learning_rate=0.05"])
+    start(recipe, folder).trainer(Watching()).train()
+    return folder, seen
+
+
+def test_a_plain_pipeline_with_the_saved_lora_scores_as_the_run_did(
+    finished: tuple[Path, list[dict]], small: list[str], random_pipeline: Path
+) -> None:
+    folder, seen = finished
+    recipe = load_recipe("default", [*small, JPEG])
+    name = "jpeg_incompressibility"
+    for model, evaluated in ((str(random_pipeline), seen[0]), (str(folder), seen[-1])):
+        mean, error, count = evaluate_model(model, recipe)[name]
+        assert count == 3
+        assert mean == pytest.approx(evaluated[f"eval/{name}"], abs=0.02)
+        assert error > 0
+    assert abs(seen[0][f"eval/{name}"] - seen[-1][f"eval/{name}"]) > 0.05
+
+
+def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path, tmp_path: Path) -> None:
+    options = {"steps": 2, "seed": 3, "count": 2}
+    paths = sample_images(str(random_pipeline), ["a red circle", "a star"], tmp_path / "one", **options)
+    assert [p.name for p in paths] == ["000-3.png", "000-4.png", "001-3.png", "001-4.png"]
+    again = sample_images(str(random_pipeline), ["a red circle", "a star"], tmp_path / "two", **options)
+    for one, two in zip(paths, again, strict=True):
+        assert Image.open(one).tobytes() == Image.open(two).tobytes()
+        assert Image.open(one).size == (64, 64)
+    assert Image.open(paths[0]).tobytes() != Image.open(paths[1]).tobytes()
+    with pytest.raises(ValueError, match="exists; name another folder"):
+        sample_images(str(random_pipeline), ["a red circle"], tmp_path / "one", **options)
+
+
+def test_an_image_does_not_depend_on_the_batch_beside_it(random_pipeline: Path) -> None:
+    pipe, call = open_model(str(random_pipeline))
+    together = generate(pipe, call, ["a red circle", "a star"], [5, 6], steps=2)
+    alone = generate(pipe, call, ["a star"], [6], steps=2)
+    torch.testing.assert_close(together[1:], alone, atol=1e-4, rtol=0)
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, small: list[str]) -> None:
+    (tmp_path / "config.yaml").write_text(f"model: {{path: {small[0].partition('=')[2]}, call: {{}}}}\n")
+    with pytest.raises(ValueError, match="no trained weights yet; finish it with `flowgrpo resume"):
+        open_model(str(tmp_path))
