@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -84,6 +85,8 @@ def load_pipeline(path: str, dtype: torch.dtype) -> Any:
 def quiet_libraries() -> None:
     """Keep libraries from writing over the progress of a run."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # diffusers renames the argument; older versions that are supported know only this name.
+    warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
     import diffusers.utils.logging
     import transformers.utils.logging
 
