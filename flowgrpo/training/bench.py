@@ -210,6 +210,7 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> 
     trainer.iterate(0)
     whole, bare, parts = [], [], []
     for k in range(1, repeats + 1):
+        trainer.clock.lap()
         began = time.perf_counter()
         record = trainer.iterate(k)
         whole.append(time.perf_counter() - began)
