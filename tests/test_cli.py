@@ -54,7 +54,8 @@ def test_rewards_are_listed(command: Command):
 
 
 def test_plan_prints_the_costs_of_each_window(command: Command):
-    overrides = ("sampler.shared_noise=true", "rollout.prompts=2", "rollout.group=4", "run.iterations=25")
+    window = "sampler.window={kind: progressive, size: 4, stride: 1, interval: 10, start: 0, stop: 6}"
+    overrides = (window, "sampler.shared_noise=true", "rollout.prompts=2", "rollout.group=4", "run.iterations=25")
     status, output, errors = command("plan", "default", *overrides)
     assert (status, errors) == (0, "")
     lines = output.splitlines()

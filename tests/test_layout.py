@@ -12,7 +12,7 @@ import pytest
 import flowgrpo
 
 PACKAGE = Path(flowgrpo.__file__).parent
-ROOT = PACKAGE.parent
+ROOT = Path(__file__).parents[1]
 
 # Which other parts a part may import. `scenes` (drawing and prompts) is a leaf that anyone may use.
 ALLOWED: dict[str, set[str]] = {
