@@ -12,7 +12,8 @@ import pytest
 import flowgrpo
 
 PACKAGE = Path(flowgrpo.__file__).parent
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "flowgrpo"
 
 # Which other parts a part may import. `scenes` (drawing and prompts) is a leaf that anyone may use.
 ALLOWED: dict[str, set[str]] = {
@@ -125,21 +126,22 @@ def test_the_root_shows_the_named_parts_as_relative_links(name: str):
     link = ROOT / name
     assert link.is_symlink()
     assert Path(link.readlink()) == Path("flowgrpo") / name
-    assert link.resolve() == (PACKAGE / name).resolve()
+    assert link.resolve() == SOURCE / name
 
 
 def test_every_data_file_is_in_the_wheel():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     listed = re.search(r"\[tool\.setuptools\.package-data\]\s*flowgrpo = (\[.*?\])", text, re.DOTALL)
     assert listed is not None
-    shipped = {path for pattern in ast.literal_eval(listed[1]) for path in PACKAGE.glob(pattern) if path.is_file()}
+    shipped = {path for pattern in ast.literal_eval(listed[1]) for path in SOURCE.glob(pattern) if path.is_file()}
     there = {
         path
-        for path in PACKAGE.rglob("*")
+        for path in SOURCE.rglob("*")
         if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
     assert len(there) >= 7
-    assert {str(path.relative_to(PACKAGE)) for path in there - shipped} == set()
+    assert {str(path.relative_to(SOURCE)) for path in there - shipped} == set()
+    assert [path for path in there if not (PACKAGE / path.relative_to(SOURCE)).is_file()] == []
 
 
 def test_importing_the_package_and_its_command_loads_no_tensor_library():
