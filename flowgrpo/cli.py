@@ -95,7 +95,7 @@ def _run(session: object, resume: bool) -> None:
 def plan(words: RecipeArgument = None) -> None:
     """Print what a recipe will do and cost, without loading a model."""
     from .configs.load import load_recipe
-    from .training.planning import clip_bounds, forecast
+    from .training.planning import clip_bounds, forecast, step_ranges
 
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
@@ -115,7 +115,7 @@ def plan(words: RecipeArgument = None) -> None:
     _say("per prompt, by window of trained steps:")
     _say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
     for counts, uses in zip(expected.counts, expected.windows):
-        steps = f"{counts.trained_steps[0]}–{counts.trained_steps[-1]}"
+        steps = step_ranges(counts.trained_steps)
         _say(
             f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
             f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
@@ -167,7 +167,7 @@ def gallery(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches or overhead.")],
+    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches, overhead or interruption.")],
     words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
 ) -> None:

@@ -156,6 +156,9 @@ class OptimizerConfig(Section):
     eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, gt=0)
     warmup: int = Field(0, ge=0, description="Optimizer steps over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate falls after the warm-up: to 0 after the last iteration."
+    )
     updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
     epochs: int = Field(1, ge=1, description="Passes over a rollout.")
     ema: EmaConfig | None = EmaConfig()

@@ -136,7 +136,8 @@ class FlowPolicy:
         self.batch, self.decode_batch, self.reference_kl = batch, decode_batch, reference_kl
         self.device = next(iter(weights.modules.values())).device
 
-    def _velocity(self, prompts: Sequence[str]) -> Callable[[Tensor, int, Sequence[int]], Tensor]:
+    def velocity_of(self, prompts: Sequence[str]) -> Callable[[Tensor, int, Sequence[int]], Tensor]:
+        """The velocity as the executor calls it: states, step, and for each state the row of its prompt."""
         return lambda x, i, rows: self.denoiser.velocity(x, i, [prompts[row] for row in rows])
 
     def sample(self, prompts: Sequence[str], keys: Sequence[int], plan: Plan, updates: int = 1) -> Rollout:
@@ -150,7 +151,7 @@ class FlowPolicy:
         cuts = [part_of(len(prompts), updates, k)[0] for k in range(1, updates)]
         probe = self.denoiser.probe
         runner = RolloutRunner(
-            self._velocity(prompts), plan, probe.latent_shape,
+            self.velocity_of(prompts), plan, probe.latent_shape,
             dtype=probe.dtype, device=self.device, batch=self.batch, cuts=cuts,
         )  # fmt: skip
         return runner.run(keys)
@@ -171,7 +172,7 @@ class FlowPolicy:
         if experience.plan.sigmas != self.denoiser.sigmas:
             self.denoiser.bind(experience.plan.sigmas)
         c = transitions.coefficients
-        velocity = self._velocity(experience.prompts)
+        velocity = self.velocity_of(experience.prompts)
         replayed = replay(velocity, transitions, batch)
         rows = replayed.rows()
         old = replayed.old_velocity()

@@ -2,8 +2,9 @@
 
 Three stages, each seeded: an autoencoder (64×64 pixels to 8×8 latents), then the denoiser together with its two
 text encoders by conditional flow matching (Lipman et al., 2210.02747, with SD3's logit-normal times, 2403.03206),
-in two cycles, of which the second dwells on the skills that combine two things, then the folder that
-`StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)` loads.
+its matrices by Muon (Jordan et al. 2024), then the folder that
+`StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)` loads. Some scenes are
+learned with the empty prompt, so that the pipeline also answers to a `guidance_scale` (2207.12598).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..scenes.draw import SIZE, draw
-from ..scenes.prompts import SKILLS, Prompt, all_prompts, compose, ground_colour
+from ..scenes.draw import SIZE
+from ..scenes.prompts import Prompt, all_prompts, sample_scenes
 
 LATENT_CHANNELS = 8
 TOKENS = 12
@@ -43,19 +44,17 @@ class BuildSettings:
     scenes: int = 60_000
     vae_steps: int = 2_000
     vae_batch: int = 32
-    steps: int = 4_000
+    steps: int = 4_500
     batch: int = 128
-    learning_rate: float = 1.5e-3
-    warmup: int = 200
-    refine_steps: int = 2_500
-    refine_learning_rate: float = 1e-3
-    ema: float = 0.999
+    learning_rate: float = 2e-3
+    warmup: int = 100
+    empty: float = 0.08
+    ema: float = 0.998
     shift: float = 1.0
 
 
-EVEN = (1, 1, 1, 1, 1, 1)
-COMBINED = (1, 3, 2, 1, 4, 4)
-"""Shares of the six skills in the scenes of the first and of the second cycle, in the order of `SKILLS`."""
+SHARES = (1, 2, 2, 1, 3, 3)
+"""Of the six skills in the scenes, in the order of `SKILLS`: those that combine two things are learned last."""
 
 
 def build_tokenizer(folder: Path) -> CLIPTokenizer:
@@ -133,16 +132,11 @@ def build_transformer(text_width: int) -> SD3Transformer2DModel:
     )
 
 
-def draw_scenes(count: int, seed: int, shares: tuple[int, ...] = EVEN) -> tuple[list[Prompt], torch.Tensor]:
-    """`count` prompts, skills in the given shares, with a drawn scene each, uint8 [count, 3, 64, 64]."""
-    rng = np.random.default_rng([seed, 1])
-    pools = [[p for p in all_prompts() if p.skill == skill] for skill in SKILLS]
-    turns = [pool for pool, share in zip(pools, shares) for _ in range(share)]
+def draw_scenes(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
+    """`count` prompts, skills in their shares, with a drawn scene each, uint8 [count, 3, 64, 64]."""
     prompts, pictures = [], np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
-    for k in range(count):
-        pool = turns[k % len(turns)]
-        prompt = pool[int(rng.integers(len(pool)))]
-        pictures[k] = np.round(255 * draw(compose(prompt.items, rng), ground_colour(rng)))
+    for k, (prompt, _, picture) in enumerate(sample_scenes(count, np.random.default_rng([seed, 1]), SHARES)):
+        pictures[k] = picture
         prompts.append(prompt)
     return prompts, torch.from_numpy(pictures).permute(0, 3, 1, 2)
 
@@ -233,18 +227,23 @@ class DenoiserTraining:
         self.pipe, self.settings = pipe, settings
         self.modules = torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]).train()
         self.average = copy.deepcopy(self.modules).requires_grad_(False)
-        matrices = [p for p in self.modules.parameters() if p.ndim >= 2]
-        vectors = [p for p in self.modules.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98))
+        named = list(self.modules.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and "embedding" not in name]
+        others = [p for name, p in named if p.ndim != 2 or "embedding" in name]
+        rate = settings.learning_rate
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(matrices, lr=rate, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=rate, weight_decay=0.0, betas=(0.9, 0.98)),
+        ]
         self.generator = torch.Generator().manual_seed(settings.seed + 2)
         self.step = 0
 
     def update(self, latents: torch.Tensor, ids: torch.Tensor, learning_rate: float) -> float:
         """One optimizer step on latents [B, 8, 8, 8] and token ids [B, 12]; returns the loss."""
         settings = self.settings
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
         sigma = torch.sigmoid(torch.randn(len(latents), generator=self.generator))
         sigma = settings.shift * sigma / (1 + (settings.shift - 1) * sigma)
         noise = torch.randn(latents.shape, generator=self.generator)
@@ -259,10 +258,11 @@ class DenoiserTraining:
                 return_dict=False,
             )[0]
         loss = F.mse_loss(velocity.float(), noise - latents)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.modules.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.modules.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         self.step += 1
         decay = min(self.settings.ema, (1 + self.step) / (10 + self.step))
         with torch.no_grad():
@@ -286,40 +286,40 @@ def build_scenes(
     """Train everything from nothing and write the pipeline to `folder` (weights in half precision).
 
     Deterministic for a seed on one kind of machine. `checkpoint` is called every 500 steps.
+
+    Raises:
+        ValueError: `folder` holds a pipeline already, or torch is older than 2.9 and has no Muon.
     """
     if (folder / "model_index.json").exists():
         raise ValueError(f"{folder} already holds a pipeline; name a new folder")
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"torch {torch.__version__} has no Muon optimizer; build with torch 2.9 or newer")
     torch.manual_seed(settings.seed)
     prompts, pictures = draw_scenes(settings.scenes, settings.seed)
     report(f"drew {len(pictures)} scenes")
     vae = train_vae(pictures, settings, report)
-    pipe = build_pipeline(vae, folder, settings)
-    training = DenoiserTraining(pipe, settings)
-    train_cycle(training, prompts, pictures, 0, report, checkpoint)
-    prompts, pictures = draw_scenes(settings.scenes, settings.seed + 1, COMBINED)
-    train_cycle(training, prompts, pictures, 1, report, checkpoint)
+    training = DenoiserTraining(build_pipeline(vae, folder, settings), settings)
+    train_denoiser(training, prompts, pictures, report, checkpoint)
     return write_pipeline(training, folder)
 
 
-def train_cycle(
+def train_denoiser(
     training: DenoiserTraining,
     prompts: list[Prompt],
     pictures: torch.Tensor,
-    cycle: int,
     report: Report,
     checkpoint: Callable[[DenoiserTraining], None] | None = None,
 ) -> None:
-    """One warm-up and cosine decay over the scenes; cycle 0 is the first, 1 the refining one."""
+    """Flow matching over the scenes, pictures uint8 [N, 3, 64, 64], with one warm-up and cosine decay."""
     settings, vae = training.settings, training.pipe.vae
-    steps = (settings.steps, settings.refine_steps)[cycle]
-    peak = (settings.learning_rate, settings.refine_learning_rate)[cycle]
     latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
-    ids = _token_ids(training.pipe, prompts)
+    ids, empty = _token_ids(training.pipe, [p.text for p in prompts]), _token_ids(training.pipe, [""])
     began = time.perf_counter()
-    order = torch.Generator().manual_seed(settings.seed + 3 + cycle)
-    for done, rows in enumerate(_batches(len(latents), settings.batch, steps, order)):
-        rate = peak * _warm_cosine(done, steps, settings.warmup)
-        loss = training.update(latents[rows], ids[rows], rate)
+    order = torch.Generator().manual_seed(settings.seed + 3)
+    for done, rows in enumerate(_batches(len(latents), settings.batch, settings.steps, order)):
+        rate = settings.learning_rate * _warm_cosine(done, settings.steps, settings.warmup)
+        blank = torch.rand(len(rows), 1, generator=order) < settings.empty
+        loss = training.update(latents[rows], torch.where(blank, empty, ids[rows]), rate)
         if training.step % 100 == 0:
             speed = (done + 1) * settings.batch / (time.perf_counter() - began)
             report(f"denoiser {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
@@ -337,9 +337,9 @@ def write_pipeline(training: DenoiserTraining, folder: Path) -> StableDiffusion3
     return finished
 
 
-def _token_ids(pipe: StableDiffusion3Pipeline, prompts: list[Prompt]) -> torch.Tensor:
-    known = {text: k for k, text in enumerate(dict.fromkeys(p.text for p in prompts))}
+def _token_ids(pipe: StableDiffusion3Pipeline, texts: list[str]) -> torch.Tensor:
+    known = {text: k for k, text in enumerate(dict.fromkeys(texts))}
     table = pipe.tokenizer(
         list(known), padding="max_length", max_length=TOKENS, truncation=True, return_tensors="pt"
     ).input_ids
-    return table[torch.tensor([known[p.text] for p in prompts])]
+    return table[torch.tensor([known[text] for text in texts])]

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..scenes.draw import SIZE, Thing, draw
-from ..scenes.prompts import OPPOSITE, RELATIONS, SKILLS, Item, Prompt, all_prompts, compose, ground_colour
+from ..scenes.draw import SIZE, Thing
+from ..scenes.prompts import OPPOSITE, RELATIONS, Item, all_prompts, sample_scenes
 from .scenes import _holds
 from .scenes_clip import CONFIG, TOKENS, VOCABULARY, WEIGHTS, WordTokenizer, build_model
 
@@ -86,17 +86,12 @@ class DrawnScenes:
 
 def draw_scenes(count: int, rng: np.random.Generator) -> DrawnScenes:
     """Draw `count` scenes as their prompts ask, skills in equal shares."""
-    prompts = all_prompts()
-    pools: list[list[Prompt]] = [[p for p in prompts if p.skill == skill] for skill in SKILLS]
-    index = {key: k for k, key in enumerate(dict.fromkeys(meaning(p.items) for p in prompts))}
+    index = {key: k for k, key in enumerate(dict.fromkeys(meaning(p.items) for p in all_prompts()))}
     pictures = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     asked, fits = torch.empty(count, dtype=torch.long), torch.zeros(count, len(index), dtype=torch.bool)
     texts = []
-    for k in range(count):
-        pool = pools[k % len(pools)]
-        prompt = pool[int(rng.integers(len(pool)))]
-        things = compose(prompt.items, rng)
-        pictures[k] = np.round(255 * draw(things, ground_colour(rng)))
+    for k, (prompt, things, picture) in enumerate(sample_scenes(count, rng)):
+        pictures[k] = picture
         texts.append(prompt.text)
         asked[k] = index[meaning(prompt.items)]
         fits[k, [index[key] for key in shown(things) if key in index]] = True

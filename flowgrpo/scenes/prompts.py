@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .draw import COLOURS, GROUND, SHAPES, SIZE, Thing
+from .draw import COLOURS, GROUND, SHAPES, SIZE, Thing, draw
 
 SKILLS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RELATIONS = ("left of", "right of", "above", "below")
@@ -169,6 +170,19 @@ def compose(items: tuple[Item, ...], rng: np.random.Generator) -> list[Thing]:
         if _apart(things) and _related(items, things):
             return things
     raise RuntimeError(f"no room for {items}")
+
+
+def sample_scenes(
+    count: int, rng: np.random.Generator, shares: tuple[int, ...] = (1,) * len(SKILLS)
+) -> Iterator[tuple[Prompt, list[Thing], NDArray[np.uint8]]]:
+    """`count` prompts, skills in the given shares, with a scene that each describes and its picture [64, 64, 3]."""
+    pools = [[p for p in all_prompts() if p.skill == skill] for skill in SKILLS]
+    turns = [pool for pool, share in zip(pools, shares, strict=True) for _ in range(share)]
+    for k in range(count):
+        pool = turns[k % len(turns)]
+        prompt = pool[int(rng.integers(len(pool)))]
+        things = compose(prompt.items, rng)
+        yield prompt, things, np.round(255 * draw(things, ground_colour(rng))).astype(np.uint8)
 
 
 def _apart(things: list[Thing]) -> bool:

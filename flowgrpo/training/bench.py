@@ -20,6 +20,7 @@ from ..pipelines.policy import Experience, FlowPolicy
 from ..samplers.kernels import guard_weight, jacobian
 from ..samplers.plans import Plan
 from ..samplers.rollout import address, batches_of, replay
+from .interruption import interruption
 from .planning import planner
 from .run_folder import RunFolder
 from .session import Session
@@ -63,8 +64,8 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     trainer = _trainer(recipe, folder)
     policy = trainer.policy
     rows, experience = trainer.collect(0)
-    scores = trainer._score(trainer.rewards, rows, experience)
-    leaf, _ = trainer._advantages(scores, experience)
+    scores = trainer.score(trainer.rewards, rows, experience)
+    leaf, _ = trainer.advantages(scores, experience)
     advantages = experience.node_advantages(leaf)
     before = max(float(s.log_ratio.abs().max()) for s in _scored(policy, experience))
     report(f"largest |log ratio| before the first update: {before!r} (ratio {'exactly 1' if before == 0 else 'NOT 1'})")
@@ -166,8 +167,8 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
     whole = policy.sample(texts, keys, plan)
     images = policy.decode(whole, texts)
     leaves = Experience(whole, plan, texts, images, 1)
-    scores = trainer._score(trainer.rewards, rows, leaves)
-    leaf, _ = trainer._advantages(scores, leaves)
+    scores = trainer.score(trainer.rewards, rows, leaves)
+    leaf, _ = trainer.advantages(scores, leaves)
     results: dict[str, Any] = {}
     reference: dict[str, Tensor] = {}
     for size in (10**9, 4, 1):
@@ -194,7 +195,7 @@ def _gradient(trainer: Trainer, experience: Experience, leaf: Tensor) -> dict[st
     advantages = experience.node_advantages(leaf)
     denominator = torch.tensor(float(experience.trained_edges(0)))
     for transitions, batch in experience.batches(0):
-        trainer._backward(experience, transitions, batch, advantages, denominator)
+        trainer.backward(experience, transitions, batch, advantages, denominator)
     named = trainer.policy.weights.named_parameters()
     found = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
     trainer.optimizer.zero_grad(set_to_none=True)
@@ -240,7 +241,7 @@ def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
     texts = [row.text for row in rows]
     rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
     sampled = len(calls)
-    velocity = policy._velocity(texts)
+    velocity = policy.velocity_of(texts)
     for transitions, batch in batches_of(rollout):
         with torch.no_grad():
             replay(velocity, transitions, batch)
@@ -262,6 +263,7 @@ MEASUREMENTS: dict[str, Callable[[Recipe, Path, Report], dict[str, Any]]] = {
     "prefix": prefix,
     "batches": batches,
     "overhead": overhead,
+    "interruption": interruption,
 }
 
 

@@ -63,7 +63,6 @@ def scaled_settings(seed: int, scale: float) -> BuildSettings:
         scenes=part(full.scenes, 2 * full.batch),
         vae_steps=part(full.vae_steps, 2),
         steps=part(full.steps, 2),
-        refine_steps=part(full.refine_steps, 2),
         warmup=part(full.warmup, 1) if scale < 1 else full.warmup,
     )
 

@@ -103,6 +103,17 @@ def forecast(recipe: Recipe, sigmas: Sequence[float] | None = None, elements: in
     )
 
 
+def step_ranges(steps: Sequence[int]) -> str:
+    """Rising step numbers as text, neighbours drawn together: 0, 1, 2, 5 as `0–2, 5`."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and runs[-1][-1] == step - 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
 def surrogate_of(recipe: Recipe, elements: int) -> Callable[..., Tensor]:
     """The surrogate of a recipe with its hyper-parameters, for latents of `elements` numbers.
 

@@ -60,10 +60,9 @@ class RunFolder:
         if path.exists() and any(path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
-        for folder in (path, run.samples, run.checkpoints):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_text(run.config, config)
-        return run
+        path.mkdir(parents=True, exist_ok=True)
+        write_text(run.config, config)  # first: from here on the run can be resumed
+        return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

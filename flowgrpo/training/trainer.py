@@ -133,8 +133,8 @@ class Trainer:
         """One iteration: collect, score, advantage, update. Returns its metrics."""
         rows, experience = self.collect(iteration)
         with self.clock.part("reward"):
-            scores = self._score(self.rewards, rows, experience)
-        leaf, degenerate = self._advantages(scores, experience)
+            scores = self.score(self.rewards, rows, experience)
+        leaf, degenerate = self.advantages(scores, experience)
         clamp = self.recipe.advantage.clamp
         edges = experience.node_advantages(leaf, self.recipe.advantage.credit).nan_to_num()
         edges = edges.clamp(-clamp, clamp) if clamp is not None else edges
@@ -166,12 +166,13 @@ class Trainer:
             images = policy.decode(rollout, texts)
         return Experience(rollout, plan, tuple(texts), images, updates)
 
-    def _score(self, rewards: RewardSet, rows: list[PromptRow], experience: Experience) -> RewardBatch:
+    def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Experience) -> RewardBatch:
+        """Rewards of all leaves, whole groups at a time."""
         owners = [rows[p] for p in experience.prompt_of_sample]
         texts = [row.text for row in owners]
         return rewards.score(experience.images, texts, columns_of(owners), experience.groups)
 
-    def _advantages(self, scores: RewardBatch, experience: Experience) -> tuple[Tensor, Tensor]:
+    def advantages(self, scores: RewardBatch, experience: Experience) -> tuple[Tensor, Tensor]:
         """[L] advantages (or, for depth credit, rewards) of the leaves, and [degenerate, groups]."""
         settings = self.recipe.advantage
         count = degenerate_groups(scores.values, experience.groups)
@@ -205,7 +206,7 @@ class Trainer:
             denominator = self.accelerator.reduce(edges, "sum")
             for transitions, batch in experience.batches(part):
                 with self.clock.part("denoiser"):
-                    stats, metrics, error = self._backward(experience, transitions, batch, advantages, denominator)
+                    stats, metrics, error = self.backward(experience, transitions, batch, advantages, denominator)
                 statistics += stats
                 sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
                 if number == 0:
@@ -214,9 +215,15 @@ class Trainer:
                 norms.append(self._step())
         return self._update_record(statistics, sums, first_error, norms)
 
-    def _backward(
+    def backward(
         self, experience: Experience, transitions: Any, batch: slice, advantages: Tensor, denominator: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """Add one batch's gradient of the loss over `denominator` edges.
+
+        Returns:
+            log-ratio statistics by step and sign of the advantage, summed metrics with their counts, and the largest
+            |log ratio|.
+        """
         scored = self.policy.score(experience, transitions, batch)
         advantage = advantages[scored.node]
         settings = self.recipe.objective
@@ -253,9 +260,8 @@ class Trainer:
                 "the gradient is not finite; lower optimizer.learning_rate, or use model.dtype float32 or bfloat16"
             )
         taken = int(next(iter(self.optimizer.state.values()))["step"]) if self.optimizer.state else 0
-        warmup = self.recipe.optimizer.warmup
         for group in self.optimizer.param_groups:
-            group["lr"] = self.recipe.optimizer.learning_rate * (min(1.0, (taken + 1) / warmup) if warmup else 1.0)
+            group["lr"] = learning_rate(self.recipe, taken)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
@@ -298,7 +304,7 @@ class Trainer:
         keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
         with self.ema.applied() if self.ema else nullcontext():
             experience = self._experience(self.evaluator, rows, keys, self.evaluation_plan())
-        scores = self._score(self.evaluation, rows, experience)
+        scores = self.score(self.evaluation, rows, experience)
         total = torch.stack([scores.values.nansum(0), (~scores.values.isnan()).float().sum(0)])
         total, count = self.accelerator.reduce(total.to(self.policy.device), "sum").cpu()
         record = {f"eval/{name}": _number(mean) for name, mean in zip(scores.names, total / count)}
@@ -352,6 +358,17 @@ class Trainer:
             with self.ema.applied() if self.ema else nullcontext():
                 self.policy.weights.save(self.run.path / name, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def learning_rate(recipe: Recipe, taken: int) -> float:
+    """Of the optimizer step after `taken` ones: a linear warm-up, then the schedule's fall over the rest of the run."""
+    settings = recipe.optimizer
+    if taken < settings.warmup:
+        return settings.learning_rate * (taken + 1) / settings.warmup
+    falling = recipe.run.iterations * settings.epochs * settings.updates - settings.warmup
+    done = min((taken - settings.warmup) / max(falling, 1), 1.0)
+    share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[settings.schedule]
+    return settings.learning_rate * share
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.training.planning import clip_bounds, forecast, planner, window_schedule
+from flowgrpo.training.planning import clip_bounds, forecast, planner, step_ranges, window_schedule
 
 KINDS = ("progressive", "random", "decay", "exp_decay", "frozen", "all")
 
@@ -185,3 +185,10 @@ def test_warnings_say_what_the_clip_does(sections: dict[str, Any], elements: int
         assert said == []
     else:
         assert any(part in line for line in said), said
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"), [((3,), "3"), ((0, 1, 2), "0–2"), ((0, 2), "0, 2"), ((0, 1, 4, 6, 7), "0–1, 4, 6–7")]
+)
+def test_step_numbers_are_drawn_together_only_where_they_are_neighbours(steps: tuple[int, ...], text: str) -> None:
+    assert step_ranges(steps) == text

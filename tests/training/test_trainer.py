@@ -1,11 +1,6 @@
 """The whole loop on a random scenes pipeline: what a run writes, exact ratios, and resuming to the same numbers."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +10,10 @@ from safetensors.torch import load_file
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.interruption import contents, interruption
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
-from flowgrpo.training.trainer import Trainer
+from flowgrpo.training.trainer import Trainer, learning_rate
 
 
 def _records(run: Path) -> list[dict]:
@@ -43,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
 
 
 def _two_updates(small: list[str]) -> Recipe:
-    return load_recipe("default", [*small, "optimizer.updates=2"])
+    return load_recipe("default", [*small, "optimizer={updates: 2, schedule: cosine, warmup: 2}"])
 
 
 def test_a_run_leaves_a_complete_folder(whole: Path) -> None:
@@ -94,27 +90,30 @@ def test_resuming_gives_the_same_numbers(whole: Path, small: list[str], tmp_path
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_killed_and_resumed_by_command_gives_the_same_numbers(whole: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text((whole / "config.yaml").read_text())
-    folder = tmp_path / "killed"
-    command = [sys.executable, "-m", "flowgrpo"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    running = subprocess.Popen(
-        [*command, "train", str(recipe), "--out", str(folder)], env=environment, stdout=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 300
-    while not (folder / "checkpoints" / "iter-000002").exists():
-        assert running.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert not (folder / "lora").exists()
-    subprocess.run([*command, "resume", str(folder)], env=environment, check=True, stdout=subprocess.DEVNULL)
-    assert _records(folder) == _records(whole)
-    ours, theirs = _weights(folder), _weights(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+def test_killed_and_resumed_by_command_gives_the_same_numbers(small: list[str], tmp_path: Path) -> None:
+    lines: list[str] = []
+    figures = interruption(_two_updates(small), tmp_path / "runs", lines.append, kills=2)
+    assert figures["different"] == []
+    assert len(figures["kills"]) >= 2
+    assert "lora/pytorch_lora_weights.safetensors" in contents(tmp_path / "runs" / "whole")
+    assert lines[-1].endswith("all equal")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", [1, 1, 1, 1, 1]),
+        ("linear", [1, 0.8, 0.6, 0.4, 0.2]),
+        ("cosine", [1, 0.9045, 0.6545, 0.3455, 0.0955]),
+    ],
+)
+def test_the_learning_rate_rises_and_falls_as_the_recipe_says(
+    small: list[str], schedule: str, shares: list[float]
+) -> None:
+    given = f"optimizer={{updates: 2, warmup: 3, learning_rate: 1.0, schedule: {schedule}}}"
+    recipe = load_recipe("default", [*small, given])  # 4 iterations of 2 updates
+    rates = [learning_rate(recipe, taken) for taken in range(8)]
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1, *shares], abs=1e-4)
 
 
 def test_the_batch_of_the_denoiser_does_not_change_gradients(recipe: Recipe, tmp_path: Path) -> None:
