@@ -47,15 +47,15 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
     """Read a recipe by name (of the package) or path, and apply `key.sub=value` overrides.
 
     Args:
-        source: a name such as `default`, or a YAML file; None is `default`.
+        source: a name such as `default`, or a YAML file; None is `default`. A recipe with `base: NAME` changes that
+            recipe key by key; with `@published` after the source, its `published` section changes it once more.
         overrides: dotted assignments; values are read as YAML, list entries by number (`rewards.0.weight=2`).
 
     Raises:
         RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
             or impossible geometry. All faults are listed at once.
     """
-    name, text = _read(source)
-    data = _parse(name, text)
+    name, data = _layers(str(source or "default"))
     for assignment in overrides:
         _assign(data, assignment)
     try:
@@ -64,9 +64,40 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
         raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault) for fault in error.errors())) from None
 
 
-def _read(source: str | Path | None) -> tuple[str, str]:
+def _layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """The recipe a source names, with what it builds on merged in, and a name for messages."""
+    place, at, layer = source.rpartition("@")
+    if not at or layer != "published":
+        place, layer = source, ""
+    name, text = _read(place)
+    data = _parse(name, text)
+    published, base = data.pop("published", None), data.pop("base", None)
+    if base is not None:
+        if not isinstance(base, str):
+            raise RecipeError(f"{name}: base is {base!r}; write the name of a recipe or a file")
+        beside = Path(name).parent / base
+        base = str(beside) if beside.is_file() else base
+        if base in (*derived, name):
+            raise RecipeError(f"{name}: `base: {base}` leads back to itself")
+        data = _merge(_layers(base, (*derived, name))[1], data)
+    if layer:
+        if not isinstance(published, dict):
+            raise RecipeError(f"{name} has no `published` section; leave out @published")
+        data = _merge(data, published)
+    return name, data
+
+
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _read(key: str) -> tuple[str, str]:
     known = recipe_names()
-    key = str(source or "default")
     if key in known:
         path = resources.files("flowgrpo.configs") / "recipes" / f"{key}.yaml"
         return key, path.read_text(encoding="utf-8")

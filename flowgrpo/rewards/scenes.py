@@ -88,9 +88,10 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     ground = np.median(border, axis=0)
     direction = _PALETTE - ground
     offset = image - ground
-    cover = offset @ direction.T / (direction**2).sum(1)
-    residual = ((offset[:, :, None] - cover[..., None] * direction) ** 2).sum(-1)
-    owner = residual.argmin(-1)
+    length = (direction**2).sum(1)
+    cover = offset @ direction.T / length
+    # |offset - cover · direction|² = |offset|² - cover² · |direction|²: smallest where the last term is largest.
+    owner = (cover**2 * length).argmax(-1)
     strength = np.take_along_axis(cover, owner[..., None], -1)[..., 0].clip(0.0, 1.0)
     solid = strength >= MIN_COVER
     things: list[Found] = []

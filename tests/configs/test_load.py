@@ -180,3 +180,30 @@ def test_a_file_that_only_names_a_reward_is_a_whole_recipe(tmp_path: Path):
     recipe = load_recipe(written(tmp_path, SMALLEST))
     assert recipe.rewards[0].name == "gold"
     assert recipe == Recipe.model_validate({"rewards": [{"name": "gold"}]})
+
+
+def test_a_recipe_changes_its_base_key_by_key(tmp_path: Path) -> None:
+    mine = written(tmp_path, "base: default\nname: mine\nsampler: {eta: 0.9}\noptimizer: {ema: null}\n")
+    recipe, base = load_recipe(mine), load_recipe("default")
+    assert (recipe.name, recipe.sampler.eta, recipe.optimizer.ema) == ("mine", 0.9, None)
+    assert recipe.sampler.window == base.sampler.window
+    assert recipe.rewards == base.rewards
+    assert load_recipe(mine, ["sampler.eta=0.3"]).sampler.eta == 0.3
+
+
+def test_the_published_section_is_a_layer_of_its_own(tmp_path: Path) -> None:
+    text = "base: default\nrollout: {group: 4}\npublished: {rollout: {group: 24}, sampler: {steps: 20}}\n"
+    mine = written(tmp_path, text)
+    assert (load_recipe(mine).rollout.group, load_recipe(mine).sampler.steps) == (4, 10)
+    published = load_recipe(f"{mine}@published")
+    assert (published.rollout.group, published.sampler.steps) == (24, 20)
+    with pytest.raises(RecipeError, match="has no `published` section"):
+        load_recipe("default@published")
+
+
+def test_bases_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    one.write_text(f"base: {two}\n", encoding="utf-8")
+    two.write_text("base: one.yaml\n", encoding="utf-8")
+    with pytest.raises(RecipeError, match="leads back to itself"):
+        load_recipe(one)
