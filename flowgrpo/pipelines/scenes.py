@@ -68,7 +68,8 @@ def build_tokenizer(folder: Path) -> CLIPTokenizer:
         min_frequency=1,
         end_of_word_suffix=end,
         initial_alphabet=alphabet,
-        special_tokens=["<|startoftext|>", "<|endoftext|>"],
+        # Final letters are listed too: the trainer would number them, and so break ties, in the order of a hash.
+        special_tokens=["<|startoftext|>", "<|endoftext|>", *(letter + end for letter in alphabet)],
         show_progress=False,
     )
     words = sorted({word for prompt in all_prompts() for word in prompt.text.split()})

@@ -26,6 +26,8 @@ def silent(line: str) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("the denoiser is built with torch 2.9 or newer")
     out = tmp_path_factory.mktemp("build") / "scenes"
     lines: list[str] = []
     build_all(out, seed=3, scale=SCALE, report=lines.append)
