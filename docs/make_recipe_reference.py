@@ -45,6 +45,20 @@ flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=fals
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
 calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look.
 
+A recipe may name another, or a file beside it, as its `base`. It then changes that one key by key: sections are merged,
+lists and values replaced.
+
+```yaml
+base: default
+name: wider
+sampler: {window: {size: 4}}
+published:
+  sampler: {steps: 25}
+```
+
+`flowgrpo train wider.yaml` runs this without its `published` section, `flowgrpo train wider.yaml@published` with it: a
+place for a paper's own settings beside those for a small machine.
+
 A run folder holds its resolved recipe, with every default written out, as `config.yaml`. That file is a recipe too.
 
 ## What is checked

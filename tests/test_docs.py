@@ -8,6 +8,7 @@ import torch
 import yaml
 
 import flowgrpo
+from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.core.diagnostics import summarise
 from flowgrpo.core.objectives import policy_loss
@@ -105,11 +106,15 @@ def test_pages_are_found():
 
 
 @pytest.mark.parametrize("name", ["recipes.md", "rewards.md"])
-def test_yaml_examples_are_recipes(name):
+def test_yaml_examples_are_recipes(name, tmp_path):
     examples = blocks(DOCS / name, "yaml")
     assert examples
     for example in examples:
-        Recipe.model_validate(yaml.safe_load(example))
+        file = tmp_path / "example.yaml"
+        file.write_text(example, encoding="utf-8")
+        load_recipe(file)
+        if "published" in yaml.safe_load(example):
+            load_recipe(f"{file}@published")
 
 
 def test_reward_examples_run(tmp_path, monkeypatch):
