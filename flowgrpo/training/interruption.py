@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
 from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
 from .run_folder import write_text
@@ -95,5 +99,17 @@ def contents(run: Path) -> dict[str, bytes]:
     for part in ("samples", "lora", "pipeline"):
         for file in sorted((run / part).rglob("*")):
             if file.is_file():
-                found[str(file.relative_to(run))] = file.read_bytes()
+                exact = _tensors(file) if file.suffix == ".safetensors" else file.read_bytes()
+                found[str(file.relative_to(run))] = exact
     return found
+
+
+def _tensors(file: Path) -> bytes:
+    """The tensors of a safetensors file; its header keeps metadata in an order that differs between processes."""
+    tensors = load_file(file)
+    parts = [f"{k} {v.dtype} {tuple(v.shape)}\n".encode() + _raw(v) for k, v in sorted(tensors.items())]
+    return b"".join(parts)
+
+
+def _raw(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
