@@ -31,10 +31,12 @@ class ConsoleReporter:
         self._rewards: deque[float] = deque(maxlen=2 * _TREND)
         self._heldout = ""
         self._lines = 0
-        self._began = 0.0
         self._first = 0
         self._total = 0
         self._images = 0
+        self._every = 1
+        self._last = 0.0
+        self._spent = {"iteration": (0.0, 0), "evaluation": (0.0, 0)}
 
     def say(self, text: str) -> None:
         """Print one line, uncoloured and unwrapped."""
@@ -49,7 +51,7 @@ class ConsoleReporter:
             elements *= size
         expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, elements)
         self._first, self._total, self._images = trainer.next_iteration, recipe.run.iterations, expected.images
-        self._began = time.perf_counter()
+        self._every, self._last = recipe.evaluate.every, time.perf_counter()
         trained = sum(p.numel() for p in trainer.parameters)
         high, nats = clip_bounds(recipe, elements)
         clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
@@ -74,15 +76,14 @@ class ConsoleReporter:
         if self._lines % 25 == 0:
             self.say(_HEADER)
         self._lines += 1
+        self._lap("iteration")
         done = record["iteration"] + 1
         seconds = sum(value for key, value in record.items() if key.startswith("time/"))
-        elapsed = time.perf_counter() - self._began
-        left = elapsed / max(done - self._first, 1) * (self._total - done)
         ratio = record.get("ratio/mean")
         self.say(
             f"{done:>5}/{self._total:<5} {_cell(reward, 7, 4)} {self._trend():>6} {self._heldout:>9} "
             f"{_cell(ratio, 9, 6)} {_cell(_percent(record.get('clip_share')), 7, 1)}% {_cell(record.get('kl'), 7, 4)} "
-            f"{self._images / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(left):>8}"
+            f"{self._images / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(self._left(done)):>8}"
         )
         if record["iteration"] == self._first:
             error = record["ratio/first_error"]
@@ -91,9 +92,22 @@ class ConsoleReporter:
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""
+        self._lap("evaluation")
         self._heldout = " ".join(f"{value:.4f}" for value in record.values() if value is not None)
         listed = ", ".join(f"{name.removeprefix('eval/')} {_cell(value, 0, 4)}" for name, value in record.items())
         self.say(f"held-out after {iteration} iterations: {listed}")
+
+    def _lap(self, part: str) -> None:
+        now = time.perf_counter()
+        seconds, count = self._spent[part]
+        self._spent[part] = seconds + now - self._last, count + 1
+        self._last = now
+
+    def _left(self, done: int) -> float:
+        """Seconds to the end: iterations and evaluations still to come, each at its mean so far."""
+        evaluations = (self._total - 1) // self._every - (done - 1) // self._every + 1
+        still = {"iteration": self._total - done, "evaluation": evaluations}
+        return sum(seconds / max(count, 1) * still[part] for part, (seconds, count) in self._spent.items())
 
     def _trend(self) -> str:
         values = list(self._rewards)
