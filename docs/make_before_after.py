@@ -2,33 +2,36 @@
 
     python docs/make_before_after.py RUN docs/images/before-after.png
 
-Prompts are taken in file order, two of each skill: no choosing.
+Shown are pairs whose verdict changed, for better or worse, evenly spaced in the order of the file: no choosing.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-CELL, GAP, TEXT, COLUMNS = 112, 6, 40, 4
+CELL, GAP, TEXT, COLUMNS, SHOWN = 112, 6, 40, 4, 16
+
+
+def verdict(record: dict[str, Any]) -> float:
+    """Whether the verifier was satisfied."""
+    return float(record["sub_scores"]["gold"]["satisfied"])
 
 
 def pairs(run: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Two (before, after) record pairs of each skill, in file order."""
+    """`SHOWN` of the (before, after) record pairs whose verdict changed, evenly spaced in file order."""
     lines = (run / "samples" / "index.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [r for r in map(json.loads, lines) if r["phase"] == "eval" and r["seed"] == 0]
+    records = [r for r in map(json.loads, lines) if r["phase"] == "eval"]
     last = max(r["iteration"] for r in records)
-    before = {r["prompt_id"]: r for r in records if r["iteration"] == 0}
-    after = {r["prompt_id"]: r for r in records if r["iteration"] == last}
-    chosen = defaultdict(list)
-    for key in sorted(before):
-        chosen[before[key]["columns"]["tag"]].append((before[key], after[key]))
-    return [pair for skill in chosen.values() for pair in skill[:2]]
+    before, after = ({(r["prompt_id"], r["seed"]): r for r in records if r["iteration"] == k} for k in (0, last))
+    changed = [(before[key], after[key]) for key in sorted(before) if verdict(before[key]) != verdict(after[key])]
+    gained = sum(verdict(b) > verdict(a) for a, b in changed)
+    print(f"{gained} pairs gained and {len(changed) - gained} lost, of {len(before)}")
+    return [changed[k * len(changed) // SHOWN] for k in range(min(SHOWN, len(changed)))]
 
 
 def compose(run: Path) -> Image.Image:
@@ -44,7 +47,7 @@ def compose(run: Path) -> Image.Image:
             picture = Image.open(run / "samples" / record["image"]).resize((CELL, CELL), Image.Resampling.NEAREST)
             x = left + side * (CELL + GAP)
             sheet.paste(picture, (x, top))
-            satisfied = record["sub_scores"]["gold"]["satisfied"] == 1.0
+            satisfied = verdict(record) == 1.0
             pen.rectangle(
                 (x, top, x + CELL - 1, top + CELL - 1), outline="#2a8f4a" if satisfied else "#c8c8c8", width=2
             )

@@ -2,14 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.samplers.rollout import address
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
-from flowgrpo.training.session import start
+from flowgrpo.training.session import read_data, start
+from flowgrpo.training.trainer import EVALUATION_SEED
 
 JPEG = "evaluate.rewards=[{name: jpeg_incompressibility}]"
 
@@ -24,24 +27,38 @@ def finished(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> tupl
             seen.append(record)
 
     folder = tmp_path_factory.mktemp("inference") / "run"
-    strong = ["run.iterations=2", "optimizer.learning_rate=0.05", "optimizer.schedule=constant"]
+    strong = ["run.iterations=2", "optimizer={learning_rate: 0.05, ema: null}"]
     recipe = load_recipe("default", [*small, JPEG, *strong])
     start(recipe, folder).trainer(Watching()).train()
     return folder, seen
 
 
-def test_a_plain_pipeline_with_the_saved_lora_scores_as_the_run_did(
+def _evaluated(folder: Path, iteration: int) -> torch.Tensor:
+    """Images [N, 3, 64, 64] that a run saved of one evaluation."""
+    files = sorted((folder / "samples" / f"iter-{iteration:06d}").glob("eval-*.png"))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+
+
+def test_a_plain_pipeline_with_the_saved_lora_does_as_the_run_did(
     finished: tuple[Path, list[dict]], small: list[str], random_pipeline: Path
 ) -> None:
     folder, seen = finished
     recipe = load_recipe("default", [*small, JPEG])
     name = "jpeg_incompressibility"
-    for model, evaluated in ((str(random_pipeline), seen[0]), (str(folder), seen[-1])):
+    rows = read_data(recipe).heldout
+    texts = [row.text for row in rows for _ in range(2)]
+    keys = [address(address(EVALUATION_SEED, 2, row.id), 0, seed) for row in rows for seed in range(2)]
+    own = []
+    for model, evaluated, iteration in ((str(random_pipeline), seen[0], 0), (str(folder), seen[-1], 2)):
         mean, error, count = evaluate_model(model, recipe)[name]
         assert count == 6
         assert mean == pytest.approx(evaluated[f"eval/{name}"], abs=0.02)
         assert error > 0
-    assert abs(seen[0][f"eval/{name}"] - seen[-1][f"eval/{name}"]) > 0.05
+        images = generate(*open_model(model), texts, keys, steps=recipe.sampler.steps)
+        torch.testing.assert_close(images, _evaluated(folder, iteration), atol=1.5 / 255, rtol=0)
+        own.append(images)
+    assert (own[0] - own[1]).abs().max() > 15 / 255
 
 
 def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path, tmp_path: Path) -> None:
