@@ -22,7 +22,9 @@ from .run_folder import write_text
 LEAST_KILLS = 12
 
 
-def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], kills: int = LEAST_KILLS) -> Any:
+def interruption(
+    recipe: Recipe, folder: Path, report: Callable[[str], None], kills: int = LEAST_KILLS
+) -> dict[str, Any]:
     """Run a recipe by command without a break, then again and again with SIGKILL at random moments, and compare.
 
     A broken run is continued by `flowgrpo resume` (by `flowgrpo train` if it died before its folder stood) and killed

@@ -57,7 +57,8 @@ class RunFolder:
         """
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a new folder")
-        if path.exists() and any(path.iterdir()):
+        # A run killed while it wrote its config leaves that file's temporary name, and nothing of anybody's.
+        if path.exists() and any(not p.match(".config.yaml.*.tmp") for p in path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
         path.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,11 @@ def test_an_empty_folder_may_become_a_run(tmp_path: Path):
     assert RunFolder.create(tmp_path, "x").config.exists()
 
 
+def test_what_a_kill_left_of_the_config_does_not_bar_the_folder(tmp_path: Path):
+    (tmp_path / ".config.yaml.123.tmp").write_text("na", encoding="utf-8")
+    assert RunFolder.create(tmp_path, "x").config.read_text(encoding="utf-8") == "x"
+
+
 def test_a_run_is_never_overwritten(run: RunFolder):
     with pytest.raises(ValueError, match=r"not empty.*flowgrpo resume"):
         RunFolder.create(run.path, "other")
