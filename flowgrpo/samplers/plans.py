@@ -9,7 +9,7 @@ branches at every step (TempFlow-GRPO) are plans; `rollout` walks any of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from .kernels import Coefficients, Kernel
 from .schedules import check_sigmas
@@ -25,9 +25,13 @@ class StepPlan:
     Attributes:
         kernel: of the main line's own transition.
         children: main-line children of each state, each with noise of its own; 1 for a deterministic kernel.
-        side: stochastic children that leave the main line here and go on deterministically to a leaf.
-        side_kernel: their kernel.
-        trained: whether the stochastic edges of this step are trained.
+        side: children that leave the main line here and go on deterministically to a leaf.
+        side_kernel: their kernel. One deterministic child is a probe: what the state would have become without any
+            further noise (TP-GRPO, 2602.06422).
+        completions: how a side branch is finished, once for each entry: by deterministic steps to every level (1),
+            every second one (2, …; G²RPO, 2510.01982), or one step to the clean prediction (0; VGPO, 2512.12387). A
+            stochastic branch takes its own step first; a probe skips levels from the start.
+        trained: whether the edges of this step are trained.
         solver: of the deterministic transitions of this step, main line and side branches alike.
         spread: if given, siblings' noises are `(shared + spread · own) / √(1 + spread²)`, of unit variance
             and correlation `1 / (1 + spread²)` (BranchGRPO's branch noise, 2509.06040); None draws them
@@ -38,6 +42,7 @@ class StepPlan:
     children: int = 1
     side: int = 0
     side_kernel: Kernel | None = None
+    completions: tuple[int, ...] = (1,)
     trained: bool = False
     solver: str = "euler"
     spread: float | None = None
@@ -77,6 +82,8 @@ class Plan:
         samples: main-line copies of each root. They stay one state until the first stochastic step, where each
             gets noise of its own: samples that share their initial noise share the whole ODE prefix.
         main_leaf: whether the main line goes on past its last side branch and ends in a leaf.
+        root_spread: as `StepPlan.spread`, for the initial noises of a prompt (Neighbor GRPO's neighbours).
+        neighbours: the trained edges are deterministic, and have their density from the other roots of the prompt.
 
     Raises:
         ValueError: geometry that cannot run or cannot be trained, with what to write instead.
@@ -87,6 +94,8 @@ class Plan:
     roots: int = 1
     samples: int = 1
     main_leaf: bool = True
+    root_spread: float | None = None
+    neighbours: bool = False
     _coefficients: tuple[tuple[Coefficients, Coefficients | None], ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -97,11 +106,18 @@ class Plan:
             raise ValueError(f"{len(self.steps)} step plans for {len(self.sigmas) - 1} steps; give one for each")
         if self.roots < 1 or self.samples < 1:
             raise ValueError(f"roots is {self.roots} and samples {self.samples}; use at least 1 of each")
+        if self.neighbours and self.roots < 2:
+            raise ValueError("neighbours need company: use 2 or more roots")
+        _check_spread("root_spread", self.root_spread)
         pairs = []
         for i, step in enumerate(self.steps):
             pair = self._check_step(i, step)
             pairs.append(pair)
         object.__setattr__(self, "_coefficients", tuple(pairs))
+        if any(c != 1 for step in self.steps if step.side for c in step.completions) and any(
+            step.solver != "euler" for step in self.steps
+        ):
+            raise ValueError("completions that skip levels are of first order; use solver euler on every step")
         if not self.main_leaf and not any(step.side for step in self.steps):
             raise ValueError("main_leaf is False and no step has side branches, so there is no image; set it True")
         if self.samples > 1 and self.first_stochastic is None:
@@ -121,11 +137,8 @@ class Plan:
             raise ValueError(f"step {i}: unknown solver '{step.solver}'; use one of {', '.join(SOLVERS)}")
         if step.children < 1 or step.side < 0:
             raise ValueError(f"step {i}: children is {step.children} and side {step.side}; use at least 1 and 0")
-        if step.spread is not None and not step.spread > 0.0:
-            raise ValueError(
-                f"step {i}: spread is {step.spread}, so siblings share all their noise; use a number above 0, or None "
-                "for independent noises"
-            )
+        _check_spread(f"step {i}: spread", step.spread)
+        _check_completions(i, step)
         if bool(step.side) != (step.side_kernel is not None):
             raise ValueError(f"step {i}: give side and side_kernel together")
         main = step.kernel.coefficients(self.sigmas, i)
@@ -135,9 +148,12 @@ class Plan:
                 f"step {i}: {step.children} children of a deterministic step ('{step.kernel.name}', std 0) are one "
                 "state; use a stochastic kernel or one child"
             )
-        if side is not None and side.std == 0.0:
-            raise ValueError(f"step {i}: {step.side} side branches of std 0 are one state; use a stochastic kernel")
-        if step.trained and main.std == 0.0 and side is None:
+        if side is not None and side.std == 0.0 and step.side > 1:
+            raise ValueError(
+                f"step {i}: {step.side} side branches of std 0 are one state; use a stochastic kernel, or one branch"
+            )
+        stochastic = main.std > 0.0 or (side is not None and side.std > 0.0)
+        if step.trained and not stochastic and not self.neighbours:
             raise ValueError(
                 f"step {i} is trained but deterministic ('{step.kernel.name}', std 0): it has no density; use a "
                 "stochastic kernel or leave it out"
@@ -173,31 +189,82 @@ class Plan:
         """Steps with trained edges."""
         return tuple(i for i, step in enumerate(self.steps) if step.trained)
 
+    def next_level(self, i: int, stride: int) -> int:
+        """The level, as an index into `sigmas`, that a side branch at level `i` goes to."""
+        return min(i + stride, self.num_steps) if stride else self.num_steps
+
     def main_line_ends(self, i: int) -> bool:
         """Whether the main line has no reason to take step `i`: it makes no leaf and nothing branches later."""
         return not self.main_leaf and not any(step.side for step in self.steps[i:])
 
     def counts(self) -> PlanCounts:
         """Cost per prompt, without a model."""
-        main, side, evaluations, edges, trained_edges, trained_states = self.roots, 0, 0, 0, 0, 0
-        chain = 0
+        main, evaluations, edges, trained_edges, trained_states, chain = self.roots, 0, 0, 0, 0, 0
+        sides: list[_Side] = []
         for i, step in enumerate(self.steps):
             main = 0 if self.main_line_ends(i) else main
-            evaluations += main + side
             goes_on = main and not self.main_line_ends(i + 1)
             children = main * self.main_children(i) if goes_on else 0
-            branches = main * step.side
-            chain += branches * self.num_steps
-            edges += children + branches + side
+            due = [side for side in sides if side.level == i]
+            evaluations += main + sum(side.states for side in due)
+            leaving = self._leaving(i, main)
+            moved = [move for side in due for move in side.moves(self)]
+            edges += children + sum(side.states for side in moved + leaving)
             if step.trained:
-                stochastic = self._coefficients[i][0].std > 0.0
-                trained_edges += (children if stochastic else 0) + branches
+                std, side_std = (c.std if c else 0.0 for c in self._coefficients[i])
+                trained_edges += children if std > 0.0 or self.neighbours else 0
+                trained_edges += main * step.side if side_std > 0.0 else 0
                 trained_states += main
-            main, side = children, side + branches
-        leaves = side + main
-        return PlanCounts(
-            evaluations, chain + main * self.num_steps, leaves, edges, trained_edges, trained_states, self.trained_steps
+            sides = [side for side in sides if side.level > i] + moved + leaving
+            main = children
+        leaves = main + sum(side.states for side in sides)
+        chain = main * self.num_steps + sum(side.states * side.length for side in sides)
+        return PlanCounts(evaluations, chain, leaves, edges, trained_edges, trained_states, self.trained_steps)
+
+    def _leaving(self, i: int, main: int) -> list[_Side]:
+        """Side branches of step `i`, after that step."""
+        step, coefficients = self.steps[i], self._coefficients[i][1]
+        if coefficients is None or not main:
+            return []
+        if coefficients.std > 0.0:
+            return [_Side(main * step.side, i + 1, step.completions, i + 1)]
+        return _Side(main, i, step.completions, i).moves(self)
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Side branches that stand at one level: how many, how they go on, and how many steps led there."""
+
+    states: int
+    level: int
+    completions: tuple[int, ...]
+    length: int
+
+    def moves(self, plan: Plan) -> list[_Side]:
+        return [_Side(self.states, plan.next_level(self.level, c), (c,), self.length + 1) for c in self.completions]
+
+
+def _check_spread(what: str, spread: float | None) -> None:
+    if spread is not None and not spread > 0.0:
+        raise ValueError(
+            f"{what} is {spread}, so siblings share all their noise; use a number above 0, or None for independent "
+            "noises"
         )
+
+
+def _check_completions(i: int, step: StepPlan) -> None:
+    if not step.completions or min(step.completions) < 0 or len(set(step.completions)) < len(step.completions):
+        raise ValueError(
+            f"step {i}: completions is {list(step.completions)}; give different whole numbers, 1 for every level, 2 "
+            "for every second one, 0 for one step to the clean prediction"
+        )
+
+
+def _within(what: str, steps: Iterable[int], total: int) -> list[int]:
+    found = sorted(set(steps))
+    if found and not (found[0] >= 0 and found[-1] < total):
+        raise ValueError(f"{what} {found} must be within 0 to {total - 1}")
+    return found
 
 
 def window_plan(
@@ -209,6 +276,7 @@ def window_plan(
     shared_noise: bool = True,
     solver: str = "euler",
     stochastic: Iterable[int] | None = None,
+    probe: int | None = None,
 ) -> Plan:
     """Chains that are stochastic and trained inside a window and deterministic elsewhere (MixGRPO, 2507.21802).
 
@@ -220,19 +288,23 @@ def window_plan(
         shared_noise: whether a prompt's samples start from one noise.
         solver: of the deterministic steps.
         stochastic: stochastic steps, if more than the window.
+        probe: if given, every state that a stochastic step starts from is also finished without noise, in this
+            stride (see `StepPlan.completions`): what the step has to improve on.
 
     Raises:
         ValueError: an empty window or one outside the schedule.
     """
-    trained = sorted(set(window))
-    noisy = set(trained if stochastic is None else stochastic) | set(trained)
     total = len(sigmas) - 1
-    if not trained or trained[0] < 0 or trained[-1] >= total:
-        raise ValueError(f"the window {trained} is empty or not within steps 0 to {total - 1}")
-    if min(noisy) < 0 or max(noisy) >= total:
-        raise ValueError(f"stochastic steps {sorted(noisy)} must be within 0 to {total - 1}")
+    trained = _within("the window", window, total)
+    if not trained:
+        raise ValueError("the window is empty; train at least one step")
+    noisy = set(_within("stochastic steps", stochastic or (), total)) | set(trained)
+    probed = {"side": 1, "side_kernel": ODE, "completions": (probe,)} if probe is not None else {}
     steps = tuple(
-        StepPlan(kernel=kernel if i in noisy else ODE, trained=i in trained, solver=solver) for i in range(total)
+        StepPlan(kernel=kernel, trained=i in trained, solver=solver, **probed)  # type: ignore[arg-type]
+        if i in noisy
+        else StepPlan(solver=solver)
+        for i in range(total)
     )
     roots, copies = (1, samples) if shared_noise else (samples, 1)
     return Plan(tuple(sigmas), steps, roots=roots, samples=copies)
@@ -247,21 +319,29 @@ def branch_plan(
     roots: int = 1,
     spread: float | None = None,
     trained: Iterable[int] | None = None,
+    stochastic: Iterable[int] | None = None,
+    solver: str = "euler",
 ) -> Plan:
     """Trees that split into `width` at given steps, stochastic everywhere (BranchGRPO, 2509.06040).
 
-    Every step but the last is trained unless `trained` names fewer.
+    Every stochastic step but the last is trained unless `trained` names fewer. With `stochastic` only those
+    steps and the splits are (BranchGRPO-Mix).
     """
     total = len(sigmas) - 1
-    points = set(splits)
-    chosen = set(range(total - 1)) if trained is None else set(trained)
-    if not points or min(points) < 0 or max(points) >= total:
-        raise ValueError(f"split points {sorted(points)} must be steps 0 to {total - 1}, at least one")
-    if any(not 0 <= i < total for i in chosen):
-        raise ValueError(f"trained steps {sorted(chosen)} must be within 0 to {total - 1}")
-    step = StepPlan(kernel=kernel)
+    points = _within("split points", splits, total)
+    if not points:
+        raise ValueError(f"no split points; name at least one step from 0 to {total - 1}")
+    noisy = set(range(total) if stochastic is None else _within("stochastic steps", stochastic, total)) | set(points)
+    last = {total - 1}
+    chosen = noisy - last if trained is None else set(_within("trained steps", trained, total)) & noisy
     steps = tuple(
-        replace(step, children=width if i in points else 1, spread=spread if i in points else None, trained=i in chosen)
+        StepPlan(
+            kernel=kernel if i in noisy else ODE,
+            children=width if i in points else 1,
+            spread=spread if i in points else None,
+            trained=i in chosen,
+            solver=solver,
+        )
         for i in range(total)
     )
     return Plan(tuple(sigmas), steps, roots=roots)
@@ -276,19 +356,43 @@ def spine_plan(
     roots: int = 1,
     solver: str = "euler",
     main_leaf: bool = False,
+    completions: tuple[int, ...] = (1,),
 ) -> Plan:
     """A deterministic main line with stochastic branches at given steps, each finished deterministically.
 
-    TempFlow-GRPO (2508.04324) branches at every step but the last, six branches each.
+    TempFlow-GRPO (2508.04324) branches at every step but the last, six branches each. G²RPO (2510.01982)
+    finishes each branch several times, at several `completions`.
     """
     total = len(sigmas) - 1
-    points = set(branch_steps)
-    if not points or min(points) < 0 or max(points) >= total:
-        raise ValueError(f"branch steps {sorted(points)} must be steps 0 to {total - 1}, at least one")
+    points = _within("branch steps", branch_steps, total)
+    if not points:
+        raise ValueError(f"no branch steps; name at least one from 0 to {total - 1}")
     steps = tuple(
-        StepPlan(side=branches, side_kernel=kernel, trained=True, solver=solver)
+        StepPlan(side=branches, side_kernel=kernel, completions=completions, trained=True, solver=solver)
         if i in points
         else StepPlan(solver=solver)
         for i in range(total)
     )
     return Plan(tuple(sigmas), steps, roots=roots, main_leaf=main_leaf)
+
+
+def ode_plan(
+    sigmas: Sequence[float],
+    *,
+    samples: int,
+    solver: str = "euler",
+    trained: Iterable[int] = (),
+    spread: float | None = None,
+) -> Plan:
+    """Deterministic chains from noises of their own, for methods whose loss does not need a stochastic step.
+
+    Args:
+        sigmas: noise levels.
+        samples: images per prompt.
+        solver: of every step.
+        trained: steps trained as choices among neighbours (Neighbor GRPO); none for forward-process losses.
+        spread: of the initial noises of a prompt, as `StepPlan.spread`.
+    """
+    chosen = set(_within("trained steps", trained, len(sigmas) - 1))
+    steps = tuple(StepPlan(trained=i in chosen, solver=solver) for i in range(len(sigmas) - 1))
+    return Plan(tuple(sigmas), steps, roots=samples, root_spread=spread, neighbours=bool(chosen))

@@ -24,6 +24,9 @@ from .solvers import History, observe, solve
 Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
 """`velocity(x [N, ...], i, prompts [N]) -> [N, ...]`: the prediction at `sigmas[i]` for states of those prompts."""
 
+Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
+"""`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""
+
 
 def address(*parts: int) -> int:
     """A 63-bit seed for a tuple of integers: distinct places draw independent noise, in any order of drawing."""
@@ -50,7 +53,8 @@ class Transitions:
         state: [E] state each edge starts from, in 0..S-1, ascending.
         x_next: [E, ...] where each edge ends, storage dtype.
         node: [E] node id of that end.
-        log_prob: [E] mean-reduced log-density of each edge, float32.
+        log_prob: [E] mean-reduced log-density of each edge, float32; NaN for a deterministic one.
+        shift: [E, ...] what a guide added to the noise of each edge; None without a guide.
         batches: slices of the states, as they were evaluated.
     """
 
@@ -64,6 +68,7 @@ class Transitions:
     node: Tensor
     log_prob: Tensor
     batches: tuple[slice, ...]
+    shift: Tensor | None = None
 
     def edges_of(self, batch: slice) -> slice:
         """The edges that start from a slice of the states."""
@@ -82,6 +87,8 @@ class Rollout:
         prompt: [N] its prompt, 0..P-1.
         root: [N] its root's number within the prompt.
         branch: [N] depth at which its side branch left the main line, 0 on the main line.
+        stride: [N] how its side branch is finished (`StepPlan.completions`), 1 where that is not decided.
+        log_prob: [N] mean-reduced log-density of the edge into it, 0 for a root or a deterministic edge.
         leaf: [L] node ids of the leaves, prompt by prompt.
         x: [L, ...] final states, storage dtype.
         transitions: trained edges, by denoising step.
@@ -93,6 +100,8 @@ class Rollout:
     prompt: Tensor
     root: Tensor
     branch: Tensor
+    stride: Tensor
+    log_prob: Tensor
     leaf: Tensor
     x: Tensor
     transitions: tuple[Transitions, ...]
@@ -106,7 +115,7 @@ class Rollout:
 
 @dataclass
 class _Front:
-    """The states of one depth: main line first, then side branches."""
+    """The states of one level: the main line first, then side branches, some of which wait for a later level."""
 
     x: Tensor
     node: list[int]
@@ -114,23 +123,45 @@ class _Front:
     prompt: list[int]
     main: int
     history: History
+    level: list[int]
+    strides: list[tuple[int, ...]]
+
+    def due(self, i: int) -> list[int]:
+        """Rows that take step `i`."""
+        return [row for row, level in enumerate(self.level) if level == i]
 
 
 @dataclass
-class _Tree:
-    parent: list[int]
-    depth: list[int]
-    prompt: list[int]
-    root: list[int]
-    branch: list[int]
+class _Part:
+    """Where some states of a front go: rows they come from, and what they become."""
 
-    def grow(self, parents: Sequence[int], leaving: bool = False) -> list[int]:
+    rows: list[int]
+    x: Tensor
+    node: list[int]
+    key: list[int]
+    level: int
+    strides: list[tuple[int, ...]]
+
+
+class _Tree:
+    def __init__(self, roots: Sequence[tuple[int, int]]) -> None:
+        count = len(roots)
+        self.parent, self.depth, self.branch, self.stride = [-1] * count, [0] * count, [0] * count, [1] * count
+        self.prompt, self.root = [p for p, _ in roots], [r for _, r in roots]
+        self.log_prob = [torch.zeros(count)]
+
+    def grow(
+        self, parents: Sequence[int], level: int, *, branch: int = 0, stride: int = 1, log_prob: Tensor | None = None
+    ) -> list[int]:
+        """Add a child at `level` to each parent; `branch` above 0 has it leave the main line there."""
         first = len(self.parent)
         self.parent += parents
-        self.depth += [self.depth[p] + 1 for p in parents]
+        self.depth += [level] * len(parents)
         self.prompt += [self.prompt[p] for p in parents]
         self.root += [self.root[p] for p in parents]
-        self.branch += [self.depth[p] + 1 if leaving else self.branch[p] for p in parents]
+        self.branch += [branch or self.branch[p] for p in parents]
+        self.stride += [stride] * len(parents)
+        self.log_prob.append(torch.zeros(len(parents)) if log_prob is None else log_prob.cpu())
         return list(range(first, len(self.parent)))
 
 
@@ -146,6 +177,7 @@ class RolloutRunner:
         batch: states in one call of the model.
         cuts: prompts, as indices, at which batches of trained states end, so that the states of a range of
             prompts can be replayed alone (several optimizer steps per rollout).
+        guide: if given, adds to the noise of the main line's stochastic steps.
     """
 
     def __init__(
@@ -158,10 +190,11 @@ class RolloutRunner:
         device: torch.device | str = "cpu",
         batch: int = 64,
         cuts: Sequence[int] = (),
+        guide: Guide | None = None,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
-        self.velocity, self.plan, self.shape = velocity, plan, tuple(shape)
+        self.velocity, self.plan, self.shape, self.guide = velocity, plan, tuple(shape), guide
         self.dtype, self.device, self.batch, self.cuts = dtype, torch.device(device), batch, tuple(cuts)
 
     @torch.no_grad()
@@ -173,25 +206,30 @@ class RolloutRunner:
         """
         plan, prompts = self.plan, len(keys)
         roots = [(p, r) for p in range(prompts) for r in range(plan.roots)]
-        zeros = [0] * len(roots)
-        tree = _Tree([-1] * len(roots), [*zeros], [p for p, _ in roots], [r for _, r in roots], zeros)
+        tree = _Tree(roots)
         root_keys = [address(keys[p], 0, r) for p, r in roots]
+        common = [address(key, 0, -1) for key in keys]
         front = _Front(
-            draw_noise(self.shape, root_keys, self.device).to(self.dtype),
+            self._spread_noise(root_keys, common, plan.root_spread).to(self.dtype),
             list(range(len(roots))),
             root_keys,
             [p for p, _ in roots],
             len(roots),
             History(),
+            [0] * len(roots),
+            [(1,)] * len(roots),
         )
         transitions: list[Transitions] = []
         evaluations = 0
         for i in range(plan.num_steps):
             if plan.main_line_ends(i):
                 front = _select(front, range(front.main, len(front.node)), main=0)
-            batches = self._batches(i, front)
-            v = self._evaluate(front, i, batches)
-            evaluations += len(front.node)
+            due = front.due(i)
+            if not due:
+                continue
+            batches = self._batches(i, front, len(due))
+            v = torch.cat([self._evaluate(front, i, due[rows]) for rows in batches])
+            evaluations += len(due)
             front, trained = self._advance(front, v, i, tree, batches)
             transitions += trained
         order = sorted(range(len(front.node)), key=lambda k: (front.prompt[k], front.node[k]))
@@ -202,15 +240,17 @@ class RolloutRunner:
             prompt=torch.tensor(tree.prompt),
             root=torch.tensor(tree.root),
             branch=torch.tensor(tree.branch),
+            stride=torch.tensor(tree.stride),
+            log_prob=torch.cat(tree.log_prob),
             leaf=torch.tensor(leaves.node),
             x=leaves.x,
             transitions=tuple(transitions),
             evaluations=evaluations,
         )
 
-    def _batches(self, i: int, front: _Front) -> list[slice]:
+    def _batches(self, i: int, front: _Front, due: int) -> list[slice]:
         """Trained states are never batched with others, so that their batches can be evaluated again alone."""
-        bounds = [0, len(front.node)]
+        bounds = [0, due]
         if self.plan.steps[i].trained:
             main_prompts = front.prompt[: front.main]
             bounds += [front.main, *(bisect.bisect_left(main_prompts, cut) for cut in self.cuts)]
@@ -221,71 +261,100 @@ class RolloutRunner:
             for start in range(low, stop, self.batch)
         ]
 
-    def _evaluate(self, front: _Front, i: int, batches: Sequence[slice]) -> Tensor:
-        return torch.cat([self.velocity(front.x[rows], i, front.prompt[rows]) for rows in batches])
+    def _evaluate(self, front: _Front, i: int, rows: list[int]) -> Tensor:
+        whole = rows == list(range(rows[0], rows[-1] + 1))
+        x = front.x[rows[0] : rows[-1] + 1] if whole else front.x[torch.tensor(rows, device=front.x.device)]
+        return self.velocity(x, i, [front.prompt[row] for row in rows])
 
     def _advance(
         self, front: _Front, v: Tensor, i: int, tree: _Tree, batches: list[slice]
     ) -> tuple[_Front, list[Transitions]]:
         plan, step_plan = self.plan, self.plan.steps[i]
         main_coefficients, side_coefficients = plan.coefficients(i)
-        goes_on = front.main > 0 and not plan.main_line_ends(i + 1)
-        parts: list[tuple[list[int], Tensor, list[int], list[int]]] = []
+        parts: list[_Part] = []
         trained: list[Transitions] = []
-        main_width = 0
-
-        def stochastic(source: list[int], coefficients: Coefficients, children: int, kind: int) -> None:
-            keys = [address(front.key[s], i + 1, kind, c) for s in source for c in range(children)]
-            rows = [s for s in source for _ in range(children)]
-            index = torch.tensor(rows, device=v.device)
-            noise = self._branch_noise(source, front, keys, i, kind)
-            taken = step(v[index], front.x[index], coefficients, noise=noise, dtype=self.dtype)
-            nodes = tree.grow([front.node[s] for s in rows], leaving=kind == 1)
-            parts.append((rows, taken.x_next, nodes, keys))
-            if step_plan.trained:
-                trained.append(self._record(front, v, i, coefficients, index, taken, nodes, batches))
-
-        def deterministic(source: list[int]) -> None:
-            index = torch.tensor(source, device=v.device)
-            low, high = plan.sigmas[i], plan.sigmas[i + 1]
-            moved, _ = solve(
-                step_plan.solver, v[index], front.x[index], low, high, front.history.select(index),
-                last=i == plan.num_steps - 1,
-            )  # fmt: skip
-            nodes = tree.grow([front.node[s] for s in source])
-            parts.append((source, moved.to(self.dtype), nodes, [front.key[s] for s in source]))
-
+        due = front.due(i)
+        place = {row: k for k, row in enumerate(due)}
         main = list(range(front.main))
-        if goes_on:
+
+        def stochastic(coefficients: Coefficients, children: int, kind: int) -> None:
+            keys = [address(front.key[s], i + 1, kind, c) for s in main for c in range(children)]
+            rows = [s for s in main for _ in range(children)]
+            index = torch.tensor(rows, device=v.device)
+            common = [address(front.key[s], i + 1, 2 + kind) for s in main]
+            noise = self._spread_noise(keys, common, step_plan.spread)
+            shift = None
+            if self.guide is not None and kind == 0:
+                shift = self.guide(front.x[: front.main], v[: front.main], i, front.prompt[: front.main])[index]
+                noise = noise + shift
+            taken = step(v[index], front.x[index], coefficients, noise=noise, dtype=self.dtype)
+            branch = i + 1 if kind == 1 else 0
+            nodes = tree.grow([front.node[s] for s in rows], i + 1, branch=branch, log_prob=taken.log_prob)
+            strides = step_plan.completions if kind == 1 else (1,)
+            parts.append(_Part(rows, taken.x_next, nodes, keys, i + 1, [strides] * len(rows)))
+            if step_plan.trained:
+                trained.append(self._record(front, v, i, coefficients, index, taken, nodes, batches, shift))
+
+        def deterministic(source: list[int], stride: int, branch: int = 0) -> None:
+            index = torch.tensor(source, device=v.device)
+            velocity = v[torch.tensor([place[s] for s in source], device=v.device)]
+            level = plan.next_level(i, stride)
+            moved, _ = solve(
+                step_plan.solver, velocity, front.x[index], plan.sigmas[i], plan.sigmas[level],
+                front.history.select(index), last=level == plan.num_steps,
+            )  # fmt: skip
+            nodes = tree.grow([front.node[s] for s in source], level, branch=branch, stride=stride)
+            keys = [front.key[s] for s in source]
+            part = _Part(source, moved.to(self.dtype), nodes, keys, level, [(stride,)] * len(source))
+            parts.append(part)
+            if step_plan.trained and plan.neighbours:
+                undefined = torch.full((len(source),), torch.nan)
+                taken = Step(part.x, part.x, 0.0, torch.zeros_like(part.x), undefined)
+                trained.append(self._record(front, v, i, main_coefficients, index, taken, nodes, batches, None))
+
+        if front.main and not plan.main_line_ends(i + 1):
             if main_coefficients.std > 0.0:
-                stochastic(main, main_coefficients, plan.main_children(i), 0)
+                stochastic(main_coefficients, plan.main_children(i), 0)
             else:
-                deterministic(main)
-            main_width = len(parts[-1][0])
+                deterministic(main, 1)
+        main_width = len(parts[-1].rows) if parts else 0
         if side_coefficients is not None and main:
-            stochastic(main, side_coefficients, step_plan.side, 1)
-        if front.main < len(front.node):
-            deterministic(list(range(front.main, len(front.node))))
+            if side_coefficients.std > 0.0:
+                stochastic(side_coefficients, step_plan.side, 1)
+            else:
+                for stride in step_plan.completions:
+                    deterministic(main, stride, branch=i + 1)
+        for strides in sorted({front.strides[row] for row in due[front.main :]}):
+            for stride in strides:
+                deterministic([row for row in due[front.main :] if front.strides[row] == strides], stride)
+        return self._next_front(front, v, i, parts, main_width), trained
 
-        rows = [row for part in parts for row in part[0]]
-        seen = observe(v, front.x, plan.sigmas[i]).select(torch.tensor(rows, device=v.device))
-        following = _Front(
-            torch.cat([part[1] for part in parts]),
-            [node for part in parts for node in part[2]],
-            [key for part in parts for key in part[3]],
+    def _next_front(self, front: _Front, v: Tensor, i: int, parts: list[_Part], main: int) -> _Front:
+        """The front after step `i`: what moved, then what waits."""
+        waiting = [row for row, level in enumerate(front.level) if level > i]
+        rows = [row for part in parts for row in part.rows]
+        history = History()
+        if not waiting:
+            history = observe(v, front.x, self.plan.sigmas[i]).select(torch.tensor(rows, device=v.device))
+        rows += waiting
+        return _Front(
+            torch.cat([*(part.x for part in parts), front.x[torch.tensor(waiting, dtype=torch.long, device=v.device)]]),
+            [node for part in parts for node in part.node] + [front.node[row] for row in waiting],
+            [key for part in parts for key in part.key] + [front.key[row] for row in waiting],
             [front.prompt[row] for row in rows],
-            main_width,
-            seen,
+            main,
+            history,
+            [part.level for part in parts for _ in part.rows] + [front.level[row] for row in waiting],
+            [strides for part in parts for strides in part.strides] + [front.strides[row] for row in waiting],
         )
-        return following, trained
 
-    def _branch_noise(self, source: list[int], front: _Front, keys: list[int], i: int, kind: int) -> Tensor:
+    def _spread_noise(self, keys: list[int], common: list[int], spread: float | None) -> Tensor:
+        """Noise of siblings [len(keys), ...]: of their own, or shared in part with those of the same parent."""
         own = draw_noise(self.shape, keys, self.device)
-        spread = self.plan.steps[i].spread
         if spread is None:
             return own
-        common = draw_noise(self.shape, [address(front.key[s], i + 1, 2 + kind) for s in source], self.device)
-        repeated = common.repeat_interleave(len(keys) // len(source), dim=0)
+        shared = draw_noise(self.shape, common, self.device)
+        repeated = shared.repeat_interleave(len(keys) // len(common), dim=0)
         return (repeated + spread * own) / (1.0 + spread**2) ** 0.5
 
     def _record(
@@ -298,6 +367,7 @@ class RolloutRunner:
         taken: Step,
         nodes: list[int],
         batches: list[slice],
+        shift: Tensor | None,
     ) -> Transitions:
         return Transitions(
             step=i,
@@ -310,6 +380,7 @@ class RolloutRunner:
             node=torch.tensor(nodes),
             log_prob=taken.log_prob,
             batches=tuple(rows for rows in batches if rows.stop <= front.main),
+            shift=shift,
         )
 
 
@@ -322,6 +393,8 @@ def _select(front: _Front, rows: Sequence[int], main: int) -> _Front:
         [front.prompt[k] for k in rows],
         main,
         front.history.select(index),
+        [front.level[k] for k in rows],
+        [front.strides[k] for k in rows],
     )
 
 

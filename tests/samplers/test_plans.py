@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowgrpo.samplers.kernels import KERNELS, Kernel
-from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, ode_plan, spine_plan, window_plan
 from flowgrpo.samplers.schedules import shifted_sigmas
 
 FLOW, DANCE, CPS = Kernel("flow_sde", 0.7), Kernel("dance_sde", 0.3), Kernel("cps", 0.5)
@@ -38,6 +38,31 @@ def test_spine_counts_are_those_of_tempflow() -> None:
     with_main = spine_plan(shifted_sigmas(10, 3.0), range(9), FLOW, branches=6, main_leaf=True).counts()
     assert (with_main.evaluations, with_main.leaves) == (280, 55)
     assert spine_plan(shifted_sigmas(10), range(9), FLOW, branches=6, roots=4).counts().evaluations == 4 * 279
+
+
+def test_each_completion_of_a_branch_walks_the_levels_it_names() -> None:
+    """One branch at step 0 of 5: level 1 is evaluated once, then 4 levels, every second one (3) and none."""
+    counts = spine_plan(FIVE, [0], FLOW, branches=1, completions=(1, 2, 0)).counts()
+    assert counts.evaluations == 1 + 1 + 3 + 1 + 0
+    assert counts.chain_evaluations == 5 + 3 + 2
+    assert (counts.leaves, counts.trained_edges, counts.trained_states) == (3, 1, 1)
+
+
+def test_probes_cost_the_square_of_the_steps_they_follow() -> None:
+    """Three chains of T = 5: a probe from each of the states before steps 0 to 3, which shares that evaluation."""
+    counts = window_plan(FIVE, range(4), FLOW, samples=3, probe=1).counts()
+    assert counts.evaluations == (1 + 4 * 3) + (4 + 3 * (3 + 2 + 1))
+    assert counts.leaves == 3 + 1 + 3 * 3
+    jumps = window_plan(FIVE, range(4), FLOW, samples=3, probe=0).counts()
+    assert jumps.evaluations == 1 + 4 * 3
+    assert jumps.trained_edges == counts.trained_edges == 12
+
+
+def test_a_mixed_tree_is_deterministic_but_for_its_splits_and_its_window() -> None:
+    plan = branch_plan(FIVE, [0, 2], DANCE, stochastic=[1], spread=4.0)
+    assert [step.kernel.name for step in plan.steps] == ["dance_sde", "dance_sde", "dance_sde", "ode", "ode"]
+    assert plan.trained_steps == (0, 1, 2)
+    assert branch_plan(FIVE, [0, 2], DANCE, stochastic=[1], trained=[1, 3]).trained_steps == (1,)
 
 
 def test_a_spine_ends_with_its_last_branches() -> None:
@@ -149,21 +174,33 @@ PLAIN, SIDE = StepPlan(), StepPlan(side=2, side_kernel=FLOW)
             lambda: plan_of(SIDE, StepPlan(kernel=FLOW, trained=True), main_leaf=False),
             "step 1 is trained but the main line ends before it",
         ),
-        (lambda: window_plan(FIVE, [], FLOW, samples=2), r"window \[\] is empty or not within steps 0 to 4"),
-        (lambda: window_plan(FIVE, [3, 5], FLOW, samples=2), r"window \[3, 5\] is empty or not within steps 0 to 4"),
-        (lambda: window_plan(FIVE, [-1], FLOW, samples=2), r"window \[-1\] is empty or not within"),
+        (lambda: window_plan(FIVE, [], FLOW, samples=2), "the window is empty; train at least one step"),
+        (lambda: window_plan(FIVE, [3, 5], FLOW, samples=2), r"the window \[3, 5\] must be within 0 to 4"),
+        (lambda: window_plan(FIVE, [-1], FLOW, samples=2), r"the window \[-1\] must be within"),
         (lambda: window_plan(FIVE, [4], FLOW, samples=2), "step 4 ends at sigma 0"),
-        (lambda: window_plan(FIVE, [1], FLOW, samples=2, stochastic=[5]), r"stochastic steps \[1, 5\].* 0 to 4"),
+        (
+            lambda: window_plan(FIVE, [1], FLOW, samples=2, stochastic=[5]),
+            r"stochastic steps \[5\] must be within",
+        ),
         (lambda: window_plan(FIVE, [1], ODE, samples=2), "step 1 is trained but deterministic"),
-        (lambda: branch_plan(FIVE, [], DANCE), r"split points \[\] must be steps 0 to 4"),
-        (lambda: branch_plan(FIVE, [0, 5], DANCE), r"split points \[0, 5\] must be steps 0 to 4"),
+        (lambda: branch_plan(FIVE, [], DANCE), "no split points; name at least one step from 0 to 4"),
+        (lambda: branch_plan(FIVE, [0, 5], DANCE), r"split points \[0, 5\] must be within 0 to 4"),
         (lambda: branch_plan(FIVE, [0], DANCE, trained=[1, 7]), r"trained steps \[1, 7\] must be within 0 to 4"),
         (lambda: branch_plan(FIVE, [4], CPS), r"step 4: 2 children of a deterministic step \('cps', std 0\)"),
         (lambda: branch_plan(FIVE, [0], DANCE, width=0), "step 0: children is 0"),
-        (lambda: spine_plan(FIVE, [], FLOW, branches=2), r"branch steps \[\] must be steps 0 to 4"),
-        (lambda: spine_plan(FIVE, [5], FLOW, branches=2), r"branch steps \[5\] must be steps 0 to 4"),
+        (lambda: spine_plan(FIVE, [], FLOW, branches=2), "no branch steps; name at least one from 0 to 4"),
+        (lambda: spine_plan(FIVE, [5], FLOW, branches=2), r"branch steps \[5\] must be within 0 to 4"),
         (lambda: spine_plan(FIVE, [0], FLOW, branches=0), "step 0: give side and side_kernel together"),
         (lambda: spine_plan(FIVE, [0], ODE, branches=2), "step 0: 2 side branches of std 0"),
+        (lambda: spine_plan(FIVE, [0], FLOW, branches=2, completions=()), r"step 0: completions is \[\]; give"),
+        (
+            lambda: spine_plan(FIVE, [0], FLOW, branches=2, completions=(1, 1)),
+            r"completions is \[1, 1\]; give",
+        ),
+        (lambda: spine_plan(FIVE, [0], FLOW, branches=2, completions=(2,), solver="dpmpp_2m"), "use solver euler"),
+        (lambda: ode_plan(FIVE, samples=1, trained=[0]), "use 2 or more roots"),
+        (lambda: ode_plan(FIVE, samples=2, trained=[5]), r"trained steps \[5\] must be within 0 to 4"),
+        (lambda: ode_plan(FIVE, samples=2, spread=0.0), "root_spread is 0.0, so siblings share"),
         (lambda: spine_plan(FIVE, range(5), FLOW, branches=2), "step 4 ends at sigma 0 and is trained"),
     ],
 )

@@ -61,30 +61,56 @@ def run(
 
 
 def leaf_paths(plan: Plan) -> list[Path]:
-    """What happens on the way to each leaf of one root: per step None, or (0 main, 1 side; number of the child)."""
+    """What happens on the way to each leaf of one root: per step None, or (0 main, 1 side; number of the child), or
+    (2, stride) on a side branch that goes on without noise."""
     main: list[Path] = [()]
     side: list[Path] = []
     copies = plan.samples
+
+    def finish(path: Path, level: int, strides: Sequence[int]) -> list[Path]:
+        if level == plan.num_steps:
+            return [path]
+        ends = [
+            ((*path, (2, s)), level + s if s and level + s < plan.num_steps else plan.num_steps, s) for s in strides
+        ]
+        return [leaf for further, reached, s in ends for leaf in finish(further, reached, (s,))]
+
     for i, planned in enumerate(plan.steps):
         stochastic = planned.kernel.coefficients(plan.sigmas, i).std > 0
         children = planned.children * (copies if stochastic else 1)
         copies = 1 if stochastic else copies
-        left = [(*path, (1, c)) for path in main for c in range(planned.side)]
-        side = [(*path, None) for path in side] + left
+        if planned.side_kernel and planned.side_kernel.coefficients(plan.sigmas, i).std > 0:
+            left = [(*path, (1, c)) for path in main for c in range(planned.side)]
+            side += [leaf for path in left for leaf in finish(path, i + 1, planned.completions)]
+        elif planned.side_kernel:
+            side += [leaf for path in main for leaf in finish(path, i, planned.completions)]
         main = [(*path, (0, c) if stochastic else None) for path in main for c in range(children)]
     return side + (main if plan.main_leaf else [])
+
+
+def level_of(plan: Plan, path: Path) -> int:
+    """The level a path has reached."""
+    level = 0
+    for choice in path:
+        stride = choice[1] if choice is not None and choice[0] == 2 else 1
+        level = min(level + stride, plan.num_steps) if stride else plan.num_steps
+    return level
 
 
 def walk(plan: Plan, key: int, root: int, path: Path, dtype: torch.dtype = torch.float32) -> Tensor:
     """One leaf's own chain, a batch of one from its initial noise on."""
     model, place, history = Model([key]), address(key, 0, root), History()
-    x = draw_noise(SHAPE, [place]).to(dtype)
-    for i, choice in enumerate(path):
+    noise = draw_noise(SHAPE, [place])
+    if plan.root_spread is not None:
+        noise = (draw_noise(SHAPE, [address(key, 0, -1)]) + plan.root_spread * noise) / (1 + plan.root_spread**2) ** 0.5
+    x = noise.to(dtype)
+    for k, choice in enumerate(path):
+        i, reached = level_of(plan, path[:k]), level_of(plan, path[: k + 1])
         planned, (main, side) = plan.steps[i], plan.coefficients(i)
         v = model(x, i, [0]).detach()
-        if choice is None:
-            last = i == plan.num_steps - 1
-            moved, _ = solve(planned.solver, v, x, plan.sigmas[i], plan.sigmas[i + 1], history, last)
+        if choice is None or choice[0] == 2:
+            last = reached == plan.num_steps
+            moved, _ = solve(planned.solver, v, x, plan.sigmas[i], plan.sigmas[reached], history, last)
             following = moved.to(dtype)
         else:
             kind, child = choice
@@ -111,17 +137,20 @@ def plans(draw: st.DrawFn) -> Plan:
     sigmas = (*(start * (1 - k / total) ** 0.8 for k in range(total)), 0.0)
     kernels = st.sampled_from([ODE, DANCE, FLOW, Kernel("cps", 0.5)])
     steps = []
+    skipping = draw(st.booleans())
     for i in range(total):
         kernel, side = draw(kernels), draw(st.sampled_from([0, 0, 1, 2]))
         last, noisy = i == total - 1, kernel.coefficients(sigmas, i).std > 0
+        probe = side == 1 and draw(st.booleans())
         steps.append(
             StepPlan(
                 kernel=kernel,
                 children=draw(st.integers(1, 2)) if noisy else 1,
                 side=side,
-                side_kernel=DANCE if side else None,
-                trained=draw(st.booleans()) and not last and (noisy or side > 0),
-                solver=draw(st.sampled_from(["euler", "dpmpp_2m"])),
+                side_kernel=(ODE if probe else DANCE) if side else None,
+                completions=draw(st.sampled_from([(1,), (1, 2), (2, 0), (0,), (1, 3, 0)])) if skipping else (1,),
+                trained=draw(st.booleans()) and not last and (noisy or (side > 0 and not probe)),
+                solver="euler" if skipping else draw(st.sampled_from(["euler", "dpmpp_2m"])),
                 spread=draw(st.sampled_from([None, 2.0])),
             )
         )
@@ -130,7 +159,10 @@ def plans(draw: st.DrawFn) -> Plan:
     taken = steps if main_leaf else steps[: sides[-1]]
     shared = any(planned.kernel.coefficients(sigmas, i).std > 0 for i, planned in enumerate(taken))
     samples = draw(st.integers(1, 3)) if shared else 1
-    return Plan(sigmas, tuple(steps), roots=draw(st.integers(1, 2)), samples=samples, main_leaf=main_leaf)
+    return Plan(
+        sigmas, tuple(steps), roots=draw(st.integers(1, 2)), samples=samples, main_leaf=main_leaf,
+        root_spread=draw(st.sampled_from([None, 0.5])),
+    )  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -152,14 +184,15 @@ def test_every_leaf_is_the_end_of_its_own_chain(plan: Plan, batch: int, dtype: t
 def test_counts_are_what_is_evaluated_and_what_the_paths_have_in_common(plan: Plan, batch: int) -> None:
     keys, counts, paths = (1, 2, 3), plan.counts(), leaf_paths(plan)
     rollout, model = run(plan, keys, batch=batch)
-    prefixes = {path[:k] for path in paths for k in range(plan.num_steps + 1)}
-    trained = {p for p in prefixes if p and plan.steps[len(p) - 1].trained and p[-1] is not None}
+    prefixes = {path[:k] for path in paths for k in range(len(path) + 1)}
+    noisy = {p for p in prefixes if p and p[-1] is not None and p[-1][0] != 2}
+    trained = {p for p in noisy if plan.steps[len(p) - 1].trained}
 
     assert counts.leaves == plan.roots * len(paths) == len(rollout.leaf) / 3
     assert counts.edges == plan.roots * (len(prefixes) - 1) == (rollout.parent >= 0).sum() / 3
-    assert counts.evaluations == plan.roots * sum(len(p) < plan.num_steps for p in prefixes)
+    assert counts.evaluations == plan.roots * sum(level_of(plan, p) < plan.num_steps for p in prefixes)
     assert counts.evaluations * 3 == rollout.evaluations == sum(len(x) for _, x, _ in model.calls)
-    assert counts.chain_evaluations == plan.roots * len(paths) * plan.num_steps
+    assert counts.chain_evaluations == plan.roots * sum(len(path) for path in paths)
     assert counts.trained_edges == plan.roots * len(trained) == sum(len(t.node) for t in rollout.transitions) / 3
     assert counts.trained_states == plan.roots * len({p[:-1] for p in trained})
     assert counts.trained_steps == tuple(sorted({len(p) - 1 for p in trained}))
@@ -173,7 +206,9 @@ def test_the_tree_is_well_formed(plan: Plan) -> None:
     parent, inner = rollout.parent, rollout.parent >= 0
 
     assert (parent[inner] < torch.arange(len(parent))[inner]).all()
-    assert torch.equal(rollout.depth[inner], rollout.depth[parent[inner]] + 1)
+    further = rollout.depth[inner] - rollout.depth[parent[inner]]
+    assert (further >= 1).all()
+    assert (further[rollout.stride[inner] == 1] == 1).all()
     assert (rollout.depth[~inner] == 0).all()
     for name in ("prompt", "root"):
         values = getattr(rollout, name)
@@ -185,7 +220,9 @@ def test_the_tree_is_well_formed(plan: Plan) -> None:
     assert rollout.leaf_prompt.tolist() == sorted(rollout.leaf_prompt.tolist())
 
     # Where the path to a leaf has its side step is the depth its branch left at.
-    left = [next((i + 1 for i, c in enumerate(path) if c is not None and c[0] == 1), 0) for path in leaf_paths(plan)]
+    left = [next((i + 1 for i, c in enumerate(path) if c is not None and c[0]), 0) for path in leaf_paths(plan)]
+    strides = [next((c[1] for c in path if c is not None and c[0] == 2), 1) for path in leaf_paths(plan)]
+    assert sorted(rollout.stride[rollout.leaf].tolist()) == sorted(strides * plan.roots * 2)
     assert sorted(rollout.branch[rollout.leaf].tolist()) == sorted(left * plan.roots * 2)
     from_main = inner & (rollout.branch == 0)
     assert (rollout.branch[parent[from_main]] == 0).all()
@@ -228,6 +265,7 @@ def test_edges_belong_to_the_states_they_start_from(plan: Plan, batch: int) -> N
             assert ((t.state[e] >= rows.start) & (t.state[e] < rows.stop)).all()
         scored = step(t.velocity[t.state], t.x[t.state], t.coefficients, x_next=t.x_next)
         assert torch.equal(scored.log_prob, t.log_prob)
+        assert torch.equal(rollout.log_prob[t.node], t.log_prob)
         assert not t.velocity.requires_grad
 
 
