@@ -22,3 +22,4 @@ test:
 # Pages that are written from the code.
 docs:
 	$(PYTHON) docs/make_recipe_reference.py
+	$(PYTHON) docs/make_method_index.py

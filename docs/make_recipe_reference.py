@@ -16,8 +16,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.core.forward import FORWARD
+from flowgrpo.core.neighbours import quasi_norm
 from flowgrpo.core.surrogates import SURROGATES
 from flowgrpo.samplers.kernels import KERNELS
+from flowgrpo.training.credit import CREDITS
 
 PAGE = Path(__file__).resolve().with_name("recipes.md")
 
@@ -43,7 +46,9 @@ flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=fals
 ```
 
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
-calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look.
+calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look. `--draw` adds the
+rollout tree of one prompt, as text, and `--svg FILE` draws it as a picture; where the plan changes during the run,
+`--iteration N` chooses the iteration.
 
 A recipe may name another, or a file beside it, as its `base`. It then changes that one key by key: sections are merged,
 lists and values replaced.
@@ -106,6 +111,7 @@ NOTES = {
     "sampler.window.start": "First step a window may hold.",
     "sampler.window.stop": "All steps but the last if left out.",
     "rollout.group": "With plan `spine`, main lines per prompt; not used by `branch`.",
+    "critic.learning_rate": "Of its AdamW.",
     "rollout.decode_batch": "Latents in one call of the decoder.",
     "rewards": "See [rewards.md](rewards.md).",
     "rewards[].name": "A name of `flowgrpo rewards`, `path/to/file.py:name`, or `package.module:name`.",
@@ -132,15 +138,20 @@ NOTES = {
     "optimizer.eps": "Added to the root of the second average.",
     "optimizer.max_grad_norm": "Gradients are scaled down to this norm.",
     "optimizer.ema": "`null` keeps no average: the weights themselves are evaluated and saved.",
-    "optimizer.ema.decay": "Largest decay; the first updates use a smaller one.",
     "run.iterations": "Each is a rollout and its optimizer steps.",
     "run.seed": "Of everything random in training: prompts, noise, random windows, adapter.",
     "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
 }
 
 
+# Sections that several keys hold are described once, here.
+HOMES = {"EmaConfig": "optimizer.ema.", "WindowConfig": "sampler.window."}
+
+
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     """Every section of the schema with the dotted prefix of its keys, in the order of the schema."""
+    if HOMES.get(model.__name__, prefix) != prefix:
+        return
     yield prefix, model
     for name, field in model.model_fields.items():
         inner = section_of(field.annotation)
@@ -223,8 +234,10 @@ def table(prefix: str, model: type[BaseModel]) -> str:
         inner = section_of(field.annotation)
         if inner is field.annotation and inner is not None:
             continue
-        value = "section" if inner is not None else default(field)
-        rows.append((f"`{key}`", allowed(field.annotation, field.metadata), value, meaning(key, field)))
+        value = "section" if inner is not None and field.get_default() is not None else default(field)
+        home = HOMES.get(inner.__name__, f"{key}.") if inner is not None else f"{key}."
+        words = meaning(key, field) + (f" The keys of `{home.removesuffix('.')}`." if home != f"{key}." else "")
+        rows.append((f"`{key}`", allowed(field.annotation, field.metadata), value, words))
     return _rows(rows)
 
 
@@ -262,6 +275,15 @@ def page() -> str:
     parts.append(
         "## Kernels\n\nValues of `sampler.kernel`. A kernel gives a step's standard deviation and the weight of the\n"
         f"predicted noise in its mean.\n\n{parts_table(kernels, ('sigmas', 'i'))}\n"
+    )
+    parts.append(
+        "## Credits\n\nValues of `advantage.credit`, and what `advantage.options` may hold for each.\n\n"
+        f"{parts_table(CREDITS, ('experience', 'scores', 'settings', 'critic'))}\n"
+    )
+    forms = {"neighbour": quasi_norm, **FORWARD}
+    parts.append(
+        "## Forms\n\nValues of `objective.form` beside `transition`, and what `objective.form_options` may hold.\n\n"
+        f"{parts_table(forms, ('rows', 'surrogate', 'advantages', 'group'))}\n"
     )
     parts.append(
         "## Surrogates\n\nValues of `objective.surrogate`, and what `objective.options` may hold for each.\n\n"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from .configs.schema import Recipe
 
 app = typer.Typer(
     help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
@@ -92,7 +95,12 @@ def _run(session: object, resume: bool) -> None:
 
 
 @app.command()
-def plan(words: RecipeArgument = None) -> None:
+def plan(
+    words: RecipeArgument = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the rollout tree of one prompt.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="SVG file to draw that tree to.")] = None,
+    iteration: Annotated[int, typer.Option(min=0, help="Iteration whose tree is drawn.")] = 0,
+) -> None:
     """Print what a recipe will do and cost, without loading a model."""
     from .configs.load import load_recipe
     from .training.planning import clip_bounds, forecast, step_ranges
@@ -122,6 +130,32 @@ def plan(words: RecipeArgument = None) -> None:
         )
     for warning in expected.warnings:
         _say(f"note: {warning}")
+    if draw or svg is not None:
+        _draw_tree(recipe, iteration, draw, svg)
+
+
+def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
+    from rich.text import Text
+
+    from .samplers.drawing import draw_text, unfold
+    from .samplers.drawing_svg import draw_svg
+    from .samplers.schedules import shifted_sigmas
+    from .training.planning import planner
+    from .training.run_folder import write_text
+
+    if iteration >= recipe.run.iterations:
+        raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
+    own = recipe.sampler.sigmas
+    tree = unfold(planner(recipe, own or shifted_sigmas(recipe.sampler.steps))(iteration))
+    title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
+    if draw:
+        text = Text("\n" + draw_text(tree, title, note))
+        text.highlight_regex("[━╍┕┝]+", "bold orange3")
+        console.print(text, end="", soft_wrap=True)
+    if svg is not None:
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        write_text(svg, draw_svg(tree, title, note))
+        _say(f"drawing: {svg}")
 
 
 @app.command()
@@ -167,19 +201,32 @@ def gallery(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches, overhead or interruption.")],
-    words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures.")] = None,
+    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, or claims.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
+    seeds: Annotated[str, typer.Option(help="claims: run seeds.")] = "0,1,2",
+    scale: Annotated[float, typer.Option(help="claims: of the length of the runs; 1 is for 2 cores.")] = 1.0,
+    results: Annotated[Path, typer.Option(help="claims: folder of result files and runs.")] = Path("runs/claims"),
+    any_code: Annotated[bool, typer.Option(help="claims: use results of older code with an equal recipe.")] = False,
+    report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
 ) -> None:
-    """Measure a claim of the documentation again."""
+    """Measure a claim of the documentation again, or with `claims` those of the papers, whatever is missing of them."""
     import json
     import tempfile
 
     from .configs.load import load_recipe
+
+    if name == "claims":
+        from .training.claims import claims, settings_of
+
+        settings, methods = settings_of(results, words or [], seeds, scale, any_code)
+        return claims(settings, methods, out or results / "report", _say, report_only)
     from .training.bench import MEASUREMENTS
 
     if name not in MEASUREMENTS:
-        raise ValueError(f"no measurement {name!r}; use one of {', '.join(MEASUREMENTS)}")
+        raise ValueError(f"no measurement {name!r}; use one of {', '.join([*MEASUREMENTS, 'claims'])}")
     source, overrides = _split(words)
     with tempfile.TemporaryDirectory() as folder:
         figures = MEASUREMENTS[name](load_recipe(source, overrides), Path(folder) / "run", _say)

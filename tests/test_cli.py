@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -80,6 +81,40 @@ def test_plan_without_a_recipe_is_the_default_and_takes_overrides(command: Comma
 def test_plan_needs_no_model_and_writes_nothing(command: Command, tmp_path: Path):
     assert command("plan", "model.path=no/such/model")[0] == 0
     assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
+    window = "sampler.window={kind: progressive, size: 2, stride: 1, interval: 5, start: 0, stop: 5}"
+    words = ("plan", "default", window, "sampler.shared_noise=true", "rollout.group=4", "run.iterations=20")
+    plain = command(*words)[1]
+    status, output, errors = command(*words, "--draw", "--iteration", "10")
+    assert (status, errors) == (0, "")
+    assert output.startswith(plain)
+    drawn = output.removeprefix(plain)
+    # The third window: two steps without noise, then four samples.
+    assert "\n1 noise      ○╌╌╌╌╌╌╌●╌╌╌╌╌╌╌●━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in drawn
+    assert "default, iteration 10\n" in drawn
+    assert "own shift" in drawn
+    assert "\n1 noise      ○━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in command(*words, "--draw")[1]
+    assert "own shift" not in command(*words, "--draw", "sampler.sigmas=[1, 0.8, 0.6, 0.5, 0.4, 0.2, 0]")[1]
+    assert list(tmp_path.iterdir()) == []
+
+    status, output, errors = command(*words, "--svg", "new/tree.svg", "--iteration", "10")
+    assert (status, output, errors) == (0, f"{plain}drawing: new/tree.svg\n", "")
+    picture = ElementTree.parse(tmp_path / "new" / "tree.svg").getroot()
+    assert picture.findtext("{*}title") == "default, iteration 10"
+    assert sum(path.tag.endswith("path") for group in picture.iterfind("{*}g") for path in group) == 34
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["tree.svg"]
+
+    assert "recipe has iterations 0 to 19" in refused(command(*words, "--draw", "--iteration", "20"))
+    assert command(*words, "--draw", "--iteration", "-1")[0] == 2
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_can_be_drawn(command: Command, name: str):
+    status, output, errors = command("plan", name, "--draw", "--svg", "tree.svg")
+    assert (status, errors) == (0, "")
+    assert f"{name}, iteration 0\none prompt: " in output
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,13 @@ def test_recipe_examples_name_rewards_that_the_page_defines():
     page = DOCS / "rewards.md"
     written = "".join(blocks(page, "python"))
     for example in blocks(page, "yaml"):
-        for entry in yaml.safe_load(example)["rewards"]:
-            file, name = entry["name"].removeprefix("./").split(":")
+        entries = yaml.safe_load(example)["rewards"]
+        names = [entry["name"] for entry in entries]
+        names += [entry["options"]["judge"] for entry in entries if "judge" in entry.get("options", {})]
+        for written_name in names:
+            if written_name in BUILTIN:
+                continue
+            file, name = written_name.removeprefix("./").split(":")
             assert f"# {file}\n" in written
             assert re.search(rf"^(def|class) {name}\b", written, re.MULTILINE)
 

@@ -48,7 +48,8 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
 
     Args:
         source: a name such as `default`, or a YAML file; None is `default`. A recipe with `base: NAME` changes that
-            recipe key by key; with `@published` after the source, its `published` section changes it once more.
+            recipe key by key; with `@published` after the source, its `published` section changes it once more, after
+            that of the recipe which the section names as its own `base`.
         overrides: dotted assignments; values are read as YAML, list entries by number (`rewards.0.weight=2`).
 
     Raises:
@@ -81,10 +82,21 @@ def _layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, 
             raise RecipeError(f"{name}: `base: {base}` leads back to itself")
         data = _merge(_layers(base, (*derived, name))[1], data)
     if layer:
-        if not isinstance(published, dict):
-            raise RecipeError(f"{name} has no `published` section; leave out @published")
-        data = _merge(data, published)
+        data = _merge(data, _published(name, published))
     return name, data
+
+
+def _published(name: str, section: Any, derived: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A `published` section, upon that of the recipe it names as its `base`."""
+    if not isinstance(section, dict):
+        raise RecipeError(f"{name} has no `published` section; leave out @published")
+    base = section.get("base")
+    if base is None:
+        return section
+    if base in (*derived, name):
+        raise RecipeError(f"{name}: `published.base: {base}` leads back to itself")
+    below = _published(base, _parse(*_read(base)).get("published"), (*derived, name))
+    return _merge(below, {key: value for key, value in section.items() if key != "base"})
 
 
 def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,9 @@ class DataConfig(Section):
 class WindowConfig(Section):
     """MixGRPO's window of trained steps."""
 
-    kind: Literal["progressive", "random", "decay", "exp_decay", "frozen", "all"] = "progressive"
+    kind: Literal["progressive", "random", "subset", "decay", "exp_decay", "frozen", "all"] = Field(
+        "progressive", description="How it moves; `subset` draws single steps, `all` is every step but the last."
+    )
     size: int = Field(4, ge=1)
     stride: int = Field(1, ge=0)
     interval: int = Field(25, ge=1, description="Iterations at one position.")
@@ -53,21 +55,37 @@ class WindowConfig(Section):
     stop: int | None = Field(None, description="One past the last step a window may hold.")
 
 
+class GuideConfig(Section):
+    """Euphonium's drift: the critic's gradient in the noise of the stochastic steps."""
+
+    scale: float = Field(0.1, gt=0, description="Root mean square of what is added to the standard normal noise.")
+    start: int = Field(0, ge=0, description="First step that is guided.")
+
+
 class SamplerConfig(Section):
     """How a rollout walks from noise to image."""
 
-    plan: Literal["window", "branch", "spine"] = "window"
+    plan: Literal["window", "branch", "spine", "ode"] = "window"
     steps: int = Field(10, ge=2)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
     kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage"] = "flow_sde"
     eta: float | None = Field(None, ge=0)
     shared_noise: bool = Field(True, description="The samples of a prompt start from one noise.")
     solver: Literal["euler", "dpmpp_2m"] = "euler"
-    window: WindowConfig = WindowConfig()
+    window: WindowConfig = Field(WindowConfig(), description="Trained steps of `window`, `branch` and `ode`.")
+    stochastic: Literal["window", "all"] | None = Field(
+        None, description="Stochastic steps; `window` for a window and `all` for a tree if left out."
+    )
+    pruned: WindowConfig | None = Field(None, description="Steps left out of training: BranchGRPO's depth pruning.")
+    probe: int | None = Field(
+        None, ge=0, description="`window`: finish each state without noise too, in this stride; 0 is one step."
+    )
     flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after it.")
     splits: list[int] = Field(default_factory=list, description="Steps that split (`branch`) or branch (`spine`).")
     width: int = Field(2, ge=2, description="`branch`: children at a split; `spine`: branches at a step.")
-    spread: float | None = Field(None, gt=0, description="`branch`: share of own noise among siblings.")
+    completions: list[int] = Field([1], min_length=1, description="`spine`: strides in which a branch is finished.")
+    spread: float | None = Field(None, gt=0, description="`branch`, `ode`: share of own noise among siblings.")
+    guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
 
 
 class RolloutConfig(Section):
@@ -79,23 +97,23 @@ class RolloutConfig(Section):
     decode_batch: int = Field(32, ge=1)
 
 
-def _window_faults(window: WindowConfig, steps: int) -> list[str]:
+def _window_faults(window: WindowConfig, steps: int, name: str) -> list[str]:
     """Why a window does not fit in a schedule; its last step is never trained, so windows end before it."""
     if window.kind == "all":
         return []
     if window.stop is not None and window.stop > steps - 1:
         return [
-            f"sampler.window.stop is {window.stop} in a schedule of {steps} steps whose last step is never trained; "
+            f"{name}.stop is {window.stop} in a schedule of {steps} steps whose last step is never trained; "
             f"use at most {steps - 1} or more sampler.steps"
         ]
     room = (steps - 1 if window.stop is None else window.stop) - window.start
     if window.size <= room:
         return []
     where = f"before its stop, {window.stop}" if window.stop is not None else "before the last, which is never trained"
-    mend = f"a size of at most {room}" if room > 0 else "an earlier sampler.window.start"
-    more = "more sampler.steps" if window.stop is None else "a later sampler.window.stop"
+    mend = f"a size of at most {room}" if room > 0 else f"an earlier {name}.start"
+    more = "more sampler.steps" if window.stop is None else f"a later {name}.stop"
     return [
-        f"sampler.window: {window.size} step(s) from step {window.start} do not fit in a schedule of {steps} {where}; "
+        f"{name}: {window.size} step(s) from step {window.start} do not fit in a schedule of {steps} {where}; "
         f"use {mend}, or {more}"
     ]
 
@@ -117,6 +135,23 @@ def _distinct(rewards: list[RewardConfig]) -> list[RewardConfig]:
     return rewards
 
 
+class SelectConfig(Section):
+    """Which images of a group enter the gradient; all enter the statistics."""
+
+    keep: int = Field(ge=1, description="Images kept of each.")
+    among: Literal["group", "split"] = Field("group", description="`split`: the images below a tree's last split.")
+    choice: Literal["extremes", "best"] = Field("extremes", description="The best and the worst, or the best.")
+
+
+class CriticConfig(Section):
+    """A small network that predicts the reward of a noisy latent."""
+
+    learning_rate: float = Field(1e-3, gt=0)
+    passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")
+    warmup: int = Field(10, ge=0, description="Iterations before it has any influence.")
+    width: int = Field(64, ge=4, description="Channels.")
+
+
 class AdvantageConfig(Section):
     """(reward − baseline) / scale, within the images of one prompt."""
 
@@ -126,25 +161,50 @@ class AdvantageConfig(Section):
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)
-    credit: Literal["leaf", "depth"] = Field("leaf", description="`depth` standardises within depths of a tree.")
-
-
-class ObjectiveConfig(Section):
-    """Ratio, surrogate, step weight and penalty."""
-
-    ratio: Literal["gaussian", "guard", "cps_released"] = "guard"
-    surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dro", "reinforce"] = "clip"
-    options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
-    clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
-    weight: Literal["none", "guard", "noise"] = Field("guard", description="Of a step: 1/|J|, or s over its mean.")
-    kl: float = Field(0.0, ge=0, description="β of the exact Gaussian KL to the reference.")
+    credit: Literal["leaf", "depth", "turning", "value", "critic", "process"] = Field(
+        "leaf",
+        description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
+        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's.",
+    )
+    fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
+    options: dict[str, float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
+    select: SelectConfig | None = Field(None, description="Which images enter the gradient; all if left out.")
 
 
 class EmaConfig(Section):
     """Average of the trained weights, used for evaluation and for the saved result."""
 
-    decay: float = Field(0.9, gt=0, lt=1)
+    decay: float = Field(0.9, ge=0, lt=1, description="Largest share of the old average; 0 copies the weights.")
     every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
+    rise: float | None = Field(
+        None, gt=0, description="The share grows by this an optimizer step, from 0; as (1 + s) / (10 + s) if left out."
+    )
+
+
+class ObjectiveConfig(Section):
+    """Ratio, surrogate, step weight and penalties, or a loss of the forward process."""
+
+    form: Literal["transition", "neighbour", "diffusion_nft", "awm", "dgpo", "flow_dpo"] = Field(
+        "transition", description="Ratio of a step's transition, of a choice among neighbours, or a forward process."
+    )
+    form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
+    times: int | None = Field(None, ge=1, description="Forward process: noise levels per image; all if left out.")
+    ratio: Literal["gaussian", "guard", "cps_released"] = "guard"
+    surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dro", "reinforce"] = "clip"
+    options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
+    clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
+    trust_nats: float | None = Field(
+        None, gt=0, description="Flow-DPPO: steps that moved further and still move away are left out."
+    )
+    weight: Literal["none", "guard", "noise", "equalise"] = Field(
+        "guard", description="Of a step: 1/|J|, s over its mean, or s/|J| over its median."
+    )
+    kl: float = Field(0.0, ge=0, description="β of the exact Gaussian KL to the reference.")
+    w2: float = Field(0.0, ge=0, description="Of the squared 2-Wasserstein distance of a step to the reference's.")
+    stepwise: float = Field(0.0, ge=0, description="Of the KL to the policy that sampled.")
+    distil: float = Field(0.0, ge=0, description="Of the KL to the guided step.")
+    anchor: EmaConfig | None = Field(None, description="The reference moves after the weights; the base if left out.")
+    old: EmaConfig | None = Field(None, description="The sampling policy follows the weights; it is them if left out.")
 
 
 class OptimizerConfig(Section):
@@ -201,6 +261,7 @@ class Recipe(Section):
     rollout: RolloutConfig = RolloutConfig()
     rewards: list[RewardConfig] = Field(min_length=1)
     advantage: AdvantageConfig = AdvantageConfig()
+    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that asks one.")
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -213,31 +274,122 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
-        sampler, rollout, optimizer = self.sampler, self.rollout, self.optimizer
-        steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
-        faults = []
-        if sampler.plan == "window":
-            if rollout.group < 2:
-                faults.append(f"rollout.group is {rollout.group}: a group of one has no baseline; use 2 or more")
-            faults.extend(_window_faults(sampler.window, steps))
-        elif not sampler.splits or max(sampler.splits) >= steps or min(sampler.splits) < 0:
-            faults.append(f"sampler.splits is {sampler.splits}; name steps between 0 and {steps - 1}")
-        if optimizer.updates > rollout.prompts:
+        faults = [*_sampler_faults(self), *_credit_faults(self), *_objective_faults(self)]
+        if self.optimizer.updates > self.rollout.prompts:
             faults.append(
-                f"optimizer.updates is {optimizer.updates} with {rollout.prompts} prompts per iteration: an update "
-                f"needs whole groups; use at most {rollout.prompts} updates or more rollout.prompts"
+                f"optimizer.updates is {self.optimizer.updates} with {self.rollout.prompts} prompts per iteration: an "
+                f"update needs whole groups; use at most {self.rollout.prompts} updates or more rollout.prompts"
             )
-        if self.objective.clip_nats is not None and self.objective.options:
-            faults.append("objective.clip_nats and objective.options both set the clip; give one")
-        if self.objective.clip_nats is not None and self.objective.surrogate not in ("clip", "gmpo"):
-            faults.append(
-                f"objective.clip_nats sets the bounds of a clip, which surrogate {self.objective.surrogate} does not "
-                "have; leave it out or use surrogate clip"
-            )
-        if self.objective.ratio == "guard" and sampler.kernel == "cps" and self.objective.weight == "none":
-            faults.append("objective.ratio guard with kernel cps needs objective.weight guard: scales differ by step")
-        if self.objective.ratio == "cps_released" and sampler.kernel != "cps":
-            faults.append(f"objective.ratio cps_released belongs to kernel cps, not {sampler.kernel}; use gaussian")
         if faults:
             raise ValueError("\n".join(faults))
         return self
+
+
+def _sampler_faults(recipe: Recipe) -> list[str]:
+    sampler, group = recipe.sampler, recipe.rollout.group
+    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+    faults = []
+    if sampler.plan in ("window", "ode") and group < 2:
+        faults.append(f"rollout.group is {group}: a group of one has no baseline; use 2 or more")
+    if sampler.plan in ("branch", "spine") and not (
+        sampler.splits and max(sampler.splits) < steps and min(sampler.splits) >= 0
+    ):
+        faults.append(f"sampler.splits is {sampler.splits}; name steps between 0 and {steps - 1}")
+    windows = [("window", sampler.window)] if sampler.plan != "spine" else []
+    windows += [("pruned", sampler.pruned)] if sampler.pruned else []
+    faults += [fault for name, window in windows for fault in _window_faults(window, steps, f"sampler.{name}")]
+    wrong = {
+        "probe": sampler.probe is not None and sampler.plan != "window",
+        "flash_ratio": sampler.flash_ratio is not None and sampler.plan != "window",
+        "completions": sampler.completions != [1] and sampler.plan != "spine",
+        "spread": sampler.spread is not None and sampler.plan not in ("branch", "ode"),
+        "pruned": sampler.pruned is not None and sampler.plan not in ("window", "branch"),
+        "stochastic": sampler.stochastic is not None and sampler.plan not in ("window", "branch"),
+    }
+    faults += [f"sampler.{name} has no meaning in plan {sampler.plan}; leave it out" for name in wrong if wrong[name]]
+    if sampler.guide is not None and recipe.critic is None:
+        faults.append("sampler.guide follows the gradient of a critic; add a `critic` section")
+    if sampler.guide is not None and sampler.plan not in ("window", "branch"):
+        faults.append(f"sampler.guide needs a stochastic main line, which plan {sampler.plan} does not have")
+    return faults
+
+
+def _credit_faults(recipe: Recipe) -> list[str]:
+    advantage, sampler = recipe.advantage, recipe.sampler
+    faults = []
+    if advantage.credit in ("turning", "value") and (sampler.plan != "window" or sampler.probe is None):
+        faults.append(
+            f"advantage.credit {advantage.credit} compares states with what they become without noise; use "
+            "sampler.plan window with sampler.probe 1 (every level) or 0 (one step)"
+        )
+    if advantage.credit in ("critic", "process") and recipe.critic is None:
+        faults.append(f"advantage.credit {advantage.credit} asks a critic; add a `critic` section")
+    if advantage.credit in ("critic", "process") and recipe.objective.form != "transition":
+        faults.append(f"advantage.credit {advantage.credit} needs trained transitions; use objective.form transition")
+    if recipe.critic is not None and not (advantage.credit in ("critic", "process") or sampler.guide):
+        faults.append("a critic that nothing asks; set advantage.credit to critic or process, or sampler.guide")
+    if advantage.fusion == "path" and advantage.credit != "depth":
+        faults.append("advantage.fusion weights the leaves of a tree; it belongs to advantage.credit depth")
+    if advantage.select is not None and advantage.select.among == "split" and sampler.plan != "branch":
+        faults.append("advantage.select.among split needs a tree; use sampler.plan branch, or among group")
+    return faults
+
+
+FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
+
+
+def _objective_faults(recipe: Recipe) -> list[str]:
+    objective, sampler, rollout = recipe.objective, recipe.sampler, recipe.rollout
+    faults = []
+    if objective.clip_nats is not None and objective.options:
+        faults.append("objective.clip_nats and objective.options both set the clip; give one")
+    if objective.clip_nats is not None and objective.surrogate not in ("clip", "gmpo"):
+        faults.append(
+            f"objective.clip_nats sets the bounds of a clip, which surrogate {objective.surrogate} does not "
+            "have; leave it out or use surrogate clip"
+        )
+    forward = objective.form in FORWARD_FORMS
+    if sampler.plan == "ode" and objective.form == "transition":
+        faults.append(
+            "sampler.plan ode has no stochastic step, so no transition has a density; use objective.form neighbour or "
+            f"one of {', '.join(FORWARD_FORMS)}, or another plan"
+        )
+    if sampler.plan != "ode" and objective.form == "neighbour":
+        faults.append("objective.form neighbour chooses among deterministic trajectories; use sampler.plan ode")
+    if forward and rollout.batch < rollout.group:
+        faults.append(
+            f"objective.form {objective.form} takes whole groups in a call: rollout.batch is {rollout.batch} for "
+            f"groups of {rollout.group}; use at least {rollout.group}"
+        )
+    if objective.form == "transition":
+        faults += _ratio_faults(objective, sampler)
+    else:
+        unused = [n for n in ("trust_nats", "w2", "stepwise", "distil") if getattr(objective, n)]
+        faults += [f"objective.{name} belongs to objective.form transition; leave it out" for name in unused]
+    if objective.times is not None and not forward:
+        faults.append("objective.times belongs to a forward-process form; leave it out")
+    if objective.old is not None and not forward:
+        faults.append(
+            "objective.old belongs to a forward-process form, whose data may be of another policy; leave it out"
+        )
+    if objective.distil and sampler.guide is None:
+        faults.append("objective.distil learns a guided step; add sampler.guide, or leave it out")
+    if objective.anchor is not None and not (objective.kl or objective.w2 or objective.form in ("dgpo", "flow_dpo")):
+        faults.append("objective.anchor moves a reference that nothing compares with; set objective.kl")
+    return faults
+
+
+def _ratio_faults(objective: ObjectiveConfig, sampler: SamplerConfig) -> list[str]:
+    faults = []
+    if objective.ratio == "guard" and sampler.kernel == "cps" and objective.weight == "none":
+        faults.append("objective.ratio guard with kernel cps needs objective.weight guard: scales differ by step")
+    if objective.ratio == "cps_released" and sampler.kernel != "cps":
+        faults.append(f"objective.ratio cps_released belongs to kernel cps, not {sampler.kernel}; use gaussian")
+    if objective.ratio == "cps_released" and objective.weight in ("guard", "equalise"):
+        faults.append(
+            f"objective.weight {objective.weight} evens the gradient of a density, and the released CPS log-prob is "
+            "none: it lacks the division by 2 s²; use weight none, or ratio gaussian"
+        )
+    if objective.ratio == "cps_released" and objective.trust_nats is not None:
+        faults.append("objective.trust_nats is a divergence of densities; use ratio gaussian with it")
+    return faults

@@ -168,6 +168,43 @@ def group_advantages(
     return torch.where(silent, 0.0, centred).to(dtype).reshape(rewards.shape)
 
 
+def anchored_advantages(
+    values: Tensor, groups: Tensor | Sequence[int], *, k: float = 1.0, eps: float = 1e-4, ddof: int = 1
+) -> Tensor:
+    """Advantages that keep a signal where a group has lost its diversity (VGPO, arXiv 2512.12387).
+
+    A = a R + (1 - a) L: R compares a value with its group, L with all groups, and a = min(1, k s / S) for the
+    standard deviations s of the group and S of all. A group of equal values has a = 0, and learns from its level
+    alone. The paper's equations are not public; this is what its abstract describes.
+
+    Args:
+        values: [B] or [B, T]; columns are independent. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids.
+        k: above 0; how soon the group's own comparison counts in full.
+        eps: added to standard deviations.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages shaped like `values`, float32 at least.
+
+    Raises:
+        ValueError: `k` not above 0, or as `group_advantages`.
+    """
+    if not k > 0:
+        raise ValueError(f"`k` is {k}; use a number above 0")
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    if values.numel() == 0:
+        return torch.zeros_like(values, dtype=dtype)
+    rows = as_precise(values).reshape(len(values), -1)
+    everything = torch.zeros(len(rows), dtype=torch.long, device=rows.device)
+    relative = group_advantages(rows, groups, eps=eps, ddof=ddof)
+    level = group_advantages(rows, everything, eps=eps, ddof=ddof)
+    index, count = group_index(groups, len(rows), rows.device)
+    own, whole = group_moments(rows, index, count, ddof).std, group_moments(rows, everything, 1, ddof).std
+    share = torch.where(whole > 0, k * own / whole.where(whole > 0, 1.0), 1.0).clamp(max=1.0)[index]
+    return (share * relative + (1.0 - share) * level).to(dtype).reshape(values.shape)
+
+
 def _weighted_sum(columns: Tensor, weights: Tensor) -> Tensor:
     # One column after another: rows with the same rewards get the same sum to the last bit, which a
     # vectorised reduction over columns does not promise, and equal rewards must stay equal.

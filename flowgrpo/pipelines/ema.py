@@ -19,25 +19,30 @@ class _Named(Protocol):
 class Ema:
     """Exponential moving average of the trained parameters, as Flow-GRPO keeps it for evaluation and saving.
 
-    Every `every` optimizer steps `average ← d·average + (1 − d)·weights`, `d = min((1+s)/(10+s), decay)`.
-    s = 0, 1, ... counts optimizer steps, and an update at s = 0 copies the weights. The average has the dtype
+    Every `every` optimizer steps `average ← d·average + (1 − d)·weights`, `d = min((1+s)/(10+s), decay)`, or with
+    `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy). s = 0, 1, ... counts optimizer steps. A decay
+    of 0 copies the weights: an anchor that moves every so many steps (SAGE-GRPO). The average has the dtype
     and device that the parameters have when it is made.
 
     Args:
         weights: whatever has the trained parameters by name (`TrainedWeights`).
         decay: largest d, in [0, 1).
         every: optimizer steps per update, at least 1.
+        rise: growth of d by optimizer step, above 0.
 
     Raises:
-        ValueError: `decay` or `every` out of range.
+        ValueError: `decay`, `rise` or `every` out of range.
     """
 
-    def __init__(self, weights: _Named, *, decay: float = 0.9, every: int = 8) -> None:
+    def __init__(self, weights: _Named, *, decay: float = 0.9, every: int = 8, rise: float | None = None) -> None:
         if not 0 <= decay < 1:
             raise ValueError(f"EMA decay is {decay}; use a number in [0, 1), 0.9 is usual")
         if every < 1:
             raise ValueError(f"EMA is updated every {every} optimizer steps; use 1 or more")
+        if rise is not None and not rise > 0:
+            raise ValueError(f"EMA rise is {rise}; use a number above 0, or None")
         self.decay = decay
+        self.rise = rise
         self.every = every
         self.steps = 0
         self._weights = weights
@@ -60,6 +65,8 @@ class Ema:
             return False
         # EMAModel counts its own updates; the warm-up here runs on optimizer steps.
         self._average.optimization_step = self.steps - 1
+        if self.rise is not None:
+            self._average.min_decay = self._average.decay = min(self.rise * (self.steps - 1), self.decay)
         self._average.step(self._parameters())
         return True
 

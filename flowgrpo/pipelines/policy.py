@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,14 +13,15 @@ from torch import Tensor
 
 from ..core.objectives import gaussian_kl
 from ..core.trees import depth_advantages, node_values
-from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, step
+from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
-from ..samplers.rollout import Rollout, RolloutRunner, Transitions, batches_of, replay
+from ..samplers.rollout import Guide, Replay, Rollout, RolloutRunner, Transitions, Velocity, batches_of, replay
 from .denoiser import Denoiser
 from .weights import TrainedWeights
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
-Weighting = Literal["none", "guard", "noise"]
+Weighting = Literal["none", "guard", "noise", "equalise"]
+PENALTIES = ("kl", "w2", "stepwise", "distil")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Experience:
         prompts: P texts.
         images: [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), leaf by leaf, on the CPU.
         updates: how many parts of whole prompts it was cut into.
+        keys: P numbers that address the noise of each prompt.
     """
 
     rollout: Rollout
@@ -38,6 +42,7 @@ class Experience:
     prompts: tuple[str, ...]
     images: Tensor
     updates: int
+    keys: tuple[int, ...] = ()
 
     @property
     def prompt_of_sample(self) -> list[int]:
@@ -46,39 +51,63 @@ class Experience:
 
     @property
     def groups(self) -> Tensor:
-        """[L] group of each leaf: its prompt, and for side branches also the step they left the main line at.
+        """[L] group of each leaf: its prompt, and for side branches also where they left and how they went on.
 
-        TempFlow-GRPO (2508.04324) compares branches of one step only.
+        TempFlow-GRPO (2508.04324) compares branches of one step only, and G²RPO (2510.01982) those of one stride.
         """
         rollout = self.rollout
         if not any(step.side for step in self.plan.steps):
             return rollout.leaf_prompt
-        return rollout.leaf_prompt * (self.plan.num_steps + 1) + rollout.branch[rollout.leaf]
+        size = self.plan.num_steps + 1
+        left = rollout.leaf_prompt * size + rollout.branch[rollout.leaf]
+        return left * size + rollout.stride[rollout.leaf].clamp(max=self.plan.num_steps)
 
-    def node_advantages(self, leaf: Tensor, how: Literal["leaf", "depth"] = "leaf") -> Tensor:
+    @property
+    def outcomes(self) -> Tensor:
+        """[L] bool: leaves that are images of the plan, not previews of one of its states."""
+        rollout, plan = self.rollout, self.plan
+        sides = [(i + 1, plan.coefficients(i)[1]) for i, step in enumerate(plan.steps) if step.side]
+        probed = torch.tensor([branch for branch, c in sides if c is not None and c.std == 0.0], dtype=torch.long)
+        return ~torch.isin(rollout.branch[rollout.leaf], probed)
+
+    def leaf_values(self, leaf: Tensor) -> Tensor:
+        """[N] values at the leaves [L], NaN at inner nodes."""
+        values = torch.full((len(self.rollout.parent),), torch.nan, dtype=torch.float32)
+        values[self.rollout.leaf] = leaf.float()
+        return values
+
+    def node_advantages(
+        self,
+        leaf: Tensor,
+        how: Literal["leaf", "depth"] = "leaf",
+        fusion: Literal["mean", "path"] = "mean",
+        beta: float = 1.0,
+    ) -> Tensor:
         """[N] advantage of each node from values at the leaves [L].
 
         `leaf`: the mean over the leaves below a node (for chains, the leaf's own). `depth`: leaf *rewards* are
-        fused upwards and standardised within each depth of each tree (BranchGRPO, 2509.06040).
+        fused upwards and standardised within each depth of each tree (BranchGRPO, 2509.06040); with `fusion`
+        "path" a leaf's share is its path's likelihood to the power `beta`.
         """
         rollout = self.rollout
-        values = torch.full((len(rollout.parent),), torch.nan, dtype=torch.float32)
-        values[rollout.leaf] = leaf.float()
-        fused = node_values(rollout.parent, values)
+        values = self.leaf_values(leaf.masked_fill(~self.outcomes, torch.nan))
+        log_prob = rollout.log_prob if fusion == "path" else None
+        fused = node_values(rollout.parent, values, how=fusion, log_prob=log_prob, beta=beta)
         if how == "leaf":
             return fused
         tree = rollout.prompt * (int(rollout.root.max()) + 1) + rollout.root
         return depth_advantages(fused, rollout.depth, tree)
 
-    def trained_edges(self, update: int) -> int:
-        """Trained edges of one part."""
-        return sum(edges.stop - edges.start for edges in (t.edges_of(b) for t, b in self.batches(update)))
+    def batches(self, update: int, keep: Tensor | None = None) -> Iterator[tuple[Transitions, slice]]:
+        """The recorded batches of states of one part, in the order of sampling.
 
-    def batches(self, update: int) -> Iterator[tuple[Transitions, slice]]:
-        """The recorded batches of states of one part, in the order of sampling."""
+        With `keep` [N] only batches with an edge to a node that is kept.
+        """
         low, high = part_of(len(self.prompts), self.updates, update)
         for transitions, batch in batches_of(self.rollout):
-            if low <= transitions.prompt[batch.start] < high:
+            if not low <= transitions.prompt[batch.start] < high:
+                continue
+            if keep is None or bool(keep[transitions.node[transitions.edges_of(batch)]].any()):
                 yield transitions, batch
 
 
@@ -96,14 +125,16 @@ class Scored:
         node: [E] node each edge leads to.
         steps: [E, 1] denoising step.
         weight: [E, 1] step weight.
-        penalty: [E, 1] KL to the reference, not scaled; None if not asked for.
+        penalties: name -> [E, 1], not scaled: those asked for.
+        divergence: [E, 1] KL of the sampling policy's step and this one, per latent element, detached.
     """
 
     log_ratio: Tensor
     node: Tensor
     steps: Tensor
     weight: Tensor
-    penalty: Tensor | None
+    penalties: dict[str, Tensor]
+    divergence: Tensor
 
 
 class FlowPolicy:
@@ -114,10 +145,14 @@ class FlowPolicy:
         weights: what is trained.
         ratio: form of the importance ratio, see `samplers.kernels.log_ratio`.
         weight: per-step weight of the surrogate: `guard` is 1/|∂μ/∂v| (GRPO-Guard's δ, exact for every
-            kernel), `noise` is s over its mean on the trained steps (TempFlow-GRPO, Eq. 8).
+            kernel), `noise` is s over its mean on the trained steps (TempFlow-GRPO, Eq. 8), `equalise` is s/|J|
+            over its median on them (SAGE-GRPO, 2603.21872: the gradient of a plain ratio is |J|/s).
         batch: states in one call of the denoiser.
         decode_batch: images decoded at once.
-        reference_kl: whether `score` evaluates the reference too.
+        penalties: which of `PENALTIES` `score` evaluates.
+
+    Attributes:
+        reference: a context in which the pipeline is what `kl` and `w2` compare with; the base model, or an anchor.
     """
 
     def __init__(
@@ -129,21 +164,25 @@ class FlowPolicy:
         weight: Weighting = "guard",
         batch: int = 32,
         decode_batch: int = 32,
-        reference_kl: bool = False,
+        penalties: Sequence[str] = (),
     ) -> None:
+        if odd := set(penalties) - set(PENALTIES):
+            raise ValueError(f"no penalty {sorted(odd)[0]!r}; use {', '.join(PENALTIES)}")
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight = ratio, weight
-        self.batch, self.decode_batch, self.reference_kl = batch, decode_batch, reference_kl
+        self.batch, self.decode_batch, self.penalties = batch, decode_batch, tuple(penalties)
+        self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         self.device = next(iter(weights.modules.values())).device
 
-    def velocity_of(self, prompts: Sequence[str]) -> Callable[[Tensor, int, Sequence[int]], Tensor]:
+    def velocity_of(self, prompts: Sequence[str]) -> Velocity:
         """The velocity as the executor calls it: states, step, and for each state the row of its prompt."""
         return lambda x, i, rows: self.denoiser.velocity(x, i, [prompts[row] for row in rows])
 
-    def sample(self, prompts: Sequence[str], keys: Sequence[int], plan: Plan, updates: int = 1) -> Rollout:
+    def sample(
+        self, prompts: Sequence[str], keys: Sequence[int], plan: Plan, updates: int = 1, guide: Guide | None = None
+    ) -> Rollout:
         """Roll out one tree per prompt; `keys` address the noise."""
-        if plan.sigmas != self.denoiser.sigmas:
-            self.denoiser.bind(plan.sigmas)
+        self.bind(plan)
         if self.denoiser.variant == "auto":
             # The check settles the layout of the states, and is to see the path that training takes.
             with torch.enable_grad():
@@ -152,9 +191,14 @@ class FlowPolicy:
         probe = self.denoiser.probe
         runner = RolloutRunner(
             self.velocity_of(prompts), plan, probe.latent_shape,
-            dtype=probe.dtype, device=self.device, batch=self.batch, cuts=cuts,
+            dtype=probe.dtype, device=self.device, batch=self.batch, cuts=cuts, guide=guide,
         )  # fmt: skip
         return runner.run(keys)
+
+    def bind(self, plan: Plan) -> None:
+        """Put the denoiser on a plan's noise levels."""
+        if plan.sigmas != self.denoiser.sigmas:
+            self.denoiser.bind(plan.sigmas)
 
     def decode(self, rollout: Rollout, prompts: Sequence[str]) -> Tensor:
         """Images of the leaves, on the CPU."""
@@ -169,8 +213,7 @@ class FlowPolicy:
         Δμ = J·Δv with J = ∂μ/∂v a number per step, so the ratio is taken from the shift of the velocity
         itself: it is exactly 1 while the prediction is unchanged, and loses nothing to subtraction.
         """
-        if experience.plan.sigmas != self.denoiser.sigmas:
-            self.denoiser.bind(experience.plan.sigmas)
+        self.bind(experience.plan)
         c = transitions.coefficients
         velocity = self.velocity_of(experience.prompts)
         replayed = replay(velocity, transitions, batch)
@@ -179,27 +222,49 @@ class FlowPolicy:
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
         x_next = transitions.x_next[replayed.edges]
         noise = step(old[rows], transitions.x[batch][rows], c, x_next=x_next).noise
-        ratio = log_ratio((scale * (replayed.velocity - old))[rows], noise, c.std, form=self.ratio)
-        penalty = None
-        if self.reference_kl:
-            with torch.no_grad(), self.weights.reference():
-                reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
-            means = (scale * replayed.velocity)[rows, None], (scale * reference)[rows, None]
-            penalty = gaussian_kl(*means, c.std)
+        shift = (scale * (replayed.velocity - old))[rows]
+        ratio = log_ratio(shift, noise, c.std, form=self.ratio)
         ones = torch.ones_like(ratio.detach())[:, None]
         return Scored(
             log_ratio=ratio[:, None],
             node=transitions.node[replayed.edges],
             steps=torch.full_like(ones, transitions.step, dtype=torch.long),
             weight=ones * self.step_weight(experience.plan, transitions.step, c),
-            penalty=penalty,
+            penalties=self._penalties(transitions, replayed, shift, velocity),
+            divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * c.std**2),
         )
+
+    def _penalties(
+        self, transitions: Transitions, replayed: Replay, shift: Tensor, velocity: Velocity
+    ) -> dict[str, Tensor]:
+        """[E, 1] each; `shift` [E, ...] is that of the mean since sampling."""
+        c, batch, rows = transitions.coefficients, replayed.states, replayed.rows()
+        found = {}
+        still = torch.zeros_like(shift)[:, None]
+        if {"kl", "w2"} & set(self.penalties):
+            with torch.no_grad(), self.reference():
+                reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
+            scale = jacobian(c.sigma, c.sigma_next, c.kappa)
+            moved = (scale * (replayed.velocity - reference))[rows, None]
+            # Gaussians of one std: W2² is the squared distance of their means.
+            found = {"kl": gaussian_kl(moved, still, c.std), "w2": 2.0 * gaussian_kl(moved, still, 1.0)}
+        if "stepwise" in self.penalties:
+            found["stepwise"] = gaussian_kl(shift[:, None], still, c.std)
+        if "distil" in self.penalties:
+            guided = transitions.shift
+            # Before the guide is ready there is nothing to learn from it.
+            target = shift.detach() if guided is None else c.std * guided[replayed.edges]
+            found["distil"] = gaussian_kl(shift[:, None], target[:, None], c.std)
+        return {name: found[name] for name in PENALTIES if name in self.penalties}
 
     def step_weight(self, plan: Plan, i: int, coefficients: Coefficients) -> float:
         """Weight of the surrogate at step `i`."""
         if self.weight == "guard":
             return guard_weight(coefficients)
+        trained = [plan.trained_coefficients(t) for t in plan.trained_steps]
         if self.weight == "noise":
-            stds = [(side or main).std for main, side in (plan.coefficients(t) for t in plan.trained_steps)]
-            return coefficients.std * len(stds) / sum(stds)
+            return coefficients.std * len(trained) / sum(c.std for c in trained)
+        if self.weight == "equalise":
+            scales = [c.std * guard_weight(c) for c in trained]
+            return coefficients.std * guard_weight(coefficients) / statistics.median(scales)
         return 1.0

@@ -107,6 +107,17 @@ class PromptCache:
                 )
             self._texts[prompt] = None
 
+    def features(self, prompt: str) -> Tensor:
+        """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
+
+        Raises:
+            ValueError: as `encode`.
+        """
+        self.encode([prompt])
+        entry = next(entry for (_, row), entry in self._entries.items() if dict(row).get("prompt") == prompt)
+        parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
+        return torch.cat([part.reshape(-1, part.shape[-1]).mean(0) for part in parts])
+
     def release(self, names: Sequence[str] | None = None, *, keep: bool = True) -> None:
         """Take text encoders off the pipeline. Cached prompts go on working.
 
@@ -205,6 +216,13 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_moved(item, device) for item in value])
     return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in nested for tensor in _tensors(part)]
 
 
 def _plain(value: Any) -> bool:

@@ -134,7 +134,15 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 class Reward:
-    """A scorer under one calling convention, whatever kind of plug-in it came from."""
+    """A scorer under one calling convention, whatever kind of plug-in it came from.
+
+    Args:
+        function: what is called.
+        name: under which it is reported.
+        weight: factor in the combined reward.
+        options: bound to parameters of `function`.
+        owner: the object that carries the attributes, where `function` is a method of it.
+    """
 
     def __init__(
         self,
@@ -142,6 +150,7 @@ class Reward:
         name: str,
         weight: float = 1.0,
         options: Mapping[str, Any] | None = None,
+        owner: Any = None,
     ) -> None:
         if not callable(function):
             raise ValueError(
@@ -149,10 +158,11 @@ class Reward:
                 "give it `__call__(self, images, prompts, **columns)`"
             )
         self.function, self.name, self.weight = function, name, float(weight)
-        self.whole_group = bool(getattr(function, "whole_group", False))
-        self.remote = bool(getattr(function, "remote", False))
-        self.device: Any = getattr(function, "device", None)
-        self.batch_size: int | None = getattr(function, "batch_size", None)
+        self._owner = function if owner is None else owner
+        self.whole_group = bool(getattr(self._owner, "whole_group", False))
+        self.remote = bool(getattr(self._owner, "remote", False))
+        self.device: Any = getattr(self._owner, "device", None)
+        self.batch_size: int | None = getattr(self._owner, "batch_size", None)
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"reward {name!r}: batch_size is {size!r}; give an integer of 1 or more, or None")
@@ -165,6 +175,19 @@ class Reward:
     def takes_groups(self) -> bool:
         """Whether group ids are passed on."""
         return "groups" in self._parameters or (self.whole_group and self._takes_any)
+
+    @property
+    def needed(self) -> list[str]:
+        """Arguments without which the plug-in cannot be called: no default, and no option bound to them."""
+        return [
+            p.name
+            for p in self._parameters.values()
+            if p.default is p.empty and p.kind not in _VARIADIC and p.name not in self._options
+        ]
+
+    def takes(self, name: str) -> bool:
+        """Whether the plug-in can be given an argument of this name."""
+        return self._takes_any or name in self._parameters
 
     def check(self, kind: str, columns: Collection[str], *, grouped: bool) -> None:
         """Refuse a call that could not work, before anything is scored.
@@ -186,8 +209,7 @@ class Reward:
                 "is positional-only; remove the `/` from its signature"
             )
         known = {kind, "prompts", *columns, *self._options, *(["groups"] if grouped else [])}
-        needed = [p.name for p in self._parameters.values() if p.default is p.empty and p.kind not in _VARIADIC]
-        missing = [name for name in needed if name not in known]
+        missing = [name for name in self.needed if name not in known]
         other = "completions" if kind == "images" else "images"
         if other in missing:
             raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")
@@ -227,17 +249,20 @@ class Reward:
         arguments.update(columns or {})
         if groups is not None and self.takes_groups:
             arguments["groups"] = list(groups)
-        if not self._takes_any:
-            arguments = {key: value for key, value in arguments.items() if key in self._parameters}
+        return self.call(arguments, len(prompts))
+
+    def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
+        """Call the plug-in with those of the `arguments` that it takes, for `count` numbers; see `score`."""
+        taken = {name: value for name, value in arguments.items() if self.takes(name)}
         try:
             with torch.no_grad():
-                result = self.function(**{**arguments, **self._options})
+                result = self.function(**{**taken, **self._options})
         except ModuleNotFoundError as error:
             raise missing_dependency(self.name, error) from error
-        return normalise(result, len(prompts), self.name)
+        return normalise(result, count, self.name)
 
     def close(self) -> None:
         """Release what the plug-in holds, if it says how."""
-        close = getattr(self.function, "close", None)
+        close = getattr(self._owner, "close", None)
         if callable(close):
             close()

@@ -30,6 +30,7 @@ BUILTIN: dict[str, str] = {
     "jpeg_compressibility": "flowgrpo.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowgrpo.rewards.jpeg:JpegIncompressibility",
     "proxy": "flowgrpo.rewards.scenes_clip:Proxy",
+    "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
@@ -108,6 +109,17 @@ def build(spec: RewardSpec) -> Reward:
         ValueError: the name cannot be resolved, or an option is unknown or missing.
         MissingDependency: the reward needs a package that is not installed.
     """
+    scorer, name, bound = construct(spec)
+    return Reward(scorer, name, spec.weight, bound)
+
+
+def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
+    """What `build` makes a scorer of: a function or an instance, its name, and the options to bind to its call.
+
+    Raises:
+        ValueError: the name cannot be resolved, or an option is unknown or missing.
+        MissingDependency: the reward needs a package that is not installed.
+    """
     target = resolve(spec.name)
     short = spec.name.rpartition(":")[2]
     check_options(target, spec.options, spec.label or short)
@@ -120,8 +132,7 @@ def build(spec: RewardSpec) -> Reward:
     else:
         scorer, bound = target, spec.options
     own = getattr(scorer, "name", None)
-    name = spec.label or (own if isinstance(own, str) and own else short)
-    return Reward(scorer, name, spec.weight, bound)
+    return scorer, spec.label or (own if isinstance(own, str) and own else short), bound
 
 
 def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:

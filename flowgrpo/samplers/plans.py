@@ -108,6 +108,9 @@ class Plan:
             raise ValueError(f"roots is {self.roots} and samples {self.samples}; use at least 1 of each")
         if self.neighbours and self.roots < 2:
             raise ValueError("neighbours need company: use 2 or more roots")
+        if self.neighbours and any(step.side or step.kernel.coefficients(self.sigmas, i).std > 0.0
+                                   for i, step in enumerate(self.steps)):  # fmt: skip
+            raise ValueError("neighbours are deterministic chains; leave out side branches and stochastic kernels")
         _check_spread("root_spread", self.root_spread)
         pairs = []
         for i, step in enumerate(self.steps):
@@ -188,6 +191,11 @@ class Plan:
     def trained_steps(self) -> tuple[int, ...]:
         """Steps with trained edges."""
         return tuple(i for i, step in enumerate(self.steps) if step.trained)
+
+    def trained_coefficients(self, i: int) -> Coefficients:
+        """The transition of step `i` that is trained: of its side branches, unless they are probes."""
+        main, side = self._coefficients[i]
+        return side if side is not None and side.std > 0.0 else main
 
     def next_level(self, i: int, stride: int) -> int:
         """The level, as an index into `sigmas`, that a side branch at level `i` goes to."""

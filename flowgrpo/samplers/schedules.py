@@ -98,22 +98,23 @@ def compress_tail(sigmas: Sequence[float], last: int, ratio: float) -> tuple[flo
     return check_sigmas((*table[: first + 1], *inner, 0.0))
 
 
-WINDOW_KINDS = ("progressive", "random", "decay", "exp_decay", "frozen")
+WINDOW_KINDS = ("progressive", "random", "subset", "decay", "exp_decay", "frozen")
 
 
 @dataclass(frozen=True)
 class WindowSchedule:
     """MixGRPO's sliding window (arXiv:2507.21802) as a function of the iteration.
 
-    Every window holds exactly `size` consecutive steps in ``[start, stop)`` and never the last step of the
-    schedule, whose transition is too narrow to be scored. Sliding kinds move from `start` by `stride`, end
-    flush with `stop`, and begin again at `start`.
+    Every window holds exactly `size` steps in ``[start, stop)``, consecutive but for ``subset``, and never the last
+    step of the schedule, whose transition is too narrow to be scored. Sliding kinds move from `start` by `stride`,
+    end flush with `stop`, and begin again at `start`.
 
     Attributes:
         kind: ``progressive`` stays `interval` iterations at each position; ``decay`` shortens the stay
             linearly to ``interval // 4`` at the last position; ``exp_decay`` stays
             ``ceil(interval exp(-decay_rate max(0, position - decay_from)))``; ``random`` draws a position
-            every `interval` iterations; ``frozen`` stays at `start`.
+            every `interval` iterations, ``subset`` single steps (DanceGRPO's share of steps, arXiv:2505.07818);
+            ``frozen`` stays at `start`.
         size: steps in a window.
         num_steps: denoising steps ``T`` of the schedule.
         stride: steps between positions; below `size` windows overlap, 0 freezes them.
@@ -182,8 +183,8 @@ class WindowSchedule:
             return max(math.ceil(self.interval * math.exp(-self.decay_rate * past)), 1)
         return self.interval
 
-    def window(self, iteration: int) -> range:
-        """The steps trained in an iteration.
+    def window(self, iteration: int) -> Sequence[int]:
+        """The steps trained in an iteration, rising.
 
         Args:
             iteration: counted from 0.
@@ -194,8 +195,10 @@ class WindowSchedule:
         if iteration < 0:
             raise ValueError(f"iteration is {iteration}; iterations are counted from 0")
         positions = self.positions()
+        draw = random.Random(f"window/{self.seed}/{iteration // self.interval}")
+        if self.kind == "subset":
+            return sorted(draw.sample(range(self.start, self._stop), self.size))
         if self.kind == "random":
-            draw = random.Random(f"window/{self.seed}/{iteration // self.interval}")
             position = positions[draw.randrange(len(positions))]
             return range(position, position + self.size)
         stays = [self.stay(position) for position in positions]

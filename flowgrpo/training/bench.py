@@ -65,8 +65,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     policy = trainer.policy
     rows, experience = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, experience)
-    leaf, _ = trainer.advantages(scores, experience)
-    advantages = experience.node_advantages(leaf)
+    advantages = trainer.advantages(scores, experience)
     before = max(float(s.log_ratio.abs().max()) for s in _scored(policy, experience))
     report(f"largest |log ratio| before the first update: {before!r} (ratio {'exactly 1' if before == 0 else 'NOT 1'})")
     spread = _gradient_spread(policy, experience)
@@ -168,7 +167,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
     images = policy.decode(whole, texts)
     leaves = Experience(whole, plan, texts, images, 1)
     scores = trainer.score(trainer.rewards, rows, leaves)
-    leaf, _ = trainer.advantages(scores, leaves)
+    advantages = trainer.advantages(scores, leaves)
     results: dict[str, Any] = {}
     reference: dict[str, Tensor] = {}
     for size in (10**9, 4, 1):
@@ -177,7 +176,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
         state = float((again.x - whole.x).abs().max())
         # Gradients are compared on one rollout, cut into batches of this size.
         cut = replace(whole, transitions=tuple(replace(t, batches=_slices(len(t.x), size)) for t in whole.transitions))
-        gradient = _gradient(trainer, Experience(cut, plan, texts, images, 1), leaf)
+        gradient = _gradient(trainer, Experience(cut, plan, texts, images, 1), advantages)
         reference = reference or gradient
         scale = max(float(g.abs().max()) for g in reference.values())
         off = max(float((gradient[n] - reference[n]).abs().max()) for n in reference) / scale
@@ -191,11 +190,10 @@ def _slices(count: int, size: int) -> tuple[slice, ...]:
     return tuple(slice(k, min(k + size, count)) for k in range(0, count, size))
 
 
-def _gradient(trainer: Trainer, experience: Experience, leaf: Tensor) -> dict[str, Tensor]:
-    advantages = experience.node_advantages(leaf)
-    denominator = torch.tensor(float(experience.trained_edges(0)))
-    for transitions, batch in experience.batches(0):
-        trainer.backward(experience, transitions, batch, advantages, denominator)
+def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> dict[str, Tensor]:
+    rows = torch.tensor(float(trainer.objective.rows(experience, 0, None)))
+    for batch in trainer.objective.batches(experience, 0, None):
+        trainer.objective.backward(experience, batch, advantages, None, rows)
     named = trainer.policy.weights.named_parameters()
     found = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
     trainer.optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""What a run must remember to continue to the very same numbers: trained weights, optimizer, average, iteration.
+"""What a run must remember to go on to the very same numbers: weights, optimizer, averages, critic, iteration.
 
 Noise, prompts and windows are addressed by seed and iteration, so no generator state is kept.
 """
@@ -6,42 +6,48 @@ Noise, prompts and windows are addressed by seed and iteration, so no generator 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..pipelines.ema import Ema
 from ..pipelines.weights import TrainedWeights
 
 
-def write_checkpoint(
-    folder: Path, iteration: int, weights: TrainedWeights, optimizer: torch.optim.Optimizer, ema: Ema | None
-) -> None:
-    """Fill an empty folder with the state before `iteration`."""
+class Stateful(Protocol):
+    """Part of a run that is remembered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `load_state_dict` needs."""
+
+    def load_state_dict(self, state: Any) -> object:
+        """Continue from a state."""
+
+
+def write_checkpoint(folder: Path, iteration: int, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> None:
+    """Fill an empty folder with the state before `iteration`: the weights, and a file for each part."""
     save_file({k: v.contiguous() for k, v in weights.state_dict().items()}, folder / "trained.safetensors")
-    torch.save(optimizer.state_dict(), folder / "optimizer.pt")
-    if ema is not None:
-        torch.save(ema.state_dict(), folder / "ema.pt")
+    for name, part in parts.items():
+        torch.save(part.state_dict(), folder / f"{name}.pt")
     (folder / "state.json").write_text(json.dumps({"iteration": iteration}), encoding="utf-8")
 
 
-def read_checkpoint(folder: Path, weights: TrainedWeights, optimizer: torch.optim.Optimizer, ema: Ema | None) -> int:
+def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> int:
     """Put a checkpoint back in place; returns the iteration to do next.
 
     Raises:
-        ValueError: the checkpoint has no moving average but the recipe asks for one, or weights do not fit.
+        ValueError: the checkpoint lacks a part that the recipe asks for, or weights do not fit.
     """
+    missing = [name for name in parts if not (folder / f"{name}.pt").exists()]
+    if missing:
+        raise ValueError(
+            f"{folder} holds no {', '.join(missing)}; resume with the recipe of the run that wrote it, in its "
+            "config.yaml"
+        )
     weights.load_state_dict(load_file(folder / "trained.safetensors"))
-    optimizer.load_state_dict(_load(folder / "optimizer.pt"))
-    if ema is not None:
-        if not (folder / "ema.pt").exists():
-            raise ValueError(f"{folder} holds no moving average; set optimizer.ema to null as in the run that wrote it")
-        ema.load_state_dict(_load(folder / "ema.pt"))
+    for name, part in parts.items():
+        part.load_state_dict(torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True))
     state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return int(state["iteration"])
-
-
-def _load(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=True)

@@ -10,50 +10,75 @@ from functools import partial
 
 from torch import Tensor
 
-from ..configs.schema import Recipe
+from ..configs.schema import Recipe, WindowConfig
 from ..core.objectives import SURROGATES
 from ..samplers.kernels import Kernel
-from ..samplers.plans import Plan, PlanCounts, branch_plan, spine_plan, window_plan
+from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
 from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
 
 
-def window_schedule(recipe: Recipe, num_steps: int) -> WindowSchedule:
-    """The window schedule of a recipe; `all` is a frozen window over every step but the last."""
-    w = recipe.sampler.window
-    if w.kind == "all":
+def window_schedule(recipe: Recipe, window: WindowConfig, num_steps: int) -> WindowSchedule:
+    """The schedule of a window; `all` is a frozen window over every step but the last."""
+    if window.kind == "all":
         return WindowSchedule("frozen", num_steps - 1, num_steps)
     return WindowSchedule(
-        w.kind,
-        w.size,
+        window.kind,
+        window.size,
         num_steps,
-        stride=w.stride,
-        interval=w.interval,
-        start=w.start,
-        stop=w.stop,
+        stride=window.stride,
+        interval=window.interval,
+        start=window.start,
+        stop=window.stop,
         seed=recipe.run.seed,
     )
 
 
 def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     """The plan of each iteration, over a table of noise levels."""
-    sampler, group = recipe.sampler, recipe.rollout.group
-    kernel = Kernel(sampler.kernel, sampler.eta)
-    if sampler.plan == "branch":
-        tree = branch_plan(sigmas, sampler.splits, kernel, width=sampler.width, spread=sampler.spread)
-        return lambda iteration: tree
+    sampler, total = recipe.sampler, len(sigmas) - 1
     if sampler.plan == "spine":
-        spine = spine_plan(sigmas, sampler.splits, kernel, branches=sampler.width, roots=group, solver=sampler.solver)
+        spine = spine_plan(
+            sigmas, sampler.splits, Kernel(sampler.kernel, sampler.eta), branches=sampler.width,
+            roots=recipe.rollout.group, solver=sampler.solver, completions=tuple(sampler.completions),
+        )  # fmt: skip
         return lambda iteration: spine
-    schedule = window_schedule(recipe, len(sigmas) - 1)
+    schedule = window_schedule(recipe, sampler.window, total)
+    pruning = window_schedule(recipe, sampler.pruned, total) if sampler.pruned else None
+    make = {"branch": _branches, "ode": _deterministic, "window": _chains}[sampler.plan]
 
     def plan_for(iteration: int) -> Plan:
         window = schedule.window(iteration)
-        table = sigmas if sampler.flash_ratio is None else compress_tail(sigmas, window[-1], sampler.flash_ratio)
-        return window_plan(
-            table, window, kernel, samples=group, shared_noise=sampler.shared_noise, solver=sampler.solver
-        )
+        left_out = set(pruning.window(iteration)) if pruning else set()
+        trained = [i for i in window if i not in left_out]
+        return make(recipe, sigmas, window, trained or [window[0]])
 
     return plan_for
+
+
+def _chains(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
+    sampler = recipe.sampler
+    noisy = range(len(sigmas) - 2) if sampler.stochastic == "all" else window
+    table = sigmas if sampler.flash_ratio is None else compress_tail(sigmas, window[-1], sampler.flash_ratio)
+    return window_plan(
+        table, trained, Kernel(sampler.kernel, sampler.eta), samples=recipe.rollout.group,
+        shared_noise=sampler.shared_noise, solver=sampler.solver, stochastic=noisy, probe=sampler.probe,
+    )  # fmt: skip
+
+
+def _branches(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
+    sampler = recipe.sampler
+    mixed = sampler.stochastic == "window"
+    return branch_plan(
+        sigmas, sampler.splits, Kernel(sampler.kernel, sampler.eta), width=sampler.width, spread=sampler.spread,
+        trained=[*trained, *sampler.splits] if mixed else trained, stochastic=window if mixed else None,
+        solver=sampler.solver,
+    )  # fmt: skip
+
+
+def _deterministic(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
+    sampler = recipe.sampler
+    chosen = trained if recipe.objective.form == "neighbour" else ()
+    return ode_plan(sigmas, samples=recipe.rollout.group, solver=sampler.solver, trained=chosen, spread=sampler.spread)
 
 
 @dataclass(frozen=True)
@@ -87,10 +112,10 @@ def forecast(recipe: Recipe, sigmas: Sequence[float] | None = None, elements: in
     """
     table = tuple(sigmas or recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
     plan_for = planner(recipe, table)
-    uses: dict[tuple[int, ...], tuple[PlanCounts, int]] = {}
+    uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
     for iteration in range(recipe.run.iterations):
         counts = plan_for(iteration).counts()
-        uses[counts.trained_steps] = (counts, uses.get(counts.trained_steps, (counts, 0))[1] + 1)
+        uses[counts] = (counts, uses.get(counts, (counts, 0))[1] + 1)
     counted = [counts for counts, _ in uses.values()]
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     return Forecast(
@@ -158,13 +183,16 @@ def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, flo
 def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
     found = []
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
-    if steps == 1 and recipe.objective.surrogate == "clip":
+    clips = recipe.objective.surrogate == "clip" and recipe.objective.form not in ("diffusion_nft", "flow_dpo")
+    if steps == 1 and clips and recipe.objective.old is None:
         found.append("one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds")
     high, nats = clip_bounds(recipe, elements)
     if high is not None and high < 2e-8:
         found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
-    if nats is not None and nats > 5 and recipe.objective.surrogate == "clip" and steps > 1:
+    if nats is not None and nats > 5 and clips and steps > 1:
         found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; objective.clip_nats sets it by scale")
+    if recipe.objective.form != "transition":
+        return found
     if recipe.objective.ratio == "guard" and recipe.sampler.kernel == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found

@@ -22,7 +22,10 @@ from ..pipelines.prompts import PromptCache
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
+from .credit import credit_of
+from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of, read_prompts
+from .objectives import compares_with_base, form_of, penalties_of
 from .planning import forecast, planner, surrogate_of
 from .run_folder import RunFolder
 from .trainer import Data, Reporter, Trainer
@@ -144,9 +147,9 @@ class Session:
             spec = LoraSpec(rank=model.lora.rank, alpha=model.lora.alpha, targets=targets, init=model.lora.init)
             weights = TrainedWeights.lora(pipe, spec, seed=self.recipe.run.seed)
         else:
-            weights = TrainedWeights.full(pipe, keep_reference=self.recipe.objective.kl > 0)
+            weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(self.recipe))
         weights.gradient_checkpointing(model.gradient_checkpointing)
-        cache = PromptCache(pipe, call)
+        cache = self.cache = PromptCache(pipe, call)
         if model.release_text_encoders:
             cache.encode(list(dict.fromkeys(row.text for row in [*self.data.train.rows, *self.data.heldout])))
             cache.release()
@@ -168,7 +171,7 @@ class Session:
             weight=objective.weight,
             batch=rollout.batch,
             decode_batch=rollout.decode_batch,
-            reference_kl=objective.kl > 0,
+            penalties=penalties_of(self.recipe) if objective.form == "transition" else (),
         )
 
     def trainer(self, reporter: Reporter) -> Trainer:
@@ -177,7 +180,15 @@ class Session:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
             self.recipe, self.policy, self.evaluator, self.plan_for, self.rewards, self.evaluation, self.data,
-            self.run, self.accelerator, reporter,
+            self.run, self.accelerator, reporter, self._critic(),
+        )  # fmt: skip
+
+    def _critic(self) -> Critic | None:
+        if self.recipe.critic is None:
+            return None
+        return Critic(
+            self.recipe.critic, self.policy.denoiser.probe.latent_shape, self.cache.features,
+            self.data.train.rows[0].text, seed=self.recipe.run.seed, device=self.policy.device,
         )  # fmt: skip
 
 
@@ -205,6 +216,8 @@ class Checked:
         self.folder = model_folder(recipe.model.path)
         forecast(recipe)
         surrogate_of(recipe, 1)
+        credit_of(recipe.advantage)
+        form_of(recipe)
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
         self.evaluation = RewardSet(reward_specs(evaluated))
@@ -222,8 +235,13 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
             f"optimizer.updates is {updates} with {prompts // ranks} prompts on each of {ranks} ranks; use at most "
             f"{prompts // ranks}, or more rollout.prompts"
         )
-    if recipe.advantage.scale == "batch" and ranks > 1:
-        raise ValueError("advantage.scale batch needs all rewards on one rank; use one process, or scale group")
+    batchwide = recipe.advantage.scale == "batch" or recipe.advantage.credit == "value"
+    if batchwide and ranks > 1:
+        raise ValueError(
+            "advantage.scale batch and credit value need all rewards on one rank; use one process, or scale group"
+        )
+    if recipe.critic is not None and ranks > 1:
+        raise ValueError("a critic is trained on one rank; use one process, or a recipe without `critic`")
 
 
 def start(recipe: Recipe, folder: Path) -> Session:

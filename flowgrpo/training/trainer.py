@@ -13,19 +13,19 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..configs.schema import Recipe
-from ..core.advantages import group_advantages, multi_reward_advantages
-from ..core.diagnostics import degenerate_groups, step_statistics, summarise
-from ..core.objectives import policy_loss
+from ..configs.schema import EmaConfig, Recipe
+from ..core.diagnostics import degenerate_groups, summarise
 from ..pipelines.ema import Ema
 from ..pipelines.policy import Experience, FlowPolicy
 from ..rewards.runner import RewardBatch, RewardSet
 from ..samplers.plans import Plan, StepPlan
 from ..samplers.rollout import address
-from .checkpoint import read_checkpoint, write_checkpoint
+from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
+from .credit import credit_of, kept_nodes, total_reward
+from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of
-from .planning import clip_of, surrogate_of
+from .objectives import objective_of
 from .run_folder import RunFolder
 
 EVALUATION_SEED = 20_260_101
@@ -72,6 +72,7 @@ class Trainer:
         run: RunFolder,
         accelerator: Accelerator,
         reporter: Reporter,
+        critic: Critic | None = None,
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for = recipe, policy, evaluator, plan_for
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
@@ -85,12 +86,21 @@ class Trainer:
             weight_decay=settings.weight_decay,
             eps=settings.eps,
         )
-        self.ema = Ema(policy.weights, decay=settings.ema.decay, every=settings.ema.every) if settings.ema else None
+        wanted = {"ema": settings.ema, "anchor": recipe.objective.anchor, "old": recipe.objective.old}
+        self.averages = {name: _average(policy, chosen) for name, chosen in wanted.items() if chosen}
+        self.ema, self.old = self.averages.get("ema"), self.averages.get("old")
+        if "anchor" in self.averages:
+            policy.reference = self.averages["anchor"].applied
+        self.critic = critic
         self.clock = Clock(policy.device)
         self.next_iteration = 0
-        elements = math.prod(policy.denoiser.probe.latent_shape)
-        self.surrogate = surrogate_of(recipe, elements)
-        self.clip = clip_of(recipe, elements)
+        self.elements = math.prod(policy.denoiser.probe.latent_shape)
+        self.objective = objective_of(recipe, policy, self.elements, self.old.applied if self.old else None)
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds beside the weights, by file name."""
+        critic = {"critic": self.critic} if self.critic else {}
+        return {"optimizer": self.optimizer, **self.averages, **critic}
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -98,7 +108,7 @@ class Trainer:
         """Continue from the newest checkpoint; from the start if there is none."""
         checkpoints = self.run.list_checkpoints()
         if checkpoints:
-            self.next_iteration = read_checkpoint(checkpoints[-1], self.policy.weights, self.optimizer, self.ema)
+            self.next_iteration = read_checkpoint(checkpoints[-1], self.policy.weights, self.parts())
         if self.accelerator.is_main_process:
             self.run.rewind(self.next_iteration)
 
@@ -134,12 +144,12 @@ class Trainer:
         rows, experience = self.collect(iteration)
         with self.clock.part("reward"):
             scores = self.score(self.rewards, rows, experience)
-        leaf, degenerate = self.advantages(scores, experience)
-        clamp = self.recipe.advantage.clamp
-        edges = experience.node_advantages(leaf, self.recipe.advantage.credit).nan_to_num()
-        edges = edges.clamp(-clamp, clamp) if clamp is not None else edges
-        record = self._reward_record(iteration, scores, degenerate)
-        record |= self.update(experience, edges.to(self.policy.device))
+        record = self._reward_record(iteration, scores, experience)
+        advantages, keep = self.advantages(scores, experience), kept_nodes(experience, scores, self.recipe.advantage)
+        if self.critic is not None:
+            with self.clock.part("reward"):
+                record["critic/error"] = self.critic.fit(experience, total_reward(scores))
+        record |= self.update(experience, advantages, keep)
         record["evaluations"] = experience.rollout.evaluations
         if iteration % self.recipe.run.sample_every == 0 and self.accelerator.is_main_process:
             self._save_samples("train", iteration, rows, experience.images, experience.prompt_of_sample, scores)
@@ -154,17 +164,21 @@ class Trainer:
         rows = self.data.train.take(first, share)
         keys = [address(self.recipe.run.seed, 1, first + k) for k in range(share)]
         plan, updates = self.plan_for(iteration), self.recipe.optimizer.updates
-        return rows, self._experience(self.policy, rows, keys, plan, updates)
+        with self.old.applied() if self.old else nullcontext():
+            return rows, self._experience(self.policy, rows, keys, plan, updates)
 
     def _experience(
         self, policy: FlowPolicy, rows: list[PromptRow], keys: list[int], plan: Plan, updates: int = 1
     ) -> Experience:
         texts = [row.text for row in rows]
+        guide, guided = None, self.recipe.sampler.guide
+        if self.critic is not None and guided is not None and policy is self.policy:
+            guide = self.critic.guide(guided, texts, plan)
         with self.clock.part("denoiser"):
-            rollout = policy.sample(texts, keys, plan, updates)
+            rollout = policy.sample(texts, keys, plan, updates, guide)
         with self.clock.part("decode"):
             images = policy.decode(rollout, texts)
-        return Experience(rollout, plan, tuple(texts), images, updates)
+        return Experience(rollout, plan, tuple(texts), images, updates, tuple(keys))
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Experience) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
@@ -172,80 +186,38 @@ class Trainer:
         texts = [row.text for row in owners]
         return rewards.score(experience.images, texts, columns_of(owners), experience.groups)
 
-    def advantages(self, scores: RewardBatch, experience: Experience) -> tuple[Tensor, Tensor]:
-        """[L] advantages (or, for depth credit, rewards) of the leaves, and [degenerate, groups]."""
+    def advantages(self, scores: RewardBatch, experience: Experience) -> Tensor:
+        """[N] advantages of the nodes; a step has that of the node it leads to."""
         settings = self.recipe.advantage
-        count = degenerate_groups(scores.values, experience.groups)
-        if settings.credit == "depth":
-            nothing = scores.values.isnan().all(1)
-            return (scores.values * scores.weights).nansum(1).masked_fill(nothing, torch.nan), count
-        options: dict[str, Any] = {
-            "eps": settings.eps,
-            "ddof": settings.ddof,
-            "scale": settings.scale,
-            "baseline": settings.baseline,
-        }
-        if scores.values.shape[1] == 1:
-            return group_advantages(scores.values[:, 0], experience.groups, **options), count
-        values = multi_reward_advantages(scores.values, experience.groups, scores.weights, how=settings.how, **options)
-        return values, count
+        found = credit_of(settings)(experience, scores, settings, self.critic).nan_to_num()
+        clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
+        return clamped.to(self.policy.device)
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def update(self, experience: Experience, advantages: Tensor) -> dict[str, Any]:
-        """All optimizer steps of one rollout. `advantages` [N] is by node."""
-        steps = experience.plan.num_steps
-        statistics = torch.zeros(steps, 2, 4, dtype=torch.float64)
+    def update(self, experience: Experience, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
+        """All optimizer steps of one rollout. `advantages` [N] and `keep` [N] (what is trained) are by node."""
+        statistics = torch.zeros(experience.plan.num_steps, 2, 4, dtype=torch.float64)
         sums: dict[str, Tensor] = {}
         first_error = torch.zeros(())
         norms = []
-        settings = self.recipe.optimizer
+        settings, objective = self.recipe.optimizer, self.objective
+        with self.clock.part("denoiser"):
+            objective.prepare(experience)
         for number in range(settings.epochs * settings.updates):
             part = number % settings.updates
-            edges = torch.tensor(float(experience.trained_edges(part)), device=self.policy.device)
-            denominator = self.accelerator.reduce(edges, "sum")
-            for transitions, batch in experience.batches(part):
+            rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.policy.device)
+            rows = self.accelerator.reduce(rows, "sum").clamp(min=1.0)
+            for batch in objective.batches(experience, part, keep):
                 with self.clock.part("denoiser"):
-                    stats, metrics, error = self.backward(experience, transitions, batch, advantages, denominator)
-                statistics += stats
-                sums = {name: sums.get(name, 0) + value for name, value in metrics.items()}
+                    outcome = objective.backward(experience, batch, advantages, keep, rows)
+                statistics += outcome.statistics
+                sums = {name: sums.get(name, 0) + value for name, value in outcome.metrics.items()}
                 if number == 0:
-                    first_error = torch.maximum(first_error, error)
+                    first_error = torch.maximum(first_error, outcome.error)
             with self.clock.part("optimizer"):
                 norms.append(self._step())
         return self._update_record(statistics, sums, first_error, norms)
-
-    def backward(
-        self, experience: Experience, transitions: Any, batch: slice, advantages: Tensor, denominator: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Add one batch's gradient of the loss over `denominator` edges.
-
-        Returns:
-            log-ratio statistics by step and sign of the advantage, summed metrics with their counts, and the largest
-            |log ratio|.
-        """
-        scored = self.policy.score(experience, transitions, batch)
-        advantage = advantages[scored.node]
-        settings = self.recipe.objective
-        loss, metrics = policy_loss(
-            scored.log_ratio,
-            torch.zeros_like(scored.log_ratio),
-            advantage,
-            surrogate=self.surrogate,
-            weight=scored.weight,
-            penalty=None if scored.penalty is None else settings.kl * scored.penalty,
-            reduce="sum",
-            denom=denominator,
-        )
-        loss.backward()
-        if scored.penalty is not None:
-            kl = scored.penalty.detach()
-            metrics["kl"] = torch.stack([kl.sum(), kl.new_tensor(float(kl.numel()))])
-        detached = scored.log_ratio.detach()
-        stats = step_statistics(
-            detached, scored.steps, advantage[:, None], None, *self.clip, num_steps=experience.plan.num_steps
-        )
-        return stats.cpu(), metrics, detached.abs().max().cpu()
 
     def _step(self) -> Tensor:
         if self.accelerator.num_processes > 1:
@@ -264,14 +236,15 @@ class Trainer:
             group["lr"] = learning_rate(self.recipe, taken)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.step()
+        for average in self.averages.values():
+            average.step()
         return norm.detach().cpu()
 
     # -- records -----------------------------------------------------------------------------------------------
 
-    def _reward_record(self, iteration: int, scores: RewardBatch, degenerate: Tensor) -> dict[str, Any]:
-        values = scores.values
+    def _reward_record(self, iteration: int, scores: RewardBatch, experience: Experience) -> dict[str, Any]:
+        values = scores.values[experience.outcomes]
+        degenerate = degenerate_groups(scores.values, experience.groups)
         sums = torch.stack([values.nansum(0), (~values.isnan()).float().sum(0)])
         packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.policy.device)
         packed = self.accelerator.reduce(packed, "sum").cpu()
@@ -346,8 +319,7 @@ class Trainer:
                 write_checkpoint,
                 iteration=self.next_iteration,
                 weights=self.policy.weights,
-                optimizer=self.optimizer,
-                ema=self.ema,
+                parts=self.parts(),
             )
             self.run.save_checkpoint(self.next_iteration, write, self.recipe.run.keep)
         self.accelerator.wait_for_everyone()
@@ -358,6 +330,10 @@ class Trainer:
             with self.ema.applied() if self.ema else nullcontext():
                 self.policy.weights.save(self.run.path / name, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def _average(policy: FlowPolicy, settings: EmaConfig) -> Ema:
+    return Ema(policy.weights, decay=settings.decay, every=settings.every, rise=settings.rise)
 
 
 def learning_rate(recipe: Recipe, taken: int) -> float:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
-from flowgrpo.configs.schema import Recipe
+from flowgrpo.configs.schema import FORWARD_FORMS, Recipe
 from flowgrpo.training.planning import forecast
 
 SMALLEST = "rewards: [{name: gold}]\n"
@@ -39,7 +39,8 @@ def test_every_packaged_recipe_validates_and_can_be_forecast(name: str):
     expected = forecast(recipe)
     assert sum(expected.windows) == recipe.run.iterations
     assert expected.images >= 2 * recipe.rollout.prompts
-    assert all(counts.trained_edges > 0 for counts in expected.counts)
+    edges = recipe.objective.form not in FORWARD_FORMS
+    assert all((counts.trained_edges > 0) == edges for counts in expected.counts)
     assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
@@ -207,3 +208,18 @@ def test_bases_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
     two.write_text("base: one.yaml\n", encoding="utf-8")
     with pytest.raises(RecipeError, match="leads back to itself"):
         load_recipe(one)
+
+
+def test_a_published_section_builds_on_that_of_another_recipe(tmp_path: Path) -> None:
+    lower, upper = tmp_path / "lower.yaml", tmp_path / "upper.yaml"
+    lower.write_text("base: default\npublished: {rollout: {group: 24}, sampler: {steps: 20}, run: {iterations: 7}}\n")
+    upper.write_text(f"base: default\npublished: {{base: {lower}, sampler: {{steps: 25}}}}\n")
+    published = load_recipe(f"{upper}@published")
+    assert (published.rollout.group, published.sampler.steps, published.run.iterations) == (24, 25, 7)
+    assert load_recipe(upper).rollout.group == load_recipe("default").rollout.group
+    upper.write_text(f"base: default\npublished: {{base: {upper}}}\n")
+    with pytest.raises(RecipeError, match="leads back to itself"):
+        load_recipe(f"{upper}@published")
+    upper.write_text("base: default\npublished: {base: default}\n")
+    with pytest.raises(RecipeError, match="default has no `published` section"):
+        load_recipe(f"{upper}@published")

@@ -132,3 +132,65 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked():
         made.run.seed = 3  # type: ignore[misc]
     with pytest.raises(ValidationError):
         RewardConfig(name="gold", wieght=1.0)  # type: ignore[call-arg]
+
+
+CRITIC: dict[str, Any] = {}
+PROBED = {"probe": 1}
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"sampler": {"plan": "ode"}}, "sampler.plan ode has no stochastic step"),
+        ({"objective": {"form": "neighbour"}}, "objective.form neighbour chooses among deterministic trajectories"),
+        ({"objective": {"form": "awm"}, "rollout": {"batch": 8}}, "use at least 12"),
+        ({"objective": {"times": 2}}, "objective.times belongs to a forward-process form"),
+        ({"objective": {"old": {}}}, "objective.old belongs to a forward-process form"),
+        ({"objective": {"distil": 0.1}}, "add sampler.guide, or leave it out"),
+        ({"objective": {"anchor": {}}}, "objective.anchor moves a reference that nothing compares with"),
+        ({"objective": {"form": "awm", "w2": 0.1}}, "objective.w2 belongs to objective.form transition"),
+        ({"sampler": {"plan": "branch", "splits": [0], **PROBED}}, "sampler.probe has no meaning in plan branch"),
+        ({"sampler": {"completions": [1, 2]}}, "sampler.completions has no meaning in plan window"),
+        ({"sampler": {"spread": 4.0}}, "sampler.spread has no meaning in plan window"),
+        ({"sampler": {"plan": "ode", "stochastic": "all"}}, "sampler.stochastic has no meaning in plan ode"),
+        ({"sampler": {"plan": "spine", "splits": [0], "flash_ratio": 0.5}}, "sampler.flash_ratio has no meaning"),
+        ({"sampler": {"plan": "spine", "splits": [0], "pruned": {}}}, "sampler.pruned has no meaning in plan spine"),
+        ({"sampler": {"pruned": {"size": 12}}}, "sampler.pruned: 12 step"),
+        ({"sampler": {"guide": {}}}, "add a `critic` section"),
+        ({"sampler": {"guide": {}, "plan": "spine", "splits": [0]}, "critic": CRITIC}, "needs a stochastic main line"),
+        ({"advantage": {"credit": "turning"}}, "use sampler.plan window with sampler.probe 1"),
+        ({"advantage": {"credit": "critic"}}, "advantage.credit critic asks a critic"),
+        ({"critic": CRITIC}, "a critic that nothing asks"),
+        ({"advantage": {"fusion": "path"}}, "it belongs to advantage.credit depth"),
+        ({"advantage": {"select": {"keep": 1, "among": "split"}}}, "advantage.select.among split needs a tree"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(sections: dict[str, Any], said: str):
+    assert said in faults(**sections)
+
+
+@pytest.mark.parametrize("weight", ["guard", "equalise"])
+def test_the_released_cps_log_prob_is_no_density_to_even_out(weight: str):
+    said = faults(sampler={"kernel": "cps"}, objective={"ratio": "cps_released", "weight": weight})
+    assert "lacks the division by 2 s²" in said
+    assert "use weight none, or ratio gaussian" in said
+
+
+def test_the_released_cps_log_prob_has_no_divergence():
+    objective = {"ratio": "cps_released", "weight": "none", "trust_nats": 1.0}
+    assert "objective.trust_nats is a divergence of densities" in faults(sampler={"kernel": "cps"}, objective=objective)
+
+
+def test_parts_of_several_papers_combine():
+    """A sliding window of a probed group, win rates, GRPO-Guard and a moving anchor; a pruned tree with a guide."""
+    recipe(
+        rewards=[{"name": "win_rate", "options": {"judge": "gold"}}],
+        sampler={"probe": 1},
+        advantage={"credit": "turning", "select": {"keep": 6}},
+        objective={"ratio": "guard", "weight": "guard", "kl": 0.1, "anchor": {"every": 5}},
+    )
+    recipe(
+        sampler={"plan": "branch", "splits": [0, 2], "pruned": {"size": 2}, "guide": {}, "window": {"kind": "all"}},
+        critic={},
+        advantage={"credit": "depth", "fusion": "path", "select": {"keep": 1, "among": "split"}},
+    )

@@ -40,6 +40,9 @@ NO_GRADIENT: dict[str, set[str]] = {
 }
 
 
+TABLE = (1.0, 0.96013, 0.91335, 0.85769, 0.79037, 0.70728, 0.60215, 0.46488, 0.27805, 0.00893, 0.0)
+
+
 @functools.cache
 def tiny_policy(key: str, dtype: torch.dtype = torch.float32) -> FlowPolicy:
     """A policy whose adapter has moved off its start."""
@@ -249,7 +252,8 @@ def test_each_part_is_the_trained_edges_of_its_prompts() -> None:
     for k, prompts in enumerate(({0}, {1, 2})):
         parts = list(experience.batches(k))
         assert {p for t, rows in parts for p in t.prompt[rows]} == prompts
-        assert experience.trained_edges(k) == len(prompts) * experience.plan.counts().trained_edges
+        edges = sum(len(t.node[t.edges_of(b)]) for t, b in experience.batches(k))
+        assert edges == len(prompts) * experience.plan.counts().trained_edges
         nodes += [node for t, rows in parts for node in t.node[t.edges_of(rows)].tolist()]
 
     assert sorted(nodes) == sorted(n for t in experience.rollout.transitions for n in t.node.tolist())
@@ -267,18 +271,17 @@ def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_penalty_is_the_kl_to_the_pipeline_without_its_adapter(key: str) -> None:
     policy = tiny_policy(key)
-    with settings(policy, reference_kl=True):
+    with settings(policy, penalties=("kl",)):
         experience = experience_of(policy, window(policy, steps=(0, 2)), PROMPTS[:2])
         for t, rows, scored in scores(policy, experience):
-            assert scored.penalty is not None
             texts = [experience.prompts[p] for p in t.prompt[rows]]
             with torch.no_grad(), policy.weights.reference():
                 v = policy.denoiser.velocity(t.x[rows], t.step, texts)
             exact = exact_kl(t, t.velocity[rows].double() - v.double())
             expected = exact[t.state[t.edges_of(rows)] - rows.start][:, None]
             assert expected.min() > 1e-6
-            torch.testing.assert_close(scored.penalty.double(), expected, rtol=1e-3, atol=0)
-            scored.penalty.sum().backward()
+            torch.testing.assert_close(scored.penalties["kl"].double(), expected, rtol=1e-3, atol=0)
+            scored.penalties["kl"].sum().backward()
         assert any(p.grad is not None and p.grad.any() for p in policy.weights.parameters())
 
         clear(policy)
@@ -287,10 +290,9 @@ def test_penalty_is_the_kl_to_the_pipeline_without_its_adapter(key: str) -> None
                 if ".lora_B" in name:
                     parameter.zero_()
         for _, _, scored in scores(policy, experience):
-            assert scored.penalty is not None
-            assert torch.equal(scored.penalty, torch.zeros_like(scored.log_ratio))
+            assert torch.equal(scored.penalties["kl"], torch.zeros_like(scored.log_ratio))
             assert (scored.log_ratio != 0).all()
-            scored.penalty.sum().backward()
+            scored.penalties["kl"].sum().backward()
         assert all(p.grad is None or not p.grad.any() for p in policy.weights.parameters())
 
 
@@ -305,15 +307,63 @@ def test_without_a_reference_there_is_no_penalty() -> None:
     policy = tiny_policy("sd3")
     experience = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:1])
 
-    assert [s.penalty for _, _, s in scores(policy, experience)] == [None]
+    assert [s.penalties for _, _, s in scores(policy, experience)] == [{}]
+
+
+def test_penalties_of_a_moved_policy_in_closed_form() -> None:
+    """Stepwise is the KL to the sampling policy, w2 the KL to the base times 2 s²; a guide's step costs its own KL."""
+    policy = tiny_policy("sd3")
+    names = ("kl", "w2", "stepwise", "distil")
+
+    def guide(x: Tensor, v: Tensor, i: int, rows: Any) -> Tensor:
+        return torch.full_like(x, 0.2)
+
+    with settings(policy, penalties=names):
+        plan = window(policy, steps=(0, 1))
+        keys = [100]
+        rollout = policy.sample(PROMPTS[:1], keys, plan, guide=guide)
+        experience = Experience(rollout, plan, PROMPTS[:1], torch.zeros(len(rollout.leaf), 3, 1, 1), 1)
+        for _, _, scored in scores(policy, experience):
+            assert tuple(scored.penalties) == names
+            assert torch.equal(scored.penalties["stepwise"], torch.zeros_like(scored.log_ratio))
+            # At rest the guided step is 0.2 s away at every element.
+            torch.testing.assert_close(scored.penalties["distil"], torch.full_like(scored.log_ratio, 0.2**2 / 2))
+            assert torch.equal(scored.divergence, torch.zeros_like(scored.log_ratio))
+        nudge(policy, 0.01)
+        for t, rows, scored in scores(policy, experience):
+            texts = [experience.prompts[p] for p in t.prompt[rows]]
+            with torch.no_grad():
+                moved = policy.denoiser.velocity(t.x[rows], t.step, texts)
+            exact = exact_kl(t, t.velocity[rows].double() - moved.double())[t.state[t.edges_of(rows)] - rows.start]
+            torch.testing.assert_close(scored.penalties["stepwise"].double()[:, 0], exact, rtol=1e-3, atol=1e-9)
+            torch.testing.assert_close(scored.divergence.double()[:, 0], exact, rtol=1e-3, atol=1e-9)
+            kl, w2 = scored.penalties["kl"], scored.penalties["w2"]
+            torch.testing.assert_close(w2, kl * 2 * t.coefficients.std**2)
+            for name in ("w2", "stepwise", "distil"):
+                assert scored.penalties[name].requires_grad
+    with pytest.raises(ValueError, match="no penalty 'l2'; use kl, w2, stepwise, distil"):
+        FlowPolicy(policy.denoiser, policy.weights, penalties=("l2",))
+
+
+@pytest.mark.parametrize("name", ["sage", "flow_sde", "dance_sde"])
+def test_equalised_weights_make_the_gradient_of_a_plain_ratio_even(name: str) -> None:
+    policy = tiny_policy("sd3")
+    plan = window_plan(TABLE, range(9), Kernel(name, 0.7), samples=2)
+    with settings(policy, weight="equalise"):
+        scales = []
+        for i in range(9):
+            c = plan.trained_coefficients(i)
+            scales.append(policy.step_weight(plan, i, c) / (guard_weight(c) * c.std))
+        assert max(scales) / min(scales) == pytest.approx(1.0, rel=1e-9)
+        weights = sorted(policy.step_weight(plan, i, plan.trained_coefficients(i)) for i in range(9))
+        assert weights[4] == pytest.approx(1.0, rel=1e-9)
 
 
 def test_noise_weights_average_one_and_are_those_of_tempflow() -> None:
     """TempFlow-GRPO's constant for ten steps shifted by three, eta 0.7, nine steps, is 2.252 (2.25 in its code)."""
-    table = (1.0, 0.96013, 0.91335, 0.85769, 0.79037, 0.70728, 0.60215, 0.46488, 0.27805, 0.00893, 0.0)
     policy = tiny_policy("sd3")
-    spine = spine_plan(table, range(9), FLOW, branches=2)
-    chain = window_plan(table, range(9), FLOW, samples=2)
+    spine = spine_plan(TABLE, range(9), FLOW, branches=2)
+    chain = window_plan(TABLE, range(9), FLOW, samples=2)
     with settings(policy, weight="noise"):
         for plan, which in ((spine, 1), (chain, 0)):
             found = [c for c in (plan.coefficients(i)[which] for i in range(9)) if c is not None]

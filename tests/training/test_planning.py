@@ -40,7 +40,7 @@ def test_the_last_step_is_never_trained(kind: str, flash: float | None):
 
 def test_the_window_is_the_schedules_for_every_iteration():
     made = windowed(size=2, stride=2, interval=3, start=1, stop=6)
-    schedule = window_schedule(made, 10)
+    schedule = window_schedule(made, made.sampler.window, 10)
     plan_for = planner(made, shifted_sigmas(10))
     assert [plan_for(i).trained_steps for i in range(20)] == [tuple(schedule.window(i)) for i in range(20)]
     assert [plan_for(i).trained_steps[0] for i in range(10)] == [1, 1, 1, 3, 3, 3, 4, 4, 4, 1]
@@ -115,7 +115,8 @@ def test_iterations_are_counted_by_window():
 
 def test_costs_of_a_tree_that_splits():
     made = recipe(
-        sampler={"plan": "branch", "steps": 4, "splits": [0, 2], "width": 3, "spread": 0.5}, rollout={"prompts": 2}
+        sampler={"plan": "branch", "steps": 4, "splits": [0, 2], "width": 3, "spread": 0.5, "window": {"kind": "all"}},
+        rollout={"prompts": 2},
     )
     expected = forecast(made)
     (counts,) = expected.counts
@@ -192,3 +193,26 @@ def test_warnings_say_what_the_clip_does(sections: dict[str, Any], elements: int
 )
 def test_step_numbers_are_drawn_together_only_where_they_are_neighbours(steps: tuple[int, ...], text: str) -> None:
     assert step_ranges(steps) == text
+
+
+def test_a_window_says_what_is_trained_of_a_tree_and_pruning_what_is_not():
+    tree = {"plan": "branch", "steps": 6, "splits": [0, 1], "window": {"size": 4, "kind": "frozen"}}
+    (counts,) = forecast(recipe(sampler=tree)).counts
+    assert counts.trained_steps == (0, 1, 2, 3)
+    pruned = {"size": 2, "start": 1, "kind": "progressive", "interval": 1}
+    steps = [c.trained_steps for c in forecast(recipe(sampler={**tree, "pruned": pruned})).counts]
+    assert steps == [(0, 3), (0, 1), (0, 1, 2)]
+    (mixed,) = forecast(recipe(sampler={**tree, "stochastic": "window", "window": {"size": 1, "kind": "frozen"}})).counts
+    assert mixed.trained_steps == (0, 1)
+
+
+def test_every_step_may_be_stochastic_where_few_are_trained():
+    some = {"steps": 6, "stochastic": "all", "window": {"kind": "subset", "size": 2, "interval": 1}}
+    plan_for = planner(recipe(sampler=some), shifted_sigmas(6))
+    seen = set()
+    for k in range(20):
+        plan = plan_for(k)
+        assert [step.kernel.name for step in plan.steps] == ["flow_sde"] * 5 + ["ode"]
+        assert len(plan.trained_steps) == 2
+        seen |= set(plan.trained_steps)
+    assert seen == set(range(5))

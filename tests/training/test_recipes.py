@@ -7,21 +7,69 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.credit import credit_of
+from flowgrpo.training.objectives import form_of
+from flowgrpo.training.planning import forecast, planner, surrogate_of
 from flowgrpo.training.session import start
+
+PUBLISHED = [
+    name
+    for name in recipe_names()
+    if name not in ("default", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion", "sage_grpo")
+]
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: Path, tmp_path: Path) -> None:
+    judged = "{name: win_rate, options: {judge: jpeg_compressibility}}"
     overrides = [
         f"model.path={random_pipeline}",
         "rollout.prompts=2",
-        "rewards=[{name: jpeg_compressibility}]",
-        "evaluate={every: 1, prompts: 1}",
-        "run.iterations=1",
+        f"rewards=[{judged if name == 'pref_grpo' else '{name: jpeg_compressibility}'}]",
+        "evaluate={every: 2, prompts: 1}",
     ]
-    start(load_recipe(name, overrides), tmp_path / "run").trainer(Silent()).train()
-    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert first["ratio/first_error"] == 0.0
-    assert first["degenerate_groups"] < 1.0
-    assert first["grad_norm"] > 0.0
+    # The second iteration of a critic is the first that asks it.
+    critic = load_recipe(name).critic is not None
+    recipe = load_recipe(
+        name, [*overrides, *(["run.iterations=2", "critic.warmup=1"] if critic else ["run.iterations=1"])]
+    )
+    start(recipe, tmp_path / "run").trainer(Silent()).train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    for line in lines[: recipe.run.iterations]:
+        assert line["ratio/first_error"] == 0.0
+        assert line["degenerate_groups"] < 1.0
+        assert line["grad_norm"] > 0.0
+    plan = planner(
+        recipe, recipe.sampler.sigmas or [1 - k / recipe.sampler.steps for k in range(recipe.sampler.steps + 1)]
+    )
+    assert lines[0]["evaluations"] == 2 * plan(0).counts().evaluations
     assert (tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors").is_file()
+
+
+def test_most_recipes_have_published_settings() -> None:
+    assert len(PUBLISHED) >= 20
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_settings_are_a_recipe_that_can_be_planned(name: str) -> None:
+    recipe = load_recipe(f"{name}@published")
+    counts = forecast(recipe).counts
+    surrogate_of(recipe, 65_536)
+    credit_of(recipe.advantage)
+    form_of(recipe)
+    assert all(count.leaves >= recipe.rollout.group for count in counts)
+    assert recipe.model.path != "scenes"
+
+
+def test_counted_evaluations_are_those_of_the_papers() -> None:
+    """TempFlow-GRPO: 279 a seed at T = 10 and six branches; BranchGRPO: 203 at T = 20, splits {0, 3, 6, 9} and K = 2.
+
+    Depth pruning leaves the 138 edges that its paper counts.
+    """
+    seeds = load_recipe("tempflow_grpo@published")
+    assert forecast(seeds).counts[0].evaluations == 279 * seeds.rollout.group
+    tree = forecast(load_recipe("branchgrpo@published")).counts[0]
+    assert (tree.evaluations, tree.edges, tree.leaves) == (203, 218, 16)
+    assert {c.trained_edges for c in forecast(load_recipe("branchgrpo_depth@published")).counts} == {138}
+    chains = forecast(load_recipe("flow_grpo@published")).counts[0]
+    assert chains.evaluations == chains.chain_evaluations == 240

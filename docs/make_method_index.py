@@ -1,0 +1,239 @@
+"""Writes docs/methods.md: one entry a paper, with its recipes, what a method costs in code, and what was measured.
+
+Run it from anywhere: `python docs/make_method_index.py`. Lines of code are counted from the source, figures are read
+from docs/benchmarks/claims.json where it exists.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.configs.load import recipe_names
+from flowgrpo.core import advantages, forward, neighbours, process, selection, trees
+from flowgrpo.rewards import win_rate
+from flowgrpo.samplers import kernels, plans, schedules, solvers
+from flowgrpo.training import credit, critic, objectives
+
+PAGE = Path(__file__).resolve().with_name("methods.md")
+CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A paper: its recipes, the code that no other method needs, and how it differs from what was released."""
+
+    title: str
+    arxiv: str
+    recipes: tuple[str, ...]
+    differs: str
+    own: tuple[Any, ...] = ()
+    claims: tuple[str, ...] = field(default=())
+
+
+METHODS = (
+    Method(
+        "Flow-GRPO", "2505.05470", ("flow_grpo", "flow_grpo_fast", "flow_grpo_fast_branch"),
+        "The last step is never trained. The KL is that of the Gaussians; the released one is short of a division "
+        "by Δ, so its β is β / Δ here. Windows are drawn once for all ranks and never hold the last step. The "
+        "denominator at σ = 1 is continuous in σ, where the released code tests for equality.",
+        (kernels.flow_sde,),
+    ),
+    Method(
+        "DanceGRPO", "2505.07818", ("dance_grpo", "dance_grpo_best_of_n"),
+        "Trained steps are drawn for the iteration, not for each sample. A deterministic last step is the released "
+        "decoding from the clean prediction. Best-of-n takes n images also for an odd n.",
+        (kernels.dance_sde, selection.select),
+    ),
+    Method(
+        "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star"),
+        "Windows are never empty (the released progressive one is, for a whole interval, at the end of its way), "
+        "and are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops short of it when "
+        "one step is left.",
+        (schedules.WindowSchedule, schedules.compress_tail, solvers.dpmpp_2m), ("mixgrpo", "mixgrpo-flash"),
+    ),
+    Method(
+        "TempFlow-GRPO", "2508.04324", ("tempflow_grpo",),
+        "Weights average 1 by computation; the released constants hold for one schedule and noise level each.",
+        (plans.spine_plan,), ("tempflow",),
+    ),
+    Method(
+        "BranchGRPO", "2509.06040", ("branchgrpo", "branchgrpo_depth", "branchgrpo_width", "branchgrpo_mix"),
+        "Branch noise has unit variance and correlation 1/(1 + s²), as in the paper; the released code multiplies "
+        "it by 4 and scores it as if it had not. States are rounded before they are scored, so ratios begin at 1. "
+        "The last step is not trained. Depth pruning moves towards later steps, as in the paper's text.",
+        (plans.branch_plan, trees.node_values, trees.depth_advantages), ("branchgrpo", "branchgrpo-mix"),
+    ),
+    Method(
+        "Flow-CPS", "2509.05952", ("flow_cps", "flow_cps_released"),
+        "`flow_cps` has the transition's true density. The released log-probability lacks the division by 2 s²; "
+        "`flow_cps_released` has it so.",
+        (kernels.cps,),
+    ),
+    Method(
+        "G²RPO", "2510.01982", ("g2rpo",),
+        "The advantage is the mean over the granularities, where the released code adds them up: a factor in the "
+        "learning rate.",
+    ),
+    Method(
+        "TP-GRPO", "2602.06422", ("tp_grpo",),
+        "The main reward is a step's own gain, as in the abstract; the released configurations take the "
+        "trajectory's (`advantage.options.main: total`).",
+        (process.turning_point_rewards, credit.step_rewards),
+    ),
+    Method(
+        "Neighbor GRPO", "", ("neighbor_grpo",),
+        "Distances are means over the latent in units of the group's spread, so that a clip carries over between "
+        "sizes. Every sample is an anchor; the released code takes four.",
+        (neighbours.neighbour_log_ratio, neighbours.quasi_norm, objectives.NeighbourObjective),
+    ),
+    Method(
+        "SAGE-GRPO", "2603.21872", ("sage_grpo",),
+        "The variance is at least 0 where the released one is negative. Coefficients of the two KL terms are fixed, "
+        "where the released code adapts them within 1e-7 to 1e-5.",
+        (kernels.sage,), ("sage",),
+    ),
+    Method(
+        "GRPO-Guard", "2510.22319", ("grpo_guard",),
+        "The bias is each sample's own; the released code averages it over the micro-batch, a bug its author "
+        "confirmed. The step weight is 1/|∂μ/∂v|, which is the paper's 1/Δ for Flow-SDE and exact for the other "
+        "kernels too.",
+        (kernels.guard_weight,), ("guard",),
+    ),
+    Method(
+        "Flow-DPPO", "2606.11025", ("flow_dppo",), "The limit is given in nats of the latent.",
+        (objectives.TransitionObjective._trusted,),
+    ),
+    Method(
+        "LOOP", "2503.00897", ("loop_diffusion",), "Transitions are Flow-GRPO's, in place of a DDPM's.", (), ("loop",),
+    ),
+    Method(
+        "VGPO", "2512.12387", ("vgpo",),
+        "The equations are not public. This is its abstract in the plainest form: discounted rewards of the "
+        "projections that follow a step, and the level among all groups where a group's own comparison fades.",
+        (process.future_rewards, advantages.anchored_advantages), ("vgpo",),
+    ),
+    Method(
+        "Pref-GRPO", "2508.20751", ("pref_grpo",),
+        "Pairs are asked in both orders, so that a preference for a position cancels; the released code asks each "
+        "once.",
+        (win_rate.WinRate,), ("pref",),
+    ),
+    Method(
+        "AC-Flow", "2510.18072", ("ac_flow",),
+        "The equations are not public. This is its abstract in the plainest form: a critic that is trained before "
+        "it counts, rewards in units of their spread, clipped advantages, and the 2-Wasserstein distance of a step.",
+        (critic.Critic, critic._Network),
+    ),
+    Method(
+        "Euphonium", "", ("euphonium",),
+        "The process reward is the critic above; the paper has a trained video model. The drift is a share of the "
+        "step's noise, where the paper adds a multiple of the unit gradient.",
+        (critic.Critic.guide,),
+    ),
+    Method(
+        "DiffusionNFT", "2509.16117", ("diffusion_nft",), "Noise levels are those of the rollout.",
+        (forward.diffusion_nft,), ("nft",),
+    ),
+    Method("AWM", "2509.25050", ("awm",), "Noise levels are those of the rollout.", (forward.awm,)),
+    Method(
+        "DGPO", "2510.08425", ("dgpo",),
+        "Noise levels are those of the rollout, all but the last alike; the paper prefers the noisier ones.",
+        (forward.dgpo,),
+    ),
+    Method(
+        "Flow-DPO", "2501.13918", ("flow_dpo",), "Pairs are of the present policy's own images; strength is constant.",
+        (forward.flow_dpo,),
+    ),
+)  # fmt: skip
+
+HEAD = """\
+# Methods
+
+<!-- Written by docs/make_method_index.py. Change that, not this page. -->
+
+One entry a paper: the recipe that runs it here (`flowgrpo train NAME`), how it differs from the released code, and what
+it costs in code. `NAME@published` has the published settings for the published model. All run on one executor, one
+core and one loop, so parts of several combine: a window of a branching tree, with win rates and GRPO-Guard's ratio, is
+a recipe of a few lines. `flowgrpo plan` refuses what is unsound, and says why.
+
+Lines are those of statements: no blank lines, comments or docstrings. "Own code" is code that only this method needs
+so far; everything else it uses was there for others.
+"""
+
+
+def code_lines(source: str) -> int:
+    """Lines of a piece of Python with a statement on them, docstrings left out."""
+    tree = ast.parse(textwrap.dedent(source))
+    counted: set[int] = set()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    strings = {
+        id(node.body[0])
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and id(node) not in strings:
+            last = node.body[0].lineno - 1 if isinstance(node, documented) else node.end_lineno or node.lineno
+            inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+            last = min([last, *(child.lineno - 1 for child in inner)]) if inner else last
+            counted.update(range(node.lineno, last + 1))
+    lines = textwrap.dedent(source).splitlines()
+    return sum(1 for k in counted if lines[k - 1].strip() and not lines[k - 1].strip().startswith("#"))
+
+
+def recipe_lines(name: str) -> int:
+    """Lines of a recipe, without comments, its paper's description and its published section."""
+    text = (resources.files("flowgrpo.configs") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    kept, inside = 0, False
+    for line in text.splitlines():
+        if line.strip() and not line.startswith(("#", " ")):
+            inside = line.startswith(("paper", "published"))
+        kept += bool(line.strip()) and not line.lstrip().startswith("#") and not inside
+    return kept
+
+
+def _where(part: Callable[..., Any]) -> str:
+    module = part.__module__.removeprefix("flowgrpo.").replace(".", "/")
+    return f"`{module}.py` {part.__qualname__}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def entry(method: Method, measured: dict[str, str]) -> str:
+    """One section of the page."""
+    names = ", ".join(f"`{name}`" for name in method.recipes)
+    paper = f" ([{method.arxiv}](https://arxiv.org/abs/{method.arxiv}))" if method.arxiv else ""
+    parts = [(_where(part), code_lines(inspect.getsource(part))) for part in method.own]
+    lines = [f"## {method.title}{paper}", "", f"Recipes: {names}.", "", _wrapped(method.differs), ""]
+    code = "; ".join(f"{where} ({count} lines)" for where, count in parts) or "none"
+    yaml_lines = " + ".join(str(recipe_lines(name)) for name in method.recipes)
+    lines += [_wrapped(f"Own code: {code}. Recipe: {yaml_lines} lines."), ""]
+    lines += [line for claim in method.claims if claim in measured for line in (_wrapped(measured[claim]), "")]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page."""
+    measured = {}
+    if CLAIMS.is_file():
+        found = json.loads(CLAIMS.read_text(encoding="utf-8"))
+        measured = {c["name"]: f"Measured here: {c['verdict']}. {c['sentence']}" for c in found.get("claims", [])}
+    listed = {name for method in METHODS for name in method.recipes}
+    missing = sorted(set(recipe_names()) - listed - {"default"})
+    if missing:
+        raise ValueError(f"no entry for {', '.join(missing)}; add one to METHODS")
+    return HEAD + "\n" + "\n".join(entry(method, measured) for method in METHODS)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page().rstrip() + "\n", encoding="utf-8")

@@ -1,0 +1,194 @@
+"""Losses of the forward process: a finished image is noised again, and the prediction there is made likelier or not.
+
+No method here needs a stochastic step or a transition's density: rollouts may use any solver. Rows are (image,
+noise level) pairs: `x0` a clean latent, `noise` standard normal, `x = (1 - sigma) x0 + sigma noise`, and the
+velocities are predictions at `x`, whose target is `noise - x0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .advantages import group_index, sum_by_group
+
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Noised:
+    """N images at one noise level, with what three policies predict there.
+
+    Attributes:
+        velocity: [N, ...] of the trained policy, with gradient.
+        old: [N, ...] of the policy that sampled.
+        reference: [N, ...] of the reference; None unless a method or a penalty asks for it.
+        x0: [N, ...] clean latents.
+        noise: [N, ...].
+        sigma: noise level in (0, 1].
+        advantage: [N].
+        group: [N] integer ids; whole groups.
+    """
+
+    velocity: Tensor
+    old: Tensor
+    reference: Tensor | None
+    x0: Tensor
+    noise: Tensor
+    sigma: float
+    advantage: Tensor
+    group: Tensor
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sigma <= 1.0:
+            raise ValueError(f"sigma is {self.sigma}; use a noise level in (0, 1]")
+        for name in ("old", "reference", "x0", "noise"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != self.velocity.shape:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, velocity {tuple(self.velocity.shape)}")
+
+    @property
+    def x(self) -> Tensor:
+        """[N, ...] the noised latents."""
+        return (1.0 - self.sigma) * self.x0.float() + self.sigma * self.noise.float()
+
+    def error(self, velocity: Tensor) -> Tensor:
+        """[N] mean squared error of a prediction, float32."""
+        return _mean((velocity.float() - (self.noise.float() - self.x0.float())).square())
+
+
+def _mean(values: Tensor) -> Tensor:
+    return values.flatten(1).mean(1)
+
+
+def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: Tensor) -> tuple[Tensor, Tensor]:
+    log_ratio = (logp - old_logp.detach())[:, None]
+    everywhere = torch.ones_like(log_ratio, dtype=torch.bool)
+    loss = surrogate(log_ratio, adv.to(logp)[:, None], logp[:, None], everywhere)
+    return loss[:, 0], log_ratio.detach()[:, 0]
+
+
+def diffusion_nft(
+    rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 1.0, bound: float = 5.0
+) -> tuple[Tensor, Tensor]:
+    """Negative-aware fine-tuning (DiffusionNFT, arXiv 2509.16117): one model, pulled to good images, pushed off bad.
+
+    v+ = beta v + (1 - beta) v_old and v- = (1 + beta) v_old - beta v predict clean images x0+ and x0-; with the
+    probability rho = clamp(A / (2 bound) + 1/2, 0, 1) that an image is a good one,
+    loss = bound / beta (rho l+ + (1 - rho) l-), l = mean((x0± - x0)^2) / mean|x0± - x0|, the denominator
+    detached and at least 1e-5.
+
+    Args:
+        rows: images at one noise level.
+        surrogate: not used.
+        beta: strength of the implicit policies, above 0; 1 or 0.1 in the paper's runs.
+        bound: the advantage at which an image counts as wholly good or bad.
+
+    Returns:
+        Loss [N] with gradient, and log ratios [N], zeros: this loss has none.
+    """
+    v, old = rows.velocity.float(), rows.old.float().detach()
+    x, x0 = rows.x, rows.x0.float()
+    good = (rows.advantage.to(v) / (2.0 * bound) + 0.5).clamp(0.0, 1.0)
+    terms = []
+    for sign, mixed in ((1, beta * v + (1.0 - beta) * old), (-1, (1.0 + beta) * old - beta * v)):
+        difference = x - rows.sigma * mixed - x0
+        scale = _mean(difference.detach().abs().double()).clamp(min=1e-5).to(v)
+        terms.append((good if sign > 0 else 1.0 - good) * _mean(difference.square()) / scale)
+    return bound / beta * (terms[0] + terms[1]), torch.zeros_like(good)
+
+
+def awm(rows: Noised, surrogate: Surrogate, *, power: float = 0.25) -> tuple[Tensor, Tensor]:
+    """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient of a matching loss as log-probability.
+
+    logp = -sigma ((l + e)^p - e^p) / p with l the error of the velocity and e = 1e-10, the released code's
+    generalised Huber weighting; p = 1 is the plain error times sigma. The old log-probability is of the same
+    noise.
+
+    Args:
+        rows: images at one noise level.
+        surrogate: of the ratio; the paper clips at 1.
+        power: p, above 0.
+
+    Returns:
+        Loss [N] with gradient, and log ratios [N].
+    """
+
+    def log_prob(velocity: Tensor) -> Tensor:
+        return -rows.sigma / power * ((rows.error(velocity) + 1e-10) ** power - 1e-10**power)
+
+    return _surrogate_loss(surrogate, log_prob(rows.velocity), log_prob(rows.old), rows.advantage)
+
+
+def dgpo(rows: Noised, surrogate: Surrogate, *, beta: float = 100.0) -> tuple[Tensor, Tensor]:
+    """Direct group preference optimisation (DGPO, arXiv 2510.08425): a group's images weighted by a preference.
+
+    w = sigmoid(sum over the group of A_i beta (l_i - l_i^ref) / G), detached: near 0 for a group whose preferences
+    the policy already has. Each image then has the loss w A_i l_i, its ratio being exp(l_old - l).
+
+    Args:
+        rows: images at one noise level, whole groups, with the reference's prediction. The noise of a group should
+            be shared.
+        surrogate: of the ratio; the paper bounds it by a clip of 1e-2.
+        beta: strength of the preference.
+
+    Returns:
+        Loss [N] with gradient, and log ratios [N].
+
+    Raises:
+        ValueError: without the reference's prediction.
+    """
+    error, reference = rows.error(rows.velocity), _reference_error(rows, "dgpo")
+    index, count = group_index(rows.group, len(error), error.device)
+    advantage = rows.advantage.to(error)
+    gaps = torch.stack([advantage * beta * (error.detach() - reference), torch.ones_like(error)], dim=1)
+    totals = sum_by_group(gaps, index, count)
+    weight = torch.sigmoid(totals[:, 0] / totals[:, 1])[index]
+    loss, log_ratio = _surrogate_loss(surrogate, -error, -rows.error(rows.old), advantage)
+    return weight * loss, log_ratio
+
+
+def flow_dpo(rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 100.0) -> tuple[Tensor, Tensor]:
+    """Direct preference optimisation of flows, on pairs of the present policy's own images (Flow-DPO, 2501.13918).
+
+    In each group the image of the largest and that of the smallest advantage are a pair:
+    loss = -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages has none.
+
+    Args:
+        rows: images at one noise level, whole groups, with the reference's prediction.
+        surrogate: not used.
+        beta: strength of the KL to the reference.
+
+    Returns:
+        Loss [N] with gradient, half of a pair's at each of its images and 0 elsewhere; and log ratios [N], zeros.
+
+    Raises:
+        ValueError: without the reference's prediction.
+    """
+    gap = rows.error(rows.velocity) - _reference_error(rows, "flow_dpo")
+    index, count = group_index(rows.group, len(gap), gap.device)
+    advantage = rows.advantage.to(gap)
+    best, worst = _arg_extreme(advantage, index, count, 1.0), _arg_extreme(advantage, index, count, -1.0)
+    margin = -0.5 * beta * (gap[best] - gap[worst])
+    loss = -torch.nn.functional.logsigmoid(margin) * (advantage[best] > advantage[worst])
+    return torch.zeros_like(gap).index_add(0, torch.cat([best, worst]), 0.5 * torch.cat([loss, loss])), 0 * advantage
+
+
+def _arg_extreme(values: Tensor, index: Tensor, count: int, sign: float) -> Tensor:
+    """[count] the first row of each group that holds the largest (sign 1) or smallest (-1) value."""
+    top = values.new_full((count,), -torch.inf).scatter_reduce(0, index, sign * values, "amax")
+    rows = torch.arange(len(values), device=values.device)
+    reached = torch.where(sign * values == top[index], rows, len(values))
+    return torch.full((count,), len(values), device=values.device).scatter_reduce(0, index, reached, "amin")
+
+
+def _reference_error(rows: Noised, method: str) -> Tensor:
+    if rows.reference is None:
+        raise ValueError(f"{method} compares with the reference; give its velocity")
+    return rows.error(rows.reference).detach()
+
+
+FORWARD = {function.__name__: function for function in (diffusion_nft, awm, dgpo, flow_dpo)}

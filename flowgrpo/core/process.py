@@ -1,0 +1,75 @@
+"""Rewards of the steps of one trajectory, from what each of its states would become without further noise."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise
+
+MAINS = ("step", "total")
+
+
+def _rewards(step_rewards: Tensor) -> Tensor:
+    if step_rewards.dim() != 2 or step_rewards.shape[1] < 2:
+        raise ValueError(
+            f"`step_rewards` has shape {tuple(step_rewards.shape)}; give (B, T + 1), one per state of a trajectory"
+        )
+    return as_precise(step_rewards)
+
+
+def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor:
+    """Rewards of T steps from those of the T + 1 states between them (TP-GRPO, arXiv 2602.06422).
+
+    With R_t the reward of the deterministic completion of state t, a step's own gain is d_t = R_t - R_{t-1} and
+    the whole trajectory's is D = R_T - R_0. Step t is a turning point if d_t has the sign of D and d_{t-1} the
+    other one; the first step is one if it has that sign at all.
+
+    Args:
+        step_rewards: [B, T + 1]; NaN where a state was not completed, which makes the steps beside it NaN.
+        main: "step", the paper's form: d_t, and at turning points D is added. "total", the released
+            configurations' form: D, and at turning points d_t is added.
+
+    Returns:
+        [B, T], in the dtype of `step_rewards` (float32 at least).
+
+    Raises:
+        ValueError: For an unknown `main` or another shape.
+    """
+    if main not in MAINS:
+        raise ValueError(f"`main` is {main!r}; use 'step' or 'total'")
+    rewards = _rewards(step_rewards)
+    gain = rewards.diff(dim=1)
+    total = (rewards[:, -1:] - rewards[:, :1]).expand_as(gain)
+    agrees = gain.sign() * total.sign()
+    before = torch.cat([torch.full_like(agrees[:, :1], -1.0), agrees[:, :-1]], dim=1)
+    turning = (agrees > 0) & (before < 0)
+    first, second = (gain, total) if main == "step" else (total, gain)
+    return (first + torch.where(turning, second, 0.0)).to(torch.promote_types(step_rewards.dtype, torch.float32))
+
+
+def future_rewards(step_rewards: Tensor, *, gamma: float = 0.9) -> Tensor:
+    """Value of each of T steps: the discounted mean of the rewards of the states it leads to (VGPO, arXiv 2512.12387).
+
+    Q_t = sum over k >= t of gamma^(k - t) R_{k + 1}, divided by the sum of those weights, so that early and late
+    steps are on one scale. The paper's equations are not public; this is what its abstract describes.
+
+    Args:
+        step_rewards: [B, T + 1], the reward of each state's one-step projection; the last is the image's own.
+        gamma: discount in [0, 1]; 0 is the next state's reward alone.
+
+    Returns:
+        [B, T], in the dtype of `step_rewards` (float32 at least).
+
+    Raises:
+        ValueError: `gamma` out of range or another shape.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"`gamma` is {gamma}; use a discount from 0 to 1")
+    rewards = _rewards(step_rewards)
+    total, weight = torch.zeros_like(rewards[:, 0]), 0.0
+    columns = []
+    for t in range(rewards.shape[1] - 1, 0, -1):
+        total, weight = rewards[:, t] + gamma * total, 1.0 + gamma * weight
+        columns.append(total / weight)
+    return torch.stack(columns[::-1], dim=1).to(torch.promote_types(step_rewards.dtype, torch.float32))

@@ -1,0 +1,52 @@
+"""Which samples of a group enter the gradient; all of them enter the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise, group_index, sum_by_group
+
+CHOICES = ("extremes", "best")
+
+
+def select(values: Tensor, groups: Tensor | Sequence[int], keep: int, *, choice: str = "extremes") -> Tensor:
+    """Keep `keep` samples of each group: the best and the worst, or the best.
+
+    "extremes" is DanceGRPO's best-of-n (arXiv 2505.07818): the better half of `keep` from the top, the rest from
+    the bottom. With one sample more than half it goes to the top. "best" with the siblings of a split as groups is
+    BranchGRPO's width pruning (2509.06040).
+
+    Args:
+        values: [N] what samples are ranked by; NaN is never kept. Among equals the earlier ranks lower.
+        groups: [N] integer ids.
+        keep: Samples to keep, at least 1; smaller groups are kept whole.
+        choice: "extremes" or "best".
+
+    Returns:
+        [N] bool.
+
+    Raises:
+        ValueError: For an unknown `choice`, a `keep` below 1, or shapes that do not match.
+    """
+    if choice not in CHOICES:
+        raise ValueError(f"`choice` is {choice!r}; use one of {', '.join(CHOICES)}")
+    if keep < 1:
+        raise ValueError(f"`keep` is {keep}; keep at least 1 sample of a group")
+    if values.dim() != 1:
+        raise ValueError(f"`values` has shape {tuple(values.shape)}; give one value per sample, (N,)")
+    index, count = group_index(groups, len(values), values.device)
+    valid = ~values.isnan()
+    precise = as_precise(values).nan_to_num(torch.inf)  # after all others of its group
+    order = precise.argsort(stable=True)
+    order = order[index[order].argsort(stable=True)]
+    sizes = sum_by_group(torch.ones_like(precise)[:, None], index, count)[:, 0]
+    starts = sizes.cumsum(0) - sizes
+    rank = torch.empty_like(precise)
+    rank[order] = torch.arange(len(values), device=values.device, dtype=precise.dtype) - starts[index[order]]
+    present = sum_by_group(valid[:, None].to(precise.dtype), index, count)[:, 0][index]
+    bottom = keep // 2 if choice == "extremes" else 0
+    chosen = (rank >= present - (keep - bottom)) | (rank < bottom)
+    return chosen & valid

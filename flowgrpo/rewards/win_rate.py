@@ -1,0 +1,249 @@
+"""Win rates in place of scores: every image is compared with the others of its group.
+
+Pref-GRPO (arXiv 2508.20751): where the images of a group are nearly as good as each other, dividing by their
+standard deviation makes large advantages of differences that mean nothing. A win rate says only which is better.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from torch import Tensor
+
+from .base import RESERVED, InvalidScores, Reward, RewardError, RewardSpec, Scores, parameters
+from .inputs import Inputs
+from .registry import construct
+from .runner import RewardSet
+
+PAIR = ("first", "second")
+PAIRS_PER_CALL = 32
+
+
+class WinRate:
+    """Share of the comparisons with the rest of its group that an image wins, by a judge of your choice.
+
+    With p_ij the judge's preference for image i over image j of the same group,
+
+        win_rate_i = mean over j ≠ i of p_ij,    p_ij in [0, 1],    p_ji = 1 - p_ij
+
+    as in Pref-GRPO (arXiv 2508.20751). The mean over a group is 1/2 by construction, so it shows nothing of what a
+    run has learned; evaluate with the judge itself or another reward.
+
+    A judge that compares has a method `compare(first, second, prompts, **columns)`, or is itself a function that takes
+    `first` and `second`: both [P, 3, H, W] (or [P, F, 3, H, W], or P completions), with P prompts and the columns of
+    the prompt file that it names. It returns P preferences for `first` in [0, 1]; NaN and None mean undecided and
+    count 1/2. Its attributes are those of any reward; `batch_size` is the most pairs in one call.
+
+    Any other reward serves as a judge by its scores. It scores every image once, and p_ij is 1, 0 or 1/2. An image
+    that it does not apply to (NaN) takes part in no comparison.
+
+    Args:
+        judge: its name, `path/to/file.py:name` or `package.module:name`, as for any reward.
+        judge_options: its options.
+        both_orders: ask a judge that compares about (i, j) and (j, i) and average, so that a liking for a position
+            cancels; otherwise once a pair, the earlier image first, as the released code of Pref-GRPO does.
+        margin: scores at most this far apart are a tie, 1/2 each. Only for a judge that scores, in its unit.
+
+    Raises:
+        ValueError: the judge cannot be made or called, or an option is wrong.
+        MissingDependency: the judge needs a package that is not installed.
+    """
+
+    name = "win_rate"
+    whole_group = True
+
+    def __init__(
+        self,
+        judge: str,
+        judge_options: Mapping[str, Any] | None = None,
+        *,
+        both_orders: bool = True,
+        margin: float = 0.0,
+    ) -> None:
+        self.judge, self.compares = _make_judge(judge, judge_options)
+        if not isinstance(both_orders, bool):
+            raise ValueError(f"win_rate: both_orders is {both_orders!r}; give true or false")
+        if isinstance(margin, bool) or not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+            raise ValueError(f"win_rate: margin is {margin!r}; give a number of 0 or more, such as 0.01")
+        if margin and self.compares:
+            raise ValueError(
+                f"win_rate: margin is {margin!r}, but the judge {judge!r} compares pairs and gives no scores; "
+                "leave margin out, and let the judge return 0.5 for a tie"
+            )
+        self.both_orders, self.margin = both_orders, margin
+        self.device, self.remote = self.judge.device, self.judge.remote
+        # A remote reward's call is repeated as a whole, so it gets one group a call.
+        self.batch_size = 1 if self.remote else self.judge.batch_size
+        # What the judge needs this reward needs: it is then checked before anything is scored.
+        needed = [name for name in self.judge.needed if not (self.compares and name in PAIR)]
+        names = dict.fromkeys(["prompts", "groups", *needed])
+        self.__signature__ = inspect.Signature(
+            [
+                *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names),
+                inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD),
+            ]
+        )
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        groups: Sequence[int],
+        images: Tensor | None = None,
+        completions: Sequence[str] | None = None,
+        **columns: Any,
+    ) -> Scores:
+        """Win rates of whole groups.
+
+        Args:
+            prompts: B strings.
+            groups: B group ids, in any order.
+            images: [B, 3, H, W] in [0, 1], or videos [B, F, 3, H, W].
+            completions: B strings, instead of images.
+            columns: name -> B values, for the judge.
+
+        Returns:
+            Scores with B values in [0, 1], NaN for an image that was compared with none: alone in its group, or
+            without a score. Sub-scores are the judge's own and its score as `score`; of a judge that compares,
+            `undecided`, the share of an image's comparisons that were.
+
+        Raises:
+            InvalidScores: the judge returned something that is not one number an image, or one in [0, 1] a pair.
+            RuntimeError: a judge that scores raised; its exception is `__cause__`.
+        """
+        samples = list(completions or ()) if images is None else images
+        inputs = Inputs(samples, list(prompts), columns, list(groups))
+        return self._by_comparing(inputs) if self.compares else self._by_scores(inputs)
+
+    def close(self) -> None:
+        """Release what the judge holds."""
+        self.judge.close()
+
+    def _by_scores(self, inputs: Inputs) -> Scores:
+        try:
+            # Retries are for whoever calls this reward, which is as remote as its judge.
+            scored = RewardSet([self.judge], retries=0).score(
+                inputs.samples, inputs.prompts, inputs.columns, inputs.groups
+            )
+        except RewardError as error:
+            # It counts rows of this call, which only the caller can trace to a sample.
+            cause = error.__cause__
+            if isinstance(cause, InvalidScores):
+                raise InvalidScores(f"as the judge, {cause}", error.index) from error
+            raise RuntimeError(
+                f"the judge {self.judge.name!r} failed on prompt {error.prompt!r}: {type(cause).__name__}: {cause}"
+            ) from cause
+        score = scored.values[:, 0].tolist()
+        pairs = [(i, j) for i, j in _pairs(inputs) if not (math.isnan(score[i]) or math.isnan(score[j]))]
+        gaps = [score[i] - score[j] for i, j in pairs]
+        preferences = [0.5 if abs(gap) <= self.margin else float(gap > 0) for gap in gaps]
+        sub_scores = {**scored.sub_scores.get(self.judge.name, {}), "score": score}
+        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes.get(self.judge.name, ()))
+
+    def _by_comparing(self, inputs: Inputs) -> Scores:
+        clash = sorted(set(PAIR) & set(inputs.columns))
+        if clash:
+            raise ValueError(f"the prompts have a column {clash[0]!r}, which a judge receives anyway; rename it")
+        pairs = _pairs(inputs)
+        if self.both_orders:
+            pairs = [order for i, j in pairs for order in ((i, j), (j, i))]
+        size = self.judge.batch_size or PAIRS_PER_CALL
+        answers: list[float] = []
+        for start in range(0, len(pairs), size):
+            answers += self._ask(inputs, pairs[start : start + size])
+        count, undecided = len(inputs.prompts), [math.isnan(answer) for answer in answers]
+        rates = win_rates(count, pairs, [0.5 if math.isnan(answer) else answer for answer in answers])
+        return Scores(rates, {"undecided": _means(count, pairs, undecided, undecided)})
+
+    def _ask(self, inputs: Inputs, pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """The judge's preferences for the first of each pair, NaN where it has none."""
+        first, prompts, columns, _ = inputs.take([i for i, _ in pairs])
+        second = inputs.take([j for _, j in pairs])[0]
+        try:
+            answers = self.judge.call({**columns, "first": first, "second": second, "prompts": prompts}, len(pairs))
+        except InvalidScores as error:
+            # Its row is a pair, and a row of this reward is an image: so it is not passed on.
+            raise InvalidScores(f"the judge was given {len(pairs)} pairs to compare: {error}") from error
+        found: list[float] = answers.values.tolist()
+        for answer, (i, j) in zip(found, pairs, strict=True):
+            if not (math.isnan(answer) or 0 <= answer <= 1):
+                raise InvalidScores(
+                    f"the judge {self.judge.name!r} answered {answer:g} to images {i} and {j} of the call "
+                    f"(prompt {inputs.prompts[i]!r}); return the probability in [0, 1] that `first` is better, "
+                    "or NaN if undecided"
+                )
+        return found
+
+
+def win_rates(count: int, pairs: Sequence[tuple[int, int]], preferences: Sequence[float]) -> list[float]:
+    """Mean preference for each sample over all comparisons that it is in.
+
+    Args:
+        count: B, the number of samples.
+        pairs: P pairs of rows; a pair may come again, in either order.
+        preferences: P preferences in [0, 1] for the first of its pair; the second has the rest.
+
+    Returns:
+        B means in [0, 1], NaN for a sample in no pair. They do not depend on the order of the pairs.
+    """
+    # Answers are float32 and this is float64, so p + (1 - p) is exactly 1 and opposite answers tie exactly.
+    return _means(count, pairs, preferences, [1.0 - preference for preference in preferences])
+
+
+def _means(
+    count: int, pairs: Sequence[tuple[int, int]], of_first: Sequence[float], of_second: Sequence[float]
+) -> list[float]:
+    values: list[list[float]] = [[] for _ in range(count)]
+    for (i, j), one, other in zip(pairs, of_first, of_second, strict=True):
+        values[i].append(one)
+        values[j].append(other)
+    # An exact sum: images that are equally good must come out equal to the last bit, whatever their places.
+    return [math.fsum(row) / len(row) if row else math.nan for row in values]
+
+
+def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
+    """Every two rows of one group, the earlier first; groups in order of appearance."""
+    members: dict[int, list[int]] = {}
+    for row, group in enumerate(inputs.groups or ()):
+        members.setdefault(group, []).append(row)
+    return [pair for rows in members.values() for pair in combinations(rows, 2)]
+
+
+def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, bool]:
+    """The judge, and whether it compares pairs rather than scores images.
+
+    Raises:
+        ValueError: the name or an option is wrong, or what it names is no judge.
+        MissingDependency: the judge needs a package that is not installed.
+    """
+    if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
+        raise ValueError(
+            f"win_rate: judge is {name!r} and judge_options {options!r}; give the name of a reward "
+            "('gold', 'path/to/file.py:name' or 'package.module:name') and a mapping of its options"
+        )
+    try:
+        scorer, label, bound = construct(RewardSpec(name, options=options or {}))
+    except ValueError as error:
+        raise ValueError(f"win_rate: the judge {name!r} cannot be made: {error}") from error
+    compare = getattr(scorer, "compare", None)
+    found = parameters(scorer) if callable(scorer) else None
+    if not callable(compare):
+        compare = scorer if set(PAIR) <= set(found or ()) else None
+    if compare is None and not callable(scorer):
+        raise ValueError(
+            f"win_rate: the judge {name!r} is a {type(scorer).__name__} that can neither compare nor score; give it "
+            "`compare(self, first, second, prompts, **columns)` or `__call__(self, images, prompts, **columns)`"
+        )
+    if compare is None:
+        return Reward(scorer, label, options=bound), False
+    judge = Reward(compare, label, options=bound, owner=scorer)
+    strange = sorted(set(judge.needed) & set(RESERVED) - {"prompts"})
+    if strange or not all(judge.takes(word) for word in PAIR):
+        raise ValueError(
+            f"win_rate: the judge {name!r} compares by {inspect.signature(compare)}; it is called with `first`, "
+            "`second`, `prompts` and columns of the prompts: write `compare(self, first, second, prompts, **columns)`"
+        )
+    return judge, True

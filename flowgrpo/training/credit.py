@@ -1,0 +1,219 @@
+"""From the scores of the images to an advantage for every step that led to them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import AdvantageConfig
+from ..core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
+from ..core.process import future_rewards, turning_point_rewards
+from ..core.selection import select
+from ..pipelines.policy import Experience
+from ..rewards.runner import RewardBatch
+from ..samplers.rollout import Rollout
+from .critic import Critic
+
+Credit = Callable[..., Tensor]
+"""`credit(experience, scores, settings, critic, **options) -> [N]`: an advantage for each node."""
+
+
+def total_reward(scores: RewardBatch) -> Tensor:
+    """[L] weighted sum of the rewards; NaN where none applies."""
+    return (scores.values * scores.weights).nansum(1).masked_fill(scores.values.isnan().all(1), torch.nan)
+
+
+def leaf_advantages(scores: RewardBatch, experience: Experience, settings: AdvantageConfig) -> Tensor:
+    """[L] advantages of the images within their groups."""
+    options: dict[str, Any] = {
+        "eps": settings.eps,
+        "ddof": settings.ddof,
+        "scale": settings.scale,
+        "baseline": settings.baseline,
+    }
+    if scores.values.shape[1] == 1:
+        return group_advantages(scores.values[:, 0], experience.groups, **options)
+    return multi_reward_advantages(scores.values, experience.groups, scores.weights, how=settings.how, **options)
+
+
+def _leaf(experience: Experience, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None) -> Tensor:
+    """The mean advantage of the images below a node."""
+    return experience.node_advantages(leaf_advantages(scores, experience, settings))
+
+
+def _depth(
+    experience: Experience, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None, *, beta: float = 1.0
+) -> Tensor:
+    """BranchGRPO (2509.06040): rewards fused up the tree, standardised by depth; `beta` is of the fusion `path`."""
+    return experience.node_advantages(total_reward(scores), "depth", settings.fusion, beta)
+
+
+def _turning(
+    experience: Experience,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    main: str = "step",
+) -> Tensor:
+    """TP-GRPO (2602.06422): each step's gain over its state's deterministic completion, compared within a step."""
+    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    values = turning_point_rewards(rewards, main=main)
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    options: dict[str, Any] = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale}
+    return _scatter(experience, nodes, group_advantages(values, prompt, **options))
+
+
+def _value(
+    experience: Experience,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    gamma: float = 0.9,
+    k: float = 1.0,
+) -> Tensor:
+    """VGPO (2512.12387): discounted future rewards of a step's projections, anchored by their level in the batch."""
+    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    values = future_rewards(rewards, gamma=gamma)
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    return _scatter(experience, nodes, anchored_advantages(values, prompt, k=k, eps=settings.eps, ddof=settings.ddof))
+
+
+def _critic(experience: Experience, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None) -> Tensor:
+    """AC-Flow (2510.18072): the reward, less what a critic expected in the state before the step."""
+    assert critic is not None
+    found = _leaf(experience, scores, settings, critic)
+    if not critic.ready:
+        return found
+    returns = experience.node_advantages(critic.standardise(total_reward(scores)))
+    for t in experience.rollout.transitions:
+        expected = critic.values(experience, t.x, t.coefficients.sigma, t.prompt)
+        found[t.node] = returns[t.node] - expected[t.state].cpu()
+    return found
+
+
+def _process(
+    experience: Experience,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    weight: float = 0.5,
+) -> Tensor:
+    """Euphonium's dual reward: the image's advantage, and `weight` times that of the critic's value after the step."""
+    assert critic is not None
+    found = _leaf(experience, scores, settings, critic)
+    if not critic.ready:
+        return found
+    for t in experience.rollout.transitions:
+        prompts = tuple(t.prompt[s] for s in t.state.tolist())
+        reached = critic.values(experience, t.x_next, t.coefficients.sigma_next, prompts).cpu()
+        within = group_advantages(reached, torch.tensor(prompts), eps=settings.eps, ddof=settings.ddof)
+        found[t.node] += weight * within
+    return found
+
+
+CREDITS: dict[str, Credit] = {
+    "leaf": _leaf,
+    "depth": _depth,
+    "turning": _turning,
+    "value": _value,
+    "critic": _critic,
+    "process": _process,
+}
+
+
+def credit_of(settings: AdvantageConfig) -> Credit:
+    """The credit of a recipe with its hyper-parameters.
+
+    Raises:
+        ValueError: a hyper-parameter that it does not have.
+    """
+    function = CREDITS[settings.credit]
+    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for name in settings.options:
+        if name not in known:
+            raise ValueError(
+                f"advantage.options has {name!r}, which credit {settings.credit} does not take; it takes "
+                f"{', '.join(known) or 'none'}"
+            )
+    return partial(function, **settings.options)
+
+
+def step_rewards(rollout: Rollout, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and rewards along each chain of a rollout with probes, both [B, T + 1].
+
+    A state's reward is that of its probe; where a state has none because the steps after it are deterministic, it
+    is that of the state it becomes, and in the end the image's own.
+
+    Args:
+        rollout: chains with probes (`window_plan(..., probe=...)`).
+        rewards: [L].
+    """
+    main = rollout.branch == 0
+    value = torch.full((len(rollout.parent),), torch.nan, dtype=torch.float32)
+    for leaf, reward in zip(rollout.leaf.tolist(), rewards.tolist()):
+        node = leaf
+        while not main[node]:
+            node = int(rollout.parent[node])
+        value[node] = reward
+    chains = rollout.leaf[main[rollout.leaf]]
+    columns = [chains]
+    while bool((rollout.parent[columns[-1]] >= 0).all()):
+        columns.append(rollout.parent[columns[-1]])
+    nodes = torch.stack(columns[::-1], dim=1)
+    for t in range(nodes.shape[1] - 2, -1, -1):
+        here, after = nodes[:, t], nodes[:, t + 1]
+        follows = value[here].isnan() & (rollout.log_prob[after] == 0)
+        value[here[follows]] = value[after[follows]]
+    return nodes, value[nodes]
+
+
+def _scatter(experience: Experience, nodes: Tensor, advantages: Tensor) -> Tensor:
+    """[N] from advantages [B, T] of the steps that lead to `nodes` [B, T + 1]; 0 where nothing is trained."""
+    found = torch.zeros(len(experience.rollout.parent), dtype=torch.float32)
+    for t in experience.plan.trained_steps:
+        found[nodes[:, t + 1]] = advantages[:, t].float()
+    return found
+
+
+def kept_nodes(experience: Experience, scores: RewardBatch, settings: AdvantageConfig) -> Tensor | None:
+    """[N] bool: nodes whose edges are trained; None for all.
+
+    A node with one image below it stays if its image does; a node with several always stays (BranchGRPO prunes
+    after the last split only).
+    """
+    chosen = settings.select
+    if chosen is None:
+        return None
+    rollout = experience.rollout
+    below, groups = _leaves_below(rollout), experience.groups
+    if chosen.among == "split":
+        groups = rollout.leaf
+        while bool((alone := below[groups] == 1).any()):
+            groups = torch.where(alone, rollout.parent[groups], groups)
+    kept = select(total_reward(scores), groups, chosen.keep, choice=chosen.choice)
+    node = rollout.leaf[~kept]
+    keep = torch.ones(len(rollout.parent), dtype=torch.bool)
+    while len(node):
+        keep[node] = False
+        node = rollout.parent[node]
+        node = node[(node >= 0) & (below[node] == 1)]
+    return keep
+
+
+def _leaves_below(rollout: Rollout) -> Tensor:
+    """[N] images that come of each node."""
+    count = torch.zeros(len(rollout.parent), dtype=torch.long)
+    node = rollout.leaf
+    while len(node):
+        count.index_add_(0, node, torch.ones_like(node))
+        node = rollout.parent[node]
+        node = node[node >= 0]
+    return count

@@ -1,0 +1,165 @@
+"""From rewards to advantages of steps, on real rollouts with a velocity of our own."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flowgrpo.configs.schema import AdvantageConfig, SelectConfig
+from flowgrpo.pipelines.policy import Experience
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.samplers.kernels import Kernel
+from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.training.credit import credit_of, kept_nodes, step_rewards
+
+FIVE = shifted_sigmas(5, 3.0)
+FLOW = Kernel("flow_sde", 0.7)
+PLAIN = AdvantageConfig(scale="none", clamp=None)
+
+
+def experience(plan: Plan, prompts: int = 2) -> Experience:
+    runner = RolloutRunner(lambda x, i, p: 0.5 * x, plan, (2, 3))
+    rollout = runner.run(range(prompts))
+    return Experience(rollout, plan, ("",) * prompts, torch.zeros(len(rollout.leaf), 3, 1, 1), 1, tuple(range(prompts)))
+
+
+def scores(values: torch.Tensor) -> RewardBatch:
+    return RewardBatch(values.reshape(len(values), -1), ("r",), torch.ones(1), {}, {}, {})
+
+
+def credit(e: Experience, values: torch.Tensor, settings: AdvantageConfig) -> torch.Tensor:
+    return credit_of(settings)(e, scores(values), settings, None)
+
+
+def test_images_of_a_chain_give_their_advantage_to_each_of_its_steps() -> None:
+    e = experience(window_plan(FIVE, [1, 2], FLOW, samples=3))
+    values = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.0, 5.0])
+    found = credit(e, values, PLAIN)
+    for t in e.rollout.transitions:
+        assert found[t.node].tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_completions_of_a_branch_are_compared_with_their_own_kind() -> None:
+    """Two branches, each finished in strides 1 and 2: the coarse images' lower level is no fault of a branch."""
+    e = experience(spine_plan(FIVE, [0], FLOW, branches=2, completions=(1, 2)), prompts=1)
+    fine = e.rollout.stride[e.rollout.leaf] == 1
+    values = torch.where(fine, 10.0, 0.0) + torch.where(_branch(e) == _branch(e).min(), 1.0, 3.0)
+    found = credit(e, values, PLAIN)
+    assert len(e.groups.unique()) == 2
+    (t,) = e.rollout.transitions
+    assert sorted(found[t.node].tolist()) == [-1.0, 1.0]
+
+
+def _branch(e: Experience) -> torch.Tensor:
+    """[L] node where each leaf's branch stands after its own step."""
+    node = e.rollout.leaf
+    while bool((e.rollout.depth[node] > 1).any()):
+        node = torch.where(e.rollout.depth[node] > 1, e.rollout.parent[node], node)
+    return node
+
+
+def probed(values: dict[int, float], samples: int = 2) -> tuple[Experience, torch.Tensor]:
+    """Chains of 5 steps, stochastic at 0 to 2, probed there; rewards of probes by branch, of images by sample."""
+    e = experience(window_plan(FIVE, [0, 1, 2], FLOW, samples=samples, probe=1, shared_noise=False), prompts=1)
+    return e, torch.tensor([values[int(b)] for b in e.rollout.branch[e.rollout.leaf]])
+
+
+def test_a_state_has_the_reward_of_its_probe_or_of_what_it_becomes() -> None:
+    e, values = probed({1: 1.0, 2: 2.0, 3: 3.0, 0: 9.0})
+    nodes, rewards = step_rewards(e.rollout, values)
+    assert rewards.tolist() == [[1.0, 2.0, 3.0, 9.0, 9.0, 9.0]] * 2
+    assert (e.rollout.depth[nodes] == torch.arange(6)).all()
+    assert torch.equal(nodes[:, -1], e.rollout.leaf[e.outcomes])
+
+
+def test_a_shared_prefix_has_the_reward_of_the_state_it_leads_to() -> None:
+    plan = window_plan(FIVE, [1, 2], FLOW, samples=3, probe=1)
+    e = experience(plan, prompts=1)
+    branch = e.rollout.branch[e.rollout.leaf]
+    values = torch.where(branch == 2, 4.0, torch.where(branch == 3, 5.0, 6.0))
+    assert step_rewards(e.rollout, values)[1].tolist() == [[4.0, 4.0, 5.0, 6.0, 6.0, 6.0]] * 3
+
+
+def test_gains_are_compared_within_a_step_and_a_prompt() -> None:
+    e = experience(window_plan(FIVE, [0, 1, 2], FLOW, samples=2, probe=1, shared_noise=False), prompts=1)
+    values = torch.zeros(len(e.rollout.leaf))
+    # The second chain's state after step 1 is better by 2 and stays so; nothing else differs.
+    second = e.rollout.root[e.rollout.leaf] == 1
+    values[second & (e.rollout.branch[e.rollout.leaf] != 1) & (e.rollout.branch[e.rollout.leaf] != 2)] = 2.0
+    found = credit(e, values, AdvantageConfig(credit="turning", scale="none"))
+    by_step = [found[t.node].tolist() for t in e.rollout.transitions]
+    # R of the second chain: 0, 0, 2, 2. d = 0, 2, 0, against 0; nothing turned against the trend before.
+    assert by_step == [[0.0, 0.0], [-1.0, 1.0], [0.0, 0.0]]
+
+
+def test_values_without_diversity_learn_from_their_level() -> None:
+    """Two prompts, each of equal rewards, one above the other: plain groups are silent, anchored ones are not."""
+    e = experience(window_plan(FIVE, [0, 1], FLOW, samples=2, probe=0, shared_noise=False))
+    values = e.rollout.leaf_prompt.float()
+    assert credit(e, values, AdvantageConfig()).nan_to_num().abs().max() == 0
+    found = credit(e, values, AdvantageConfig(credit="value", ddof=0, eps=0.0))
+    for t in e.rollout.transitions:
+        torch.testing.assert_close(found[t.node], torch.tensor([-1.0, -1.0, 1.0, 1.0]))
+
+
+def test_previews_do_not_count_as_outcomes() -> None:
+    e, _ = probed({0: 0.0, 1: 0.0, 2: 0.0, 3: 0.0})
+    assert int(e.outcomes.sum()) == 2
+    assert experience(spine_plan(FIVE, [0, 1], FLOW, branches=2)).outcomes.all()
+    assert experience(window_plan(FIVE, [0], FLOW, samples=2)).outcomes.all()
+
+
+def test_path_fusion_prefers_likelier_branches() -> None:
+    e = experience(branch_plan(FIVE, [0, 1, 2], FLOW), prompts=1)
+    values = torch.arange(8.0).square()
+    mean = credit(e, values, AdvantageConfig(credit="depth", eps=0.0))
+    path = credit(e, values, AdvantageConfig(credit="depth", fusion="path", eps=0.0, options={"beta": 5.0}))
+    flat = credit(e, values, AdvantageConfig(credit="depth", fusion="path", eps=0.0, options={"beta": 0.0}))
+    torch.testing.assert_close(flat, mean)
+    assert not torch.allclose(path, mean)
+    # Below the last split there is one leaf to each node, whose weight is its own.
+    leaves = e.rollout.leaf
+    torch.testing.assert_close(path[leaves], mean[leaves])
+
+
+def test_selection_leaves_out_images_and_what_leads_to_them_alone() -> None:
+    e = experience(window_plan(FIVE, [1, 2], FLOW, samples=4))
+    values = torch.tensor([0.0, 1.0, 2.0, 3.0] * 2)
+    settings = AdvantageConfig(select=SelectConfig(keep=2))
+    keep = kept_nodes(e, scores(values), settings)
+    assert keep is not None
+    assert keep[e.rollout.leaf].tolist() == [True, False, False, True] * 2
+    for t in e.rollout.transitions:
+        assert keep[t.node].tolist() == [True, False, False, True] * 2
+    assert keep[e.rollout.parent == -1].all()
+    assert kept_nodes(e, scores(values), AdvantageConfig()) is None
+
+
+def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> None:
+    e = experience(branch_plan(FIVE, [0, 2], FLOW), prompts=1)
+    values = torch.tensor([0.0, 1.0, 9.0, 3.0])
+    settings = AdvantageConfig(credit="depth", select=SelectConfig(keep=1, among="split", choice="best"))
+    keep = kept_nodes(e, scores(values), settings)
+    assert keep is not None
+    assert keep[e.rollout.leaf].tolist() == [False, True, True, False]
+    assert keep[e.rollout.depth <= 2].all()
+    assert [int(keep[t.node].sum()) for t in e.rollout.transitions] == [2, 2, 2, 2]
+
+
+def test_unknown_options_of_a_credit_are_named() -> None:
+    with pytest.raises(ValueError, match="has 'beta', which credit leaf does not take; it takes none"):
+        credit_of(AdvantageConfig(options={"beta": 1.0}))
+    with pytest.raises(ValueError, match="credit value does not take; it takes gamma, k"):
+        credit_of(AdvantageConfig(credit="value", options={"main": "step"}))
+
+
+def test_several_rewards_are_added_up_for_credits_of_steps() -> None:
+    e, values = probed({1: 1.0, 2: 2.0, 3: 3.0, 0: 9.0})
+    both = RewardBatch(torch.stack([values, values], 1), ("a", "b"), torch.tensor([0.25, 0.75]), {}, {}, {})
+    settings = AdvantageConfig(credit="turning", scale="none")
+    one = credit(e, values, settings)
+    torch.testing.assert_close(credit_of(settings)(e, both, settings, None), one)
+    missing = replace(both, values=both.values.index_fill(0, torch.tensor([0]), torch.nan))
+    assert credit_of(settings)(e, missing, settings, None).isfinite().all()

@@ -1,0 +1,163 @@
+"""Forms of the objective on the real loop: exact at rest, gradients that add, masks that leave out what they say."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.pipelines.policy import Experience
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.objectives import ForwardObjective, Outcome, TransitionObjective
+from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.session import Session
+from flowgrpo.training.trainer import Trainer
+
+FORWARD = ["diffusion_nft", "awm", "dgpo", "flow_dpo"]
+
+
+def trainer_of(name: str, model: Path, folder: Path, *more: str) -> Trainer:
+    overrides = [
+        f"model.path={model}", "rollout={prompts: 2, group: 3, batch: 6}", "sampler.steps=4",
+        "sampler.window={kind: all}", "rewards=[{name: jpeg_compressibility}]", "optimizer.updates=1",
+        "data.heldout=null", *more,
+    ]  # fmt: skip
+    recipe = load_recipe(name, overrides)
+    return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
+
+
+def gradient(trainer: Trainer, e: Experience, advantages: torch.Tensor, keep: torch.Tensor | None = None):
+    """Gradient of one part by name, and the outcomes of its batches."""
+    rows = torch.tensor(float(trainer.objective.rows(e, 0, keep)))
+    outcomes: list[Outcome] = [
+        trainer.objective.backward(e, batch, advantages, keep, rows) for batch in trainer.objective.batches(e, 0, keep)
+    ]
+    found = {n: p.grad.clone() for n, p in trainer.policy.weights.named_parameters().items() if p.grad is not None}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return found, outcomes
+
+
+@pytest.mark.parametrize("name", [*FORWARD, "neighbor_grpo"])
+def test_at_rest_the_ratio_is_exactly_one_and_the_gradient_is_there(name, random_pipeline, tmp_path) -> None:
+    trainer = trainer_of(name, random_pipeline, tmp_path / "run")
+    _, e = trainer.collect(0)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    found, outcomes = gradient(trainer, e, advantages)
+    assert all(float(o.error) == 0.0 for o in outcomes)
+    assert max(float(g.abs().max()) for g in found.values()) > 0
+
+
+@pytest.mark.parametrize("name", [*FORWARD, "neighbor_grpo"])
+def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp_path) -> None:
+    trainer = trainer_of(name, random_pipeline, tmp_path / "run")
+    _, e = trainer.collect(0)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    whole, _ = gradient(trainer, e, advantages)
+    trainer.policy.batch = 3
+    if name == "neighbor_grpo":
+        # Its batches are those of the rollout.
+        _, e = trainer.collect(0)
+    parts, _ = gradient(trainer, e, advantages)
+    scale = max(float(g.abs().max()) for g in whole.values())
+    assert all(float((whole[n] - parts[n]).abs().max()) < 1e-4 * scale for n in whole)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline, tmp_path) -> None:
+    """Between two images of a group, the error of the better one falls against that of the worse."""
+    trainer = trainer_of(name, random_pipeline, tmp_path / "run", "objective.kl=0.0", "objective.times=null")
+    _, e = trainer.collect(0)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+    better = torch.tensor([1.0, 0.0, -1.0] * 2)
+    advantages = torch.zeros(len(e.rollout.parent))
+    advantages[e.rollout.leaf] = better
+
+    def gap() -> float:
+        total = 0.0
+        for batch in objective.batches(e, 0, None):
+            x0, noise, x = objective._noised(e, batch)
+            with torch.no_grad():
+                errors = (objective._velocity(e, batch, x) - (noise - x0)).square().flatten(1).mean(1)
+            total += float((errors * better).sum())
+        return total
+
+    before = gap()
+    found, _ = gradient(trainer, e, advantages)
+    norm = sum(float(g.square().sum()) for g in found.values()) ** 0.5
+    with torch.no_grad():
+        for n, p in trainer.policy.weights.named_parameters().items():
+            p -= 0.05 * found[n] / norm
+    assert gap() < before
+
+
+def test_several_updates_compare_with_the_policy_before_all_of_them(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", "optimizer.epochs=2", "optimizer.learning_rate=0.01")
+    _, e = trainer.collect(0)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    record = trainer.update(e, advantages)
+    assert record["ratio/first_error"] == 0.0
+    assert record["log_ratio_sq"] > 0.0
+
+
+def test_the_sampling_policy_of_nft_lags_behind_and_survives_a_checkpoint(random_pipeline, tmp_path) -> None:
+    more = ("objective.old={decay: 0.9, every: 1, rise: 0.5}", "run={iterations: 3, checkpoint_every: 1}")
+    trainer = trainer_of("diffusion_nft", random_pipeline, tmp_path / "run", *more)
+    for k in range(3):
+        trainer.iterate(k)
+    old = trainer.averages["old"].state_dict()["average"]
+    now = trainer.policy.weights.state_dict()
+    assert any(not torch.equal(old[n], now[n]) for n in now)
+    assert set(trainer.parts()) == {"optimizer", "ema", "old"}
+
+
+def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", "objective.times=2")
+    seen = set()
+    for k in range(4):
+        _, e = trainer.collect(k)
+        steps = [b.step for b in trainer.objective.batches(e, 0, None)]
+        assert len(set(steps)) == 2
+        assert trainer.objective.rows(e, 0, None) == 2 * 6
+        seen |= set(steps)
+    assert seen <= {0, 1, 2}
+    assert len(seen) == 3
+
+
+def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("mixgrpo", random_pipeline, tmp_path / "run")
+    _, e = trainer.collect(0)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    keep = torch.zeros(len(e.rollout.parent), dtype=torch.bool)
+    chosen = e.rollout.transitions[1].node[1::2]
+    keep[chosen] = True
+    assert trainer.objective.rows(e, 0, keep) == len(chosen)
+    assert {t.step for t, _ in trainer.objective.batches(e, 0, keep)} == {e.rollout.transitions[1].step}
+    found, outcomes = gradient(trainer, e, advantages, keep)
+    # The same as training those edges alone, the others having no advantage, over their number.
+    alone, _ = gradient(trainer, e, torch.where(keep, advantages, 0.0))
+    share = len(chosen) / trainer.objective.rows(e, 0, None)
+    for n in found:
+        torch.testing.assert_close(alone[n], share * found[n], rtol=1e-3, atol=1e-9)
+    assert float(sum(o.statistics[..., 0].sum() for o in outcomes)) == len(chosen)
+
+
+def test_the_mask_of_dppo_drops_what_moved_too_far_and_moves_on(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("flow_dppo", random_pipeline, tmp_path / "run")
+    objective = trainer.objective
+    assert isinstance(objective, TransitionObjective)
+    limit = trainer.recipe.objective.trust_nats / trainer.elements
+    log_ratio = torch.tensor([[0.1], [0.1], [-0.1], [-0.1], [0.1]])
+    advantage = torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1.0]])
+    divergence = torch.tensor([[2.0], [2.0], [2.0], [2.0], [0.5]]) * limit
+    assert objective._trusted(log_ratio, advantage, divergence).flatten().tolist() == [0, 1, 1, 0, 1]
+
+
+def test_an_anchor_moves_and_is_what_the_kl_compares_with(random_pipeline, tmp_path) -> None:
+    more = ("objective.anchor={decay: 0.0, every: 2}", "optimizer.learning_rate=0.01", "optimizer.epochs=1")
+    trainer = trainer_of("sage_grpo", random_pipeline, tmp_path / "run", *more)
+    kl = [trainer.iterate(k)["kl"] for k in range(4)]
+    # Before the first and after every second update policy and anchor are one; one update apart in between.
+    assert kl[0] < 1e-10
+    assert kl[1] > 100 * kl[2]
+    assert kl[3] > 100 * kl[2]
