@@ -219,7 +219,7 @@ def bench(
     from .configs.load import load_recipe
 
     if name == "claims":
-        from .training.claims import claims, settings_of
+        from .training.claims.command import claims, settings_of
 
         settings, methods = settings_of(results, words or [], seeds, scale, any_code)
         return claims(settings, methods, out or results / "report", _say, report_only)

@@ -64,6 +64,7 @@ def scaled_settings(seed: int, scale: float) -> BuildSettings:
         vae_steps=part(full.vae_steps, 2),
         steps=part(full.steps, 2),
         warmup=part(full.warmup, 1) if scale < 1 else full.warmup,
+        guidance_steps=part(full.guidance_steps, 2),
     )
 
 

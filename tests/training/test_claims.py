@@ -15,10 +15,11 @@ import yaml
 from PIL import Image
 
 from flowgrpo.configs.load import dump_recipe, load_recipe, recipe_names
-from flowgrpo.training import claims_probes, claims_results
-from flowgrpo.training.claims import choose, claims, gather, settings_of
-from flowgrpo.training.claims_charts import CHARTS
-from flowgrpo.training.claims_evidence import (
+from flowgrpo.training.claims import probes as claims_probes
+from flowgrpo.training.claims import results as claims_results
+from flowgrpo.training.claims.charts import CHARTS
+from flowgrpo.training.claims.command import choose, claims, gather, settings_of
+from flowgrpo.training.claims.evidence import (
     SCORE,
     Claim,
     Evidence,
@@ -28,10 +29,10 @@ from flowgrpo.training.claims_evidence import (
     kept_signal,
     lopsided,
 )
-from flowgrpo.training.claims_figures import Panel, Series, draw, ticks
-from flowgrpo.training.claims_report import Found, machines, write_report
-from flowgrpo.training.claims_results import Settings, claimed, find, key_of, stamp, write_result
-from flowgrpo.training.claims_runs import (
+from flowgrpo.training.claims.figures import Panel, Series, draw, ticks
+from flowgrpo.training.claims.report import Found, machines, write_report
+from flowgrpo.training.claims.results import Settings, claimed, find, key_of, stamp, write_result
+from flowgrpo.training.claims.runs import (
     Job,
     apart,
     diversity,
@@ -42,7 +43,7 @@ from flowgrpo.training.claims_runs import (
     recipe_of,
     trained_on,
 )
-from flowgrpo.training.claims_verdicts import CLAIMS, at_equal, at_equal_exploration, over_optimised, preferred
+from flowgrpo.training.claims.verdicts import CLAIMS, at_equal, at_equal_exploration, over_optimised, preferred
 from flowgrpo.training.planning import planner
 
 Result = dict[str, Any]
@@ -113,7 +114,7 @@ def test_a_result_that_is_there_is_not_made_again(measured: Settings, monkeypatc
     def refuse(*args: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("flowgrpo.training.claims_runs._train", refuse)
+    monkeypatch.setattr("flowgrpo.training.claims.runs._train", refuse)
     measure_run(measured, DEFAULT, 0, silent)
     (file,) = measured.results.glob("*.json")
     kept = file.read_bytes()
@@ -148,7 +149,7 @@ def test_a_run_whose_gradient_is_not_finite_has_that_as_its_result(
     def broken(*args: Any) -> None:
         raise FloatingPointError("the gradient is not finite")
 
-    monkeypatch.setattr("flowgrpo.training.claims_runs._train", broken)
+    monkeypatch.setattr("flowgrpo.training.claims.runs._train", broken)
     settings = Settings(tmp_path, (3,), 0.05, tiny)
     measure_run(settings, DEFAULT, 3, silent)
     found = gather(settings)
@@ -183,7 +184,7 @@ def test_code_that_no_run_passes_through_is_not_in_the_key() -> None:
 
     assert counted("training/trainer.py")
     assert counted("core/objectives.py")
-    assert not any(map(counted, ["cli.py", "gallery/build.py", "training/claims_verdicts.py", "training/bench.py"]))
+    assert not any(map(counted, ["cli.py", "gallery/build.py", "training/claims/verdicts.py", "training/bench.py"]))
 
 
 def test_results_of_other_code_are_not_mixed_in_unless_asked_for(

@@ -202,7 +202,9 @@ def test_a_window_says_what_is_trained_of_a_tree_and_pruning_what_is_not():
     pruned = {"size": 2, "start": 1, "kind": "progressive", "interval": 1}
     steps = [c.trained_steps for c in forecast(recipe(sampler={**tree, "pruned": pruned})).counts]
     assert steps == [(0, 3), (0, 1), (0, 1, 2)]
-    (mixed,) = forecast(recipe(sampler={**tree, "stochastic": "window", "window": {"size": 1, "kind": "frozen"}})).counts
+    (mixed,) = forecast(
+        recipe(sampler={**tree, "stochastic": "window", "window": {"size": 1, "kind": "frozen"}})
+    ).counts
     assert mixed.trained_steps == (0, 1)
 
 

@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from .claims_evidence import SCORE, Evidence
-from .claims_figures import Panel, Series
-from .claims_results import Result
+from .evidence import SCORE, Evidence
+from .figures import Panel, Series
+from .results import Result
 
 # Iterations that a point of a training curve averages over, as a share of the run.
 _BIN = 1 / 16

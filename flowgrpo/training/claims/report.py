@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .claims_charts import CHARTS, overviews
-from .claims_evidence import SCORE, VERDICTS, Evidence, Finding, Interval, final, gain, score_at, time_ratio
-from .claims_figures import draw
-from .claims_results import Result, Settings, stamp
-from .claims_runs import GRADIENT_UNITS, ITERATIONS
-from .claims_verdicts import CLAIMS, GUARDED
-from .run_folder import write_text
+from ..run_folder import write_text
+from .charts import CHARTS, overviews
+from .evidence import SCORE, VERDICTS, Evidence, Finding, Interval, final, gain, score_at, time_ratio
+from .figures import draw
+from .results import Result, Settings, stamp
+from .runs import GRADIENT_UNITS, ITERATIONS
+from .verdicts import CLAIMS, GUARDED
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..configs.load import RecipeError
-from .claims_evidence import Evidence
-from .claims_probes import find_probe, find_time, measure_probe, measure_times, probes
-from .claims_report import Found, write_report
-from .claims_results import Result, Settings
-from .claims_runs import Job, Report, find_run, jobs, measure_run, recipe_of
+from ...configs.load import RecipeError
+from .evidence import Evidence
+from .probes import find_probe, find_time, measure_probe, measure_times, probes
+from .report import Found, write_report
+from .results import Result, Settings
+from .runs import Job, Report, find_run, jobs, measure_run, recipe_of
 
 
 def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:

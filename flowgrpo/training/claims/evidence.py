@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import t as student
 
-from .claims_results import Result
+from .results import Result
 
 # The held-out reward that methods are compared by: partial credit, which every method of the table is trained on and
 # which is less noisy than the share of satisfied prompts.

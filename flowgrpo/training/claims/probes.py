@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..configs.load import dump_recipe, recipe_names
-from ..configs.schema import Recipe
-from .bench import Silent, _gradient, _gradient_spread
-from .claims_results import PACKAGE, Result, Settings, claimed, digest, find, key_of, provenance, write_result
-from .claims_runs import Job, Report, apart, recipe_of
-from .planning import planner
-from .run_folder import RunFolder
-from .session import Session
-from .trainer import Trainer
+from ...configs.load import dump_recipe, recipe_names
+from ...configs.schema import Recipe
+from ..bench import Silent, _gradient, _gradient_spread
+from ..planning import planner
+from ..run_folder import RunFolder
+from ..session import Session
+from ..trainer import Trainer
+from .results import PACKAGE, Result, Settings, claimed, digest, find, key_of, provenance, write_result
+from .runs import Job, Report, apart, recipe_of
 
 BASELINES = ("dance_grpo", "flow_grpo")
 REPEATS = 5
@@ -45,7 +45,7 @@ def _loaded(recipe: Recipe, folder: Path) -> Trainer:
 
 
 def _probe_code() -> str:
-    return digest(PACKAGE / "training" / name for name in ("bench.py", "claims_probes.py"))
+    return digest(PACKAGE / "training" / name for name in ("bench.py", "claims/probes.py"))
 
 
 # -- seconds an iteration ----------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[
     """How good and how different the images of a group are, for kernels and noise levels, from one shared noise.
 
     Returns:
-        kernel → a list by noise level of `eta`, and by seed `diversity` (see `claims_runs.apart`) and each reward.
+        kernel → a list by noise level of `eta`, and by seed `diversity` (see `runs.apart`) and each reward.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     sigmas = trainer.policy.denoiser.probe.sigmas

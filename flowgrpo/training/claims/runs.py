@@ -24,12 +24,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..configs.load import dump_recipe, load_recipe, recipe_names
-from ..configs.schema import Recipe
-from .claims_results import Result, Settings, claimed, find, key_of, provenance, write_result
-from .run_folder import RunFolder
-from .session import Session, start
-from .trainer import Trainer
+from ...configs.load import dump_recipe, load_recipe, recipe_names
+from ...configs.schema import Recipe
+from ..run_folder import RunFolder
+from ..session import Session, start
+from ..trainer import Trainer
+from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 
 Report = Callable[[str], None]
 

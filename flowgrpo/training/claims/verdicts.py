@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .claims_evidence import (
+from .evidence import (
     SCORE,
     Claim,
     Evidence,
@@ -23,7 +23,7 @@ from .claims_evidence import (
     time_ratio,
     unevenness,
 )
-from .claims_results import Result
+from .results import Result
 
 # "No lower reward": the interval of the difference stays above minus this.
 MARGIN = 0.02

@@ -22,12 +22,12 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from ..configs.schema import Recipe
-from .run_folder import write_text
+from ...configs.schema import Recipe
+from ..run_folder import write_text
 
 Result = dict[str, Any]
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parents[2]
 # Files of the package that no training run passes through.
 _NO_PART = (
     "__main__.py", "cli.py", "gallery/", "text/", "training/bench.py", "training/build.py", "training/claims",

@@ -1,0 +1,1 @@
+"""What the papers claim, measured on the embedded default: `flowgrpo bench claims`."""
