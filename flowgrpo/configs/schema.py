@@ -295,7 +295,8 @@ def _sampler_faults(recipe: Recipe) -> list[str]:
         sampler.splits and max(sampler.splits) < steps and min(sampler.splits) >= 0
     ):
         faults.append(f"sampler.splits is {sampler.splits}; name steps between 0 and {steps - 1}")
-    windows = [("window", sampler.window)] if sampler.plan != "spine" else []
+    unwindowed = sampler.plan == "spine" or (sampler.plan == "ode" and recipe.objective.form in FORWARD_FORMS)
+    windows = [] if unwindowed else [("window", sampler.window)]
     windows += [("pruned", sampler.pruned)] if sampler.pruned else []
     faults += [fault for name, window in windows for fault in _window_faults(window, steps, f"sampler.{name}")]
     wrong = {
@@ -307,6 +308,12 @@ def _sampler_faults(recipe: Recipe) -> list[str]:
         "stochastic": sampler.stochastic is not None and sampler.plan not in ("window", "branch"),
     }
     faults += [f"sampler.{name} has no meaning in plan {sampler.plan}; leave it out" for name in wrong if wrong[name]]
+    if sampler.flash_ratio is not None and sampler.stochastic == "all":
+        faults.append(
+            "sampler.flash_ratio shortens the deterministic steps after the window; use sampler.stochastic window"
+        )
+    if sampler.probe is not None and recipe.advantage.credit not in ("turning", "value"):
+        faults.append("sampler.probe makes previews that only advantage.credit turning and value read; leave it out")
     if sampler.guide is not None and recipe.critic is None:
         faults.append("sampler.guide follows the gradient of a critic; add a `critic` section")
     if sampler.guide is not None and sampler.plan not in ("window", "branch"):
@@ -322,14 +329,25 @@ def _credit_faults(recipe: Recipe) -> list[str]:
             f"advantage.credit {advantage.credit} compares states with what they become without noise; use "
             "sampler.plan window with sampler.probe 1 (every level) or 0 (one step)"
         )
+    if (
+        advantage.credit == "depth"
+        and sampler.plan != "branch"
+        and not (sampler.plan == "window" and sampler.shared_noise)
+    ):
+        faults.append(
+            "advantage.credit depth compares the states of one tree, and here each image has a tree of its own; use "
+            "sampler.plan branch, or plan window with shared_noise"
+        )
     if advantage.credit in ("critic", "process") and recipe.critic is None:
         faults.append(f"advantage.credit {advantage.credit} asks a critic; add a `critic` section")
-    if advantage.credit in ("critic", "process") and recipe.objective.form != "transition":
+    if advantage.credit in ("turning", "value", "critic", "process") and recipe.objective.form != "transition":
         faults.append(f"advantage.credit {advantage.credit} needs trained transitions; use objective.form transition")
     if recipe.critic is not None and not (advantage.credit in ("critic", "process") or sampler.guide):
         faults.append("a critic that nothing asks; set advantage.credit to critic or process, or sampler.guide")
     if advantage.fusion == "path" and advantage.credit != "depth":
         faults.append("advantage.fusion weights the leaves of a tree; it belongs to advantage.credit depth")
+    if advantage.select is not None and len(sampler.completions) > 1:
+        faults.append("advantage.select chooses images, and a branch with several completions has several; use one")
     if advantage.select is not None and advantage.select.among == "split" and sampler.plan != "branch":
         faults.append("advantage.select.among split needs a tree; use sampler.plan branch, or among group")
     return faults
@@ -366,6 +384,8 @@ def _objective_faults(recipe: Recipe) -> list[str]:
     else:
         unused = [n for n in ("trust_nats", "w2", "stepwise", "distil") if getattr(objective, n)]
         faults += [f"objective.{name} belongs to objective.form transition; leave it out" for name in unused]
+    if objective.form == "neighbour" and (objective.kl or recipe.advantage.select is not None):
+        faults.append("objective.form neighbour takes neither objective.kl nor advantage.select; leave them out")
     if objective.times is not None and not forward:
         faults.append("objective.times belongs to a forward-process form; leave it out")
     if objective.old is not None and not forward:

@@ -63,7 +63,9 @@ def _turning(
 ) -> Tensor:
     """TP-GRPO (2602.06422): each step's gain over its state's deterministic completion, compared within a step."""
     nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
-    values = turning_point_rewards(rewards, main=main)
+    # The deterministic steps before the first stochastic one gain nothing, and are no trend that could turn.
+    first = experience.plan.first_stochastic or 0
+    values = torch.nn.functional.pad(turning_point_rewards(rewards[:, first:], main=main), (first, 0))
     prompt = experience.rollout.prompt[nodes[:, 0]]
     options: dict[str, Any] = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale}
     return _scatter(experience, nodes, group_advantages(values, prompt, **options))
@@ -133,7 +135,7 @@ def credit_of(settings: AdvantageConfig) -> Credit:
     """The credit of a recipe with its hyper-parameters.
 
     Raises:
-        ValueError: a hyper-parameter that it does not have.
+        ValueError: a hyper-parameter that it does not have, or a value it cannot take.
     """
     function = CREDITS[settings.credit]
     known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
@@ -143,6 +145,11 @@ def credit_of(settings: AdvantageConfig) -> Credit:
                 f"advantage.options has {name!r}, which credit {settings.credit} does not take; it takes "
                 f"{', '.join(known) or 'none'}"
             )
+    if settings.credit == "turning":
+        turning_point_rewards(torch.zeros(1, 2), **settings.options)  # type: ignore[arg-type]
+    if settings.credit == "value":
+        gamma, k = (settings.options.get(name, default) for name, default in (("gamma", 0.9), ("k", 1.0)))
+        anchored_advantages(future_rewards(torch.zeros(1, 2), gamma=float(gamma)), [0], k=float(k))
     return partial(function, **settings.options)
 
 
@@ -193,13 +200,15 @@ def kept_nodes(experience: Experience, scores: RewardBatch, settings: AdvantageC
     if chosen is None:
         return None
     rollout = experience.rollout
-    below, groups = _leaves_below(rollout), experience.groups
+    below, groups = _images_below(experience), experience.groups
     if chosen.among == "split":
         groups = rollout.leaf
         while bool((alone := below[groups] == 1).any()):
             groups = torch.where(alone, rollout.parent[groups], groups)
-    kept = select(total_reward(scores), groups, chosen.keep, choice=chosen.choice)
-    node = rollout.leaf[~kept]
+    images = experience.outcomes
+    ranked = total_reward(scores).masked_fill(~images, torch.nan)
+    kept = select(ranked, groups, chosen.keep, choice=chosen.choice)
+    node = rollout.leaf[images & ~kept]
     keep = torch.ones(len(rollout.parent), dtype=torch.bool)
     while len(node):
         keep[node] = False
@@ -208,10 +217,11 @@ def kept_nodes(experience: Experience, scores: RewardBatch, settings: AdvantageC
     return keep
 
 
-def _leaves_below(rollout: Rollout) -> Tensor:
-    """[N] images that come of each node."""
+def _images_below(experience: Experience) -> Tensor:
+    """[N] images that come of each node, previews not counted."""
+    rollout = experience.rollout
     count = torch.zeros(len(rollout.parent), dtype=torch.long)
-    node = rollout.leaf
+    node = rollout.leaf[experience.outcomes]
     while len(node):
         count.index_add_(0, node, torch.ones_like(node))
         node = rollout.parent[node]

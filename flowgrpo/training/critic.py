@@ -105,6 +105,7 @@ class Critic:
             experience: a rollout with trained transitions.
             rewards: [L], NaN left out.
         """
+        rewards = rewards.masked_fill(~experience.outcomes, torch.nan)
         known = rewards[~rewards.isnan()].double()
         if len(known):
             self.mean = 0.99 * self.mean + 0.01 * float(known.mean())

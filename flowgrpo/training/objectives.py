@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -201,12 +201,13 @@ class ForwardObjective:
     def prepare(self, experience: Experience) -> None:
         """Predictions of the policy before it moves, where several updates will need them."""
         self._before = {}
-        if self.old is None and self.several:
+        if not self.several:
+            return
+        with torch.no_grad(), self.old() if self.old is not None else nullcontext():
             for part in range(experience.updates):
                 for batch in self.batches(experience, part, None):
                     x = self._noised(experience, batch)[2]
-                    with torch.no_grad():
-                        self._before[batch.step, int(batch.leaves[0])] = self._velocity(experience, batch, x)
+                    self._before[batch.step, int(batch.leaves[0])] = self._velocity(experience, batch, x)
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
         """(Image, noise level) pairs of one part."""
@@ -280,11 +281,13 @@ class ForwardObjective:
         return self.policy.velocity_of(experience.prompts)(x, batch.step, owners)
 
     def _old(self, experience: Experience, batch: _Images, x: Tensor, velocity: Tensor) -> Tensor:
-        if self.old is not None:
-            with torch.no_grad(), self.old():
-                return self._velocity(experience, batch, x)
         before = self._before.get((batch.step, int(batch.leaves[0])))
-        return velocity.detach() if before is None else before
+        if before is not None:
+            return before
+        if self.old is None:
+            return velocity.detach()
+        with torch.no_grad(), self.old():
+            return self._velocity(experience, batch, x)
 
     def _reference(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
         with torch.no_grad(), self.policy.reference():
@@ -330,6 +333,8 @@ def form_of(recipe: Recipe) -> Callable[..., tuple[Tensor, Tensor]] | None:
                 f"objective.form_options has {option!r}, which form {name} does not take; it takes "
                 f"{', '.join(known) or 'none'}"
             )
+        if not options[option] > 0:
+            raise ValueError(f"objective.form_options.{option} is {options[option]:g}; use a number above 0")
     return partial(function, **options) if function else None
 
 

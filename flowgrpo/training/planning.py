@@ -49,7 +49,8 @@ def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     def plan_for(iteration: int) -> Plan:
         window = schedule.window(iteration)
         left_out = set(pruning.window(iteration)) if pruning else set()
-        trained = [i for i in window if i not in left_out]
+        points = sampler.splits if sampler.plan == "branch" and sampler.stochastic == "window" else []
+        trained = sorted({*window, *points} - left_out)
         return make(recipe, sigmas, window, trained or [window[0]])
 
     return plan_for
@@ -70,7 +71,7 @@ def _branches(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], tr
     mixed = sampler.stochastic == "window"
     return branch_plan(
         sigmas, sampler.splits, Kernel(sampler.kernel, sampler.eta), width=sampler.width, spread=sampler.spread,
-        trained=[*trained, *sampler.splits] if mixed else trained, stochastic=window if mixed else None,
+        trained=trained, stochastic=window if mixed else None,
         solver=sampler.solver,
     )  # fmt: skip
 

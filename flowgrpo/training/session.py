@@ -235,10 +235,12 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
             f"optimizer.updates is {updates} with {prompts // ranks} prompts on each of {ranks} ranks; use at most "
             f"{prompts // ranks}, or more rollout.prompts"
         )
-    batchwide = recipe.advantage.scale == "batch" or recipe.advantage.credit == "value"
-    if batchwide and ranks > 1:
+    advantage = recipe.advantage
+    whitened = advantage.how == "gdpo" and len(recipe.rewards) > 1
+    if ranks > 1 and (advantage.scale == "batch" or advantage.credit == "value" or whitened):
         raise ValueError(
-            "advantage.scale batch and credit value need all rewards on one rank; use one process, or scale group"
+            "advantage.scale batch, how gdpo and credit value need all rewards on one rank; use one process, or scale "
+            "group, how sum and another credit"
         )
     if recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained on one rank; use one process, or a recipe without `critic`")

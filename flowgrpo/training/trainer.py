@@ -244,7 +244,7 @@ class Trainer:
 
     def _reward_record(self, iteration: int, scores: RewardBatch, experience: Experience) -> dict[str, Any]:
         values = scores.values[experience.outcomes]
-        degenerate = degenerate_groups(scores.values, experience.groups)
+        degenerate = degenerate_groups(values, experience.groups[experience.outcomes])
         sums = torch.stack([values.nansum(0), (~values.isnan()).float().sum(0)])
         packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.policy.device)
         packed = self.accelerator.reduce(packed, "sum").cpu()

@@ -136,6 +136,7 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked():
 
 CRITIC: dict[str, Any] = {}
 PROBED = {"probe": 1}
+TREE = {"plan": "branch", "splits": [0]}
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,21 @@ PROBED = {"probe": 1}
         ({"sampler": {"plan": "spine", "splits": [0], "flash_ratio": 0.5}}, "sampler.flash_ratio has no meaning"),
         ({"sampler": {"plan": "spine", "splits": [0], "pruned": {}}}, "sampler.pruned has no meaning in plan spine"),
         ({"sampler": {"pruned": {"size": 12}}}, "sampler.pruned: 12 step"),
+        ({"sampler": PROBED}, "sampler.probe makes previews that only advantage.credit turning and value read"),
+        ({"sampler": {"flash_ratio": 0.4, "stochastic": "all"}}, "use sampler.stochastic window"),
+        ({"advantage": {"credit": "depth"}, "sampler": {"shared_noise": False}}, "each image has a tree of its own"),
+        (
+            {"advantage": {"credit": "value"}, "sampler": PROBED, "objective": {"form": "awm"}},
+            "advantage.credit value needs trained transitions",
+        ),
+        ({"objective": {"form": "neighbour", "kl": 0.1}, "sampler": {"plan": "ode"}}, "takes neither objective.kl"),
+        (
+            {
+                "sampler": {"plan": "spine", "splits": [0], "completions": [1, 2]},
+                "advantage": {"select": {"keep": 1}},
+            },
+            "a branch with several completions has several",
+        ),
         ({"sampler": {"guide": {}}}, "add a `critic` section"),
         ({"sampler": {"guide": {}, "plan": "spine", "splits": [0]}, "critic": CRITIC}, "needs a stochastic main line"),
         ({"advantage": {"credit": "turning"}}, "use sampler.plan window with sampler.probe 1"),
@@ -179,6 +195,10 @@ def test_the_released_cps_log_prob_is_no_density_to_even_out(weight: str):
 def test_the_released_cps_log_prob_has_no_divergence():
     objective = {"ratio": "cps_released", "weight": "none", "trust_nats": 1.0}
     assert "objective.trust_nats is a divergence of densities" in faults(sampler={"kernel": "cps"}, objective=objective)
+
+
+def test_levels_of_the_forward_process_need_no_window():
+    recipe(sampler={"plan": "ode", "steps": 3, "window": {"size": 4}}, objective={"form": "awm"})
 
 
 def test_parts_of_several_papers_combine():

@@ -1,5 +1,6 @@
 """From rewards to advantages of steps, on real rollouts with a velocity of our own."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -137,6 +138,26 @@ def test_selection_leaves_out_images_and_what_leads_to_them_alone() -> None:
     assert kept_nodes(e, scores(values), AdvantageConfig()) is None
 
 
+def test_previews_are_neither_chosen_nor_in_the_way_of_a_choice() -> None:
+    e = experience(window_plan(FIVE, [0, 1, 2], FLOW, samples=4, probe=1, shared_noise=False))
+    image = e.outcomes
+    values = torch.where(image, 0.0, 100.0)
+    values[image] = torch.tensor([0.0, 1.0, 2.0, 3.0] * 2)
+    keep = kept_nodes(e, scores(values), AdvantageConfig(select=SelectConfig(keep=2)))
+    assert keep is not None
+    for t in e.rollout.transitions:
+        assert keep[t.node].tolist() == [True, False, False, True] * 2
+
+
+def test_a_first_stochastic_step_may_turn_also_after_a_deterministic_prefix() -> None:
+    """R at the states of the window: 0, 1, then 1 for the image; D = 1, and its first step begins that way."""
+    e = experience(window_plan(FIVE, [2, 3], FLOW, samples=2, probe=1, shared_noise=False), prompts=1)
+    branch, second = e.rollout.branch[e.rollout.leaf], e.rollout.root[e.rollout.leaf] == 1
+    values = (second & (branch != 3)).float()
+    found = credit(e, values, AdvantageConfig(credit="turning", scale="none"))
+    assert [found[t.node].tolist() for t in e.rollout.transitions] == [[-1.0, 1.0], [0.0, 0.0]]
+
+
 def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> None:
     e = experience(branch_plan(FIVE, [0, 2], FLOW), prompts=1)
     values = torch.tensor([0.0, 1.0, 9.0, 3.0])
@@ -153,6 +174,19 @@ def test_unknown_options_of_a_credit_are_named() -> None:
         credit_of(AdvantageConfig(options={"beta": 1.0}))
     with pytest.raises(ValueError, match="credit value does not take; it takes gamma, k"):
         credit_of(AdvantageConfig(credit="value", options={"main": "step"}))
+
+
+@pytest.mark.parametrize(
+    ("credit", "options", "said"),
+    [
+        ("turning", {"main": "both"}, "`main` is 'both'"),
+        ("value", {"gamma": 2.0}, "`gamma` is 2.0"),
+        ("value", {"k": 0.0}, "`k` is 0.0"),
+    ],
+)
+def test_values_an_option_cannot_take_are_named_before_any_rollout(credit: str, options: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        credit_of(AdvantageConfig.model_validate({"credit": credit, "options": options}))
 
 
 def test_several_rewards_are_added_up_for_credits_of_steps() -> None:

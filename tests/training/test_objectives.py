@@ -8,7 +8,7 @@ import torch
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import Experience
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.objectives import ForwardObjective, Outcome, TransitionObjective
+from flowgrpo.training.objectives import ForwardObjective, Outcome, TransitionObjective, form_of
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
@@ -98,6 +98,32 @@ def test_several_updates_compare_with_the_policy_before_all_of_them(random_pipel
     record = trainer.update(e, advantages)
     assert record["ratio/first_error"] == 0.0
     assert record["log_ratio_sq"] > 0.0
+
+
+def test_several_updates_keep_the_policy_that_sampled(random_pipeline, tmp_path) -> None:
+    """Its average moves with every optimizer step, and what the rollout is compared with must not."""
+    more = ("optimizer.epochs=3", "optimizer.learning_rate=0.01", "objective.old={decay: 0.5, every: 1, rise: 0.5}")
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", *more)
+    trainer.iterate(0)
+    _, e = trainer.collect(1)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+    objective.prepare(e)
+    batch = next(objective.batches(e, 0, None))
+    x = objective._noised(e, batch)[2]
+    with torch.no_grad(), trainer.averages["old"].applied():
+        sampled = objective._velocity(e, batch, x)
+    trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
+    with torch.no_grad():
+        now = objective._velocity(e, batch, x)
+    assert torch.equal(objective._old(e, batch, x, now), sampled)
+    assert not torch.equal(now, sampled)
+
+
+@pytest.mark.parametrize(("name", "option"), [("diffusion_nft", "beta"), ("awm", "power"), ("neighbor_grpo", "p")])
+def test_options_of_a_form_are_above_nothing(name: str, option: str) -> None:
+    with pytest.raises(ValueError, match=f"form_options.{option} is 0; use a number above 0"):
+        form_of(load_recipe(name, [f"objective.form_options.{option}=0.0"]))
 
 
 def test_the_sampling_policy_of_nft_lags_behind_and_survives_a_checkpoint(random_pipeline, tmp_path) -> None:
