@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..configs.schema import FORWARD_FORMS, Recipe
+from ..configs.schema import Recipe
+from ..configs.soundness import FORWARD_FORMS
 from ..core.diagnostics import step_statistics
 from ..core.forward import FORWARD, Noised
 from ..core.neighbours import neighbour_log_ratio, quasi_norm

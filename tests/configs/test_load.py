@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
-from flowgrpo.configs.schema import FORWARD_FORMS, Recipe
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.configs.soundness import FORWARD_FORMS
 from flowgrpo.training.planning import forecast
 
 SMALLEST = "rewards: [{name: gold}]\n"

@@ -1,0 +1,161 @@
+"""What does not go together in a recipe, said in words: geometry that cannot run, and combinations that are unsound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .schema import ObjectiveConfig, Recipe, SamplerConfig, WindowConfig
+
+FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
+
+
+def _window_faults(window: WindowConfig, steps: int, name: str) -> list[str]:
+    """Why a window does not fit in a schedule; its last step is never trained, so windows end before it."""
+    if window.kind == "all":
+        return []
+    if window.stop is not None and window.stop > steps - 1:
+        return [
+            f"{name}.stop is {window.stop} in a schedule of {steps} steps whose last step is never trained; "
+            f"use at most {steps - 1} or more sampler.steps"
+        ]
+    room = (steps - 1 if window.stop is None else window.stop) - window.start
+    if window.size <= room:
+        return []
+    where = f"before its stop, {window.stop}" if window.stop is not None else "before the last, which is never trained"
+    mend = f"a size of at most {room}" if room > 0 else f"an earlier {name}.start"
+    more = "more sampler.steps" if window.stop is None else f"a later {name}.stop"
+    return [
+        f"{name}: {window.size} step(s) from step {window.start} do not fit in a schedule of {steps} {where}; "
+        f"use {mend}, or {more}"
+    ]
+
+
+def sampler_faults(recipe: Recipe) -> list[str]:
+    """Of steps, windows and trees."""
+    sampler, group = recipe.sampler, recipe.rollout.group
+    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+    faults = []
+    if sampler.plan in ("window", "ode") and group < 2:
+        faults.append(f"rollout.group is {group}: a group of one has no baseline; use 2 or more")
+    if sampler.plan in ("branch", "spine") and not (
+        sampler.splits and max(sampler.splits) < steps and min(sampler.splits) >= 0
+    ):
+        faults.append(f"sampler.splits is {sampler.splits}; name steps between 0 and {steps - 1}")
+    unwindowed = sampler.plan == "spine" or (sampler.plan == "ode" and recipe.objective.form in FORWARD_FORMS)
+    windows = [] if unwindowed else [("window", sampler.window)]
+    windows += [("pruned", sampler.pruned)] if sampler.pruned else []
+    faults += [fault for name, window in windows for fault in _window_faults(window, steps, f"sampler.{name}")]
+    wrong = {
+        "probe": sampler.probe is not None and sampler.plan != "window",
+        "flash_ratio": sampler.flash_ratio is not None and sampler.plan != "window",
+        "completions": sampler.completions != [1] and sampler.plan != "spine",
+        "spread": sampler.spread is not None and sampler.plan not in ("branch", "ode"),
+        "pruned": sampler.pruned is not None and sampler.plan not in ("window", "branch"),
+        "stochastic": sampler.stochastic is not None and sampler.plan not in ("window", "branch"),
+    }
+    faults += [f"sampler.{name} has no meaning in plan {sampler.plan}; leave it out" for name in wrong if wrong[name]]
+    if sampler.flash_ratio is not None and sampler.stochastic == "all":
+        faults.append(
+            "sampler.flash_ratio shortens the deterministic steps after the window; use sampler.stochastic window"
+        )
+    if sampler.probe is not None and recipe.advantage.credit not in ("turning", "value"):
+        faults.append("sampler.probe makes previews that only advantage.credit turning and value read; leave it out")
+    if sampler.guide is not None and recipe.critic is None:
+        faults.append("sampler.guide follows the gradient of a critic; add a `critic` section")
+    if sampler.guide is not None and sampler.plan not in ("window", "branch"):
+        faults.append(f"sampler.guide needs a stochastic main line, which plan {sampler.plan} does not have")
+    return faults
+
+
+def credit_faults(recipe: Recipe) -> list[str]:
+    """Of advantages, selection and the critic."""
+    advantage, sampler = recipe.advantage, recipe.sampler
+    faults = []
+    if advantage.credit in ("turning", "value") and (sampler.plan != "window" or sampler.probe is None):
+        faults.append(
+            f"advantage.credit {advantage.credit} compares states with what they become without noise; use "
+            "sampler.plan window with sampler.probe 1 (every level) or 0 (one step)"
+        )
+    if (
+        advantage.credit == "depth"
+        and sampler.plan != "branch"
+        and not (sampler.plan == "window" and sampler.shared_noise)
+    ):
+        faults.append(
+            "advantage.credit depth compares the states of one tree, and here each image has a tree of its own; use "
+            "sampler.plan branch, or plan window with shared_noise"
+        )
+    if advantage.credit in ("critic", "process") and recipe.critic is None:
+        faults.append(f"advantage.credit {advantage.credit} asks a critic; add a `critic` section")
+    if advantage.credit in ("turning", "value", "critic", "process") and recipe.objective.form != "transition":
+        faults.append(f"advantage.credit {advantage.credit} needs trained transitions; use objective.form transition")
+    if recipe.critic is not None and not (advantage.credit in ("critic", "process") or sampler.guide):
+        faults.append("a critic that nothing asks; set advantage.credit to critic or process, or sampler.guide")
+    if advantage.fusion == "path" and advantage.credit != "depth":
+        faults.append("advantage.fusion weights the leaves of a tree; it belongs to advantage.credit depth")
+    if advantage.select is not None and len(sampler.completions) > 1:
+        faults.append("advantage.select chooses images, and a branch with several completions has several; use one")
+    if advantage.select is not None and advantage.select.among == "split" and sampler.plan != "branch":
+        faults.append("advantage.select.among split needs a tree; use sampler.plan branch, or among group")
+    return faults
+
+
+def objective_faults(recipe: Recipe) -> list[str]:
+    """Of the form of the loss, its ratio and penalties."""
+    objective, sampler, rollout = recipe.objective, recipe.sampler, recipe.rollout
+    faults = []
+    if objective.clip_nats is not None and objective.options:
+        faults.append("objective.clip_nats and objective.options both set the clip; give one")
+    if objective.clip_nats is not None and objective.surrogate not in ("clip", "gmpo"):
+        faults.append(
+            f"objective.clip_nats sets the bounds of a clip, which surrogate {objective.surrogate} does not "
+            "have; leave it out or use surrogate clip"
+        )
+    forward = objective.form in FORWARD_FORMS
+    if sampler.plan == "ode" and objective.form == "transition":
+        faults.append(
+            "sampler.plan ode has no stochastic step, so no transition has a density; use objective.form neighbour or "
+            f"one of {', '.join(FORWARD_FORMS)}, or another plan"
+        )
+    if sampler.plan != "ode" and objective.form == "neighbour":
+        faults.append("objective.form neighbour chooses among deterministic trajectories; use sampler.plan ode")
+    if forward and rollout.batch < rollout.group:
+        faults.append(
+            f"objective.form {objective.form} takes whole groups in a call: rollout.batch is {rollout.batch} for "
+            f"groups of {rollout.group}; use at least {rollout.group}"
+        )
+    if objective.form == "transition":
+        faults += _ratio_faults(objective, sampler)
+    else:
+        unused = [n for n in ("trust_nats", "w2", "stepwise", "distil") if getattr(objective, n)]
+        faults += [f"objective.{name} belongs to objective.form transition; leave it out" for name in unused]
+    if objective.form == "neighbour" and (objective.kl or recipe.advantage.select is not None):
+        faults.append("objective.form neighbour takes neither objective.kl nor advantage.select; leave them out")
+    if objective.times is not None and not forward:
+        faults.append("objective.times belongs to a forward-process form; leave it out")
+    if objective.old is not None and not forward:
+        faults.append(
+            "objective.old belongs to a forward-process form, whose data may be of another policy; leave it out"
+        )
+    if objective.distil and sampler.guide is None:
+        faults.append("objective.distil learns a guided step; add sampler.guide, or leave it out")
+    if objective.anchor is not None and not (objective.kl or objective.w2 or objective.form in ("dgpo", "flow_dpo")):
+        faults.append("objective.anchor moves a reference that nothing compares with; set objective.kl")
+    return faults
+
+
+def _ratio_faults(objective: ObjectiveConfig, sampler: SamplerConfig) -> list[str]:
+    faults = []
+    if objective.ratio == "guard" and sampler.kernel == "cps" and objective.weight == "none":
+        faults.append("objective.ratio guard with kernel cps needs objective.weight guard: scales differ by step")
+    if objective.ratio == "cps_released" and sampler.kernel != "cps":
+        faults.append(f"objective.ratio cps_released belongs to kernel cps, not {sampler.kernel}; use gaussian")
+    if objective.ratio == "cps_released" and objective.weight in ("guard", "equalise"):
+        faults.append(
+            f"objective.weight {objective.weight} evens the gradient of a density, and the released CPS log-prob is "
+            "none: it lacks the division by 2 s²; use weight none, or ratio gaussian"
+        )
+    if objective.ratio == "cps_released" and objective.trust_nats is not None:
+        faults.append("objective.trust_nats is a divergence of densities; use ratio gaussian with it")
+    return faults
