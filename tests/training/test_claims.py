@@ -530,8 +530,8 @@ def test_everything_about_one_method_is_measured_once(
     def refuse(*args: Any) -> None:
         raise AssertionError("measured again")
 
-    for place in ("claims_runs._train", "claims_probes._loaded"):
-        monkeypatch.setattr(f"flowgrpo.training.{place}", refuse)
+    for place in ("runs._train", "probes._loaded"):
+        monkeypatch.setattr(f"flowgrpo.training.claims.{place}", refuse)
     claims(settings, names, tmp_path / "out", said.append)
     assert "2 of 2 runs are there" in "\n".join(said)
 
