@@ -261,7 +261,7 @@ def build_scenes_command(
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped folder.")] = 1.0,
 ) -> None:
-    """Train the embedded pipeline and its learned scorer from nothing (somewhat over an hour on 2 cores)."""
+    """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
     from .training.build import build_all
 
     began = time.perf_counter()
