@@ -105,7 +105,7 @@ METHODS = (
         "The bias is each sample's own; the released code averages it over the micro-batch, a bug its author "
         "confirmed. The step weight is 1/|∂μ/∂v|, which is the paper's 1/Δ for Flow-SDE and exact for the other "
         "kernels too.",
-        (kernels.guard_weight,), ("guard",),
+        (kernels.guard_weight,), ("guard-ratio", "guard-reward", "guard-gradient"),
     ),
     Method(
         "Flow-DPPO", "2606.11025", ("flow_dppo",), "The limit is given in nats of the latent.",
@@ -124,7 +124,7 @@ METHODS = (
         "Pref-GRPO", "2508.20751", ("pref_grpo",),
         "Pairs are asked in both orders, so that a preference for a position cancels; the released code asks each "
         "once.",
-        (win_rate.WinRate,), ("pref",),
+        (win_rate.WinRate,), ("pref-grpo",),
     ),
     Method(
         "AC-Flow", "2510.18072", ("ac_flow",),
@@ -140,7 +140,7 @@ METHODS = (
     ),
     Method(
         "DiffusionNFT", "2509.16117", ("diffusion_nft",), "Noise levels are those of the rollout.",
-        (forward.diffusion_nft,), ("nft",),
+        (forward.diffusion_nft,), ("diffusion-nft",),
     ),
     Method("AWM", "2509.25050", ("awm",), "Noise levels are those of the rollout.", (forward.awm,)),
     Method(
@@ -209,6 +209,11 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
+def _measured(claim: dict[str, Any]) -> str:
+    """What the report of `flowgrpo bench claims` says of one claim."""
+    return " ".join([f"Measured here: {claim['verdict']}.", *(finding["text"] for finding in claim["findings"])])
+
+
 def entry(method: Method, measured: dict[str, str]) -> str:
     """One section of the page."""
     names = ", ".join(f"`{name}`" for name in method.recipes)
@@ -227,7 +232,7 @@ def page() -> str:
     measured = {}
     if CLAIMS.is_file():
         found = json.loads(CLAIMS.read_text(encoding="utf-8"))
-        measured = {c["name"]: f"Measured here: {c['verdict']}. {c['sentence']}" for c in found.get("claims", [])}
+        measured = {claim["name"]: _measured(claim) for claim in found["claims"]}
     listed = {name for method in METHODS for name in method.recipes}
     missing = sorted(set(recipe_names()) - listed - {"default"})
     if missing:

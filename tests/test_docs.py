@@ -1,6 +1,7 @@
 import ast
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ from flowgrpo.core.diagnostics import summarise
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.claims.evidence import Evidence
+from flowgrpo.training.claims.report import Found, write_report
+from flowgrpo.training.claims.results import Settings
+from flowgrpo.training.claims.verdicts import CLAIMS
 from flowgrpo.training.clock import PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,14 +48,41 @@ def cells(page: Path, heading: str, column: int) -> list[str]:
     return [re.split(r"(?<!\\)\|", row)[column + 1].strip() for row in rows]
 
 
-@pytest.fixture(scope="module")
-def reference():
-    spec = importlib.util.spec_from_file_location("make_recipe_reference", DOCS / "make_recipe_reference.py")
+def script(name: str):
+    """A script of the docs as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return script("make_recipe_reference")
+
+
+@pytest.fixture(scope="module")
+def methods():
+    return script("make_method_index")
+
+
+def test_method_index_is_what_the_code_says(methods):
+    assert (DOCS / "methods.md").read_text(encoding="utf-8") == methods.page().rstrip() + "\n", "run `make docs`"
+
+
+def test_method_index_gives_the_answer_to_every_claim(methods, monkeypatch, tmp_path):
+    settings = Settings(tmp_path / "results")
+    write_report(Found(settings, Evidence({}, {}, {}, {}), [], [], []), tmp_path)
+    monkeypatch.setattr(methods, "CLAIMS", tmp_path / "claims.json")
+    assert methods.page().count("Measured here: not measured.") == len(CLAIMS) > 10
+    assert sorted(name for method in methods.METHODS for name in method.claims) == sorted(c.name for c in CLAIMS)
+
+
+def test_lines_of_code_are_those_with_statements(methods):
+    source = 'def f(x):\n    """Say.\n\n    More.\n    """\n    # why\n    y = (\n        x\n    )\n\n    return y\n'
+    assert methods.code_lines(source) == 5
 
 
 def test_recipe_reference_is_what_the_schema_says(reference):
