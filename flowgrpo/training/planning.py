@@ -42,6 +42,10 @@ def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
             roots=recipe.rollout.group, solver=sampler.solver, completions=tuple(sampler.completions),
         )  # fmt: skip
         return lambda iteration: spine
+    if sampler.plan == "ode" and recipe.objective.form != "neighbour":
+        # A loss of the forward process trains no step of the rollout, so no window bears on it.
+        chains = _deterministic(recipe, sigmas, (), ())
+        return lambda iteration: chains
     schedule = window_schedule(recipe, sampler.window, total)
     pruning = window_schedule(recipe, sampler.pruned, total) if sampler.pruned else None
     make = {"branch": _branches, "ode": _deterministic, "window": _chains}[sampler.plan]
@@ -78,8 +82,7 @@ def _branches(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], tr
 
 def _deterministic(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
     sampler = recipe.sampler
-    chosen = trained if recipe.objective.form == "neighbour" else ()
-    return ode_plan(sigmas, samples=recipe.rollout.group, solver=sampler.solver, trained=chosen, spread=sampler.spread)
+    return ode_plan(sigmas, samples=recipe.rollout.group, solver=sampler.solver, trained=trained, spread=sampler.spread)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,9 @@ def test_the_released_cps_log_prob_has_no_divergence():
 
 
 def test_levels_of_the_forward_process_need_no_window():
-    recipe(sampler={"plan": "ode", "steps": 3, "window": {"size": 4}}, objective={"form": "awm"})
+    made = recipe(sampler={"plan": "ode", "steps": 3, "window": {"size": 4}}, objective={"form": "awm"})
+    (counts,) = forecast(made).counts
+    assert (counts.evaluations, counts.trained_edges) == (3 * made.rollout.group, 0)
 
 
 def test_parts_of_several_papers_combine():

@@ -90,6 +90,41 @@ def test_resuming_gives_the_same_numbers(whole: Path, small: list[str], tmp_path
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("euphonium", ["critic.warmup=1", "sampler.window={kind: random, size: 1, interval: 1, stop: 3}"]),
+        ("diffusion_nft", ["objective.old={decay: 0.5, every: 1, rise: 0.2}", "optimizer.updates=2"]),
+        ("sage_grpo", ["sampler.window={kind: frozen, size: 2}", "objective.anchor={decay: 0.0, every: 3}"]),
+    ],
+)
+def test_methods_with_a_state_of_their_own_resume_to_the_bit(
+    name: str, more: list[str], small: list[str], tmp_path: Path
+) -> None:
+    """A critic, a sampling policy that lags behind, an anchor that moves: each is part of the checkpoint."""
+    shared = [entry for entry in small if not entry.startswith("sampler.window")]
+    recipe = load_recipe(name, [*shared, *more])
+    _trainer(recipe, tmp_path / "whole").train()
+
+    class Interrupted(Exception):
+        pass
+
+    class StopAfter(Silent):
+        def iteration(self, record: dict) -> None:
+            if record["iteration"] == 2:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        start(recipe, tmp_path / "run").trainer(StopAfter()).train()
+    again = Session(recipe, RunFolder.open(tmp_path / "run")).trainer(Silent())
+    again.resume()
+    assert again.next_iteration == 2
+    again.train()
+    assert _records(tmp_path / "run") == _records(tmp_path / "whole")
+    ours, theirs = _weights(tmp_path / "run"), _weights(tmp_path / "whole")
+    assert all(torch.equal(ours[n], theirs[n]) for n in theirs)
+
+
 def test_killed_and_resumed_by_command_gives_the_same_numbers(small: list[str], tmp_path: Path) -> None:
     lines: list[str] = []
     figures = interruption(_two_updates(small), tmp_path / "runs", lines.append, kills=2)
