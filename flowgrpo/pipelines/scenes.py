@@ -2,9 +2,9 @@
 
 Three stages, each seeded: an autoencoder (64×64 pixels to 8×8 latents), then the denoiser together with its two
 text encoders by conditional flow matching (Lipman et al., 2210.02747, with SD3's logit-normal times, 2403.03206),
-its matrices by Muon (Jordan et al. 2024), then the folder that
-`StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)` loads. Some scenes are
-learned with the empty prompt, so that the pipeline also answers to a `guidance_scale` (2207.12598).
+its matrices by Muon (Jordan et al. 2024), then guidance distillation. Some scenes are learned with the empty prompt,
+so that the pipeline answers to a `guidance_scale` (2207.12598), which the last stage then learns to do without.
+The folder loads by `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class BuildSettings:
     empty: float = 0.08
     ema: float = 0.998
     shift: float = 1.0
-    guidance: float = 1.75
+    guidance: float = 1.4
     guidance_steps: int = 500
     guidance_rate: float = 5e-4
 
@@ -290,42 +290,53 @@ class DenoiserTraining:
         return StableDiffusion3Pipeline(**parts)
 
 
-def build_scenes(
-    folder: Path,
-    settings: BuildSettings,
-    report: Report,
-    checkpoint: Callable[[DenoiserTraining], None] | None = None,
-) -> StableDiffusion3Pipeline:
-    """Train everything from nothing and write the pipeline to `folder` (weights in half precision).
+def train_flow(folder: Path, settings: BuildSettings, report: Report) -> None:
+    """Train everything from nothing by flow matching and write the pipeline to `folder`, in full precision.
 
-    Deterministic for a seed on one kind of machine. `checkpoint` is called every 500 steps.
+    Deterministic for a seed on one kind of machine.
 
     Raises:
         ValueError: `folder` holds a pipeline already, or torch is older than 2.9 and has no Muon.
     """
-    if (folder / "model_index.json").exists():
-        raise ValueError(f"{folder} already holds a pipeline; name a new folder")
-    if not hasattr(torch.optim, "Muon"):
-        raise ValueError(f"torch {torch.__version__} has no Muon optimizer; build with torch 2.9 or newer")
+    _check_new(folder)
     torch.manual_seed(settings.seed)
     prompts, pictures = draw_scenes(settings.scenes, settings.seed)
     report(f"drew {len(pictures)} scenes")
     vae = train_vae(pictures, settings, report)
     training = DenoiserTraining(build_pipeline(vae, folder, settings), settings)
-    train_denoiser(training, prompts, pictures, report, checkpoint)
-    guided = guided_training(training)
-    train_denoiser(guided, prompts, pictures, report)
-    return write_pipeline(guided, folder, settings)
+    train_denoiser(training, prompts, pictures, report)
+    write_pipeline(training.averaged(), folder, settings)
 
 
-def guided_training(training: DenoiserTraining) -> DenoiserTraining:
-    """Training of the averaged denoiser towards its own guided prediction (guidance distillation, arXiv 2210.03142).
+def distil_guidance(source: Path, folder: Path, settings: BuildSettings, report: Report) -> None:
+    """Train the pipeline of `source` towards its own guided prediction; write it to `folder` in half precision.
 
-    The target is v_u + w (v_c - v_u), v_c the frozen average's prediction for the prompt and v_u for the empty one.
+    Raises:
+        ValueError: as `train_flow`.
+    """
+    _check_new(folder)
+    prompts, pictures = draw_scenes(settings.scenes, settings.seed)
+    pipe = StableDiffusion3Pipeline.from_pretrained(source, text_encoder_3=None, tokenizer_3=None)
+    training = guided_training(pipe, settings)
+    train_denoiser(training, prompts, pictures, report)
+    write_pipeline(training.averaged().to(torch.float16), folder, settings)
+
+
+def _check_new(folder: Path) -> None:
+    if (folder / "model_index.json").exists():
+        raise ValueError(f"{folder} already holds a pipeline; name a new folder")
+    if not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"torch {torch.__version__} has no Muon optimizer; build with torch 2.9 or newer")
+
+
+def guided_training(pipe: StableDiffusion3Pipeline, settings: BuildSettings) -> DenoiserTraining:
+    """Training of a pipeline towards its own guided prediction (guidance distillation, arXiv 2210.03142).
+
+    The target is v_u + w (v_c - v_u), v_c the pipeline's prediction, frozen, for the prompt and v_u for the empty one.
     The result needs no guidance when it is called, which halves the cost of a step.
     """
-    settings, pipe = training.settings, training.averaged()
-    frozen = copy.deepcopy(training.average).eval()
+    frozen = copy.deepcopy(torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]))
+    frozen.eval().requires_grad_(False)
     empty = _token_ids(pipe, [""])
 
     @torch.no_grad()
@@ -338,9 +349,6 @@ def guided_training(training: DenoiserTraining) -> DenoiserTraining:
         settings, seed=settings.seed + 100, steps=settings.guidance_steps, learning_rate=settings.guidance_rate,
         warmup=min(50, settings.guidance_steps), ema=0.99,
     )  # fmt: skip
-    pipe.transformer.requires_grad_(True)
-    pipe.text_encoder.requires_grad_(True)
-    pipe.text_encoder_2.requires_grad_(True)
     return DenoiserTraining(pipe, stage, teacher)
 
 
@@ -349,7 +357,6 @@ def train_denoiser(
     prompts: list[Prompt],
     pictures: torch.Tensor,
     report: Report,
-    checkpoint: Callable[[DenoiserTraining], None] | None = None,
 ) -> None:
     """One pass of a schedule over the scenes, pictures uint8 [N, 3, 64, 64]: a warm-up and a cosine decay."""
     settings, vae = training.settings, training.pipe.vae
@@ -365,18 +372,13 @@ def train_denoiser(
             speed = (done + 1) * settings.batch / (time.perf_counter() - began)
             stage = "denoiser" if training.teacher is None else "guidance"
             report(f"{stage} {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
-        if checkpoint is not None and training.step % 500 == 0:
-            checkpoint(training)
 
 
-def write_pipeline(training: DenoiserTraining, folder: Path, settings: BuildSettings) -> StableDiffusion3Pipeline:
-    """Save the averaged pipeline in half precision, with the call arguments it wants in `flowgrpo.json`."""
-    finished = training.averaged()
-    finished.to(torch.float16)
-    finished.save_pretrained(folder)
+def write_pipeline(pipe: StableDiffusion3Pipeline, folder: Path, settings: BuildSettings) -> None:
+    """Save a pipeline, with the call arguments it wants in `flowgrpo.json`."""
+    pipe.save_pretrained(folder)
     note = {"call": CALL, "build": asdict(settings)}
     (folder / "flowgrpo.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
-    return finished
 
 
 def _token_ids(pipe: StableDiffusion3Pipeline, texts: list[str]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..pipelines.scenes import BuildSettings, build_scenes
+from ..pipelines.scenes import BuildSettings, distil_guidance, train_flow
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..rewards.scenes_clip_training import FULL_STEPS, train_proxy
@@ -71,6 +71,8 @@ def scaled_settings(seed: int, scale: float) -> BuildSettings:
 def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     """Build `out/pipeline`, `out/proxy` and `out/data`, and measure them into `out/build.json`.
 
+    `out/denoiser` is the pipeline as flow matching leaves it, in full precision, before guidance distillation.
+
     Each part takes its name only when complete, so the same call after an interruption continues with the part that
     was interrupted. Below scale 1 fewer held-out images are measured as well.
 
@@ -91,7 +93,8 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     parts: dict[str, Callable[[Path], object]] = {
         "data": _write_prompts,
         "proxy": lambda folder: train_proxy(folder, seed=seed, steps=scorer_steps, report=report),
-        "pipeline": lambda folder: build_scenes(folder, settings, report),
+        "denoiser": lambda folder: train_flow(folder, settings, report),
+        "pipeline": lambda folder: distil_guidance(out / "denoiser", folder, settings, report),
     }
     for name, write in parts.items():
         if (out / name).is_dir():

@@ -47,7 +47,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return write
 
-    monkeypatch.setattr(build, "build_scenes", stand_in("pipeline"))
+    monkeypatch.setattr(build, "train_flow", stand_in("denoiser"))
+    monkeypatch.setattr(build, "distil_guidance", lambda source, *rest: stand_in("pipeline")(*rest))
     monkeypatch.setattr(build, "train_proxy", stand_in("proxy"))
     monkeypatch.setattr(build, "measure", lambda out, share: MEASURED)
     return made
@@ -55,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) -> None:
     out, _ = built
-    assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "pipeline", "proxy"]
+    assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "denoiser", "pipeline", "proxy"]
     shipped = resources.files("flowgrpo.scenes") / "data"
     for name in ("train.jsonl", "heldout.jsonl"):
         assert (out / "data" / name).read_text() == (shipped / name).read_text()
@@ -109,26 +110,26 @@ def test_an_interrupted_build_continues_with_the_part_it_was_in(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(build, "build_scenes", interrupted)
+        patch.setattr(build, "train_flow", interrupted)
         with pytest.raises(KeyboardInterrupt):
             build_all(out, seed=1, scale=0.5, report=silent)
     assert calls == ["proxy"]
-    assert not (out / "pipeline").exists()
+    assert not (out / "denoiser").exists()
     for seed, scale in ((2, 0.5), (1, 1.0)):
         with pytest.raises(ValueError, match=r"seed 1 and scale 0\.5"):
             build_all(out, seed=seed, scale=scale, report=silent)
     lines: list[str] = []
     build_all(out, seed=1, scale=0.5, report=lines.append)
-    assert calls == ["proxy", "pipeline"]
+    assert calls == ["proxy", "denoiser", "pipeline"]
     assert [path.name for path in (out / "pipeline").iterdir()] == ["file"]
-    assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "pipeline", "proxy"]
+    assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "denoiser", "pipeline", "proxy"]
     assert "proxy: complete already" in lines
     assert json.loads((out / "build.json").read_text())["measured"]["correlation_partial"] == 0.25
 
 
 def test_an_empty_folder_is_used(tmp_path: Path, calls: list[str]) -> None:
     build_all(tmp_path, seed=0, scale=1.0, report=silent)
-    assert sorted(calls) == ["pipeline", "proxy"]
+    assert sorted(calls) == ["denoiser", "pipeline", "proxy"]
 
 
 def test_full_scale_is_the_shipped_setting_and_small_scales_still_fill_a_batch() -> None:
