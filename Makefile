@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: all style check test docs
+.PHONY: all style check test docs mutants
 
 # What CI runs on the code.
 all: check test
@@ -23,3 +23,7 @@ test:
 docs:
 	$(PYTHON) docs/make_recipe_reference.py
 	$(PYTHON) docs/make_method_index.py
+
+# Does a test notice when a formula of the core is changed?
+mutants:
+	$(PYTHON) tests/mutants.py

@@ -234,7 +234,7 @@ def page() -> str:
         found = json.loads(CLAIMS.read_text(encoding="utf-8"))
         measured = {claim["name"]: _measured(claim) for claim in found["claims"]}
     listed = {name for method in METHODS for name in method.recipes}
-    missing = sorted(set(recipe_names()) - listed - {"default"})
+    missing = sorted(set(recipe_names("images")) - listed - {"default"})
     if missing:
         raise ValueError(f"no entry for {', '.join(missing)}; add one to METHODS")
     return HEAD + "\n" + "\n".join(entry(method, measured) for method in METHODS)

@@ -8,17 +8,17 @@ from __future__ import annotations
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flowgrpo.configs.schema import Recipe
+from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.core.forward import FORWARD
 from flowgrpo.core.neighbours import quasi_norm
-from flowgrpo.core.surrogates import SURROGATES
+from flowgrpo.core.registry import ADVANTAGES, SURROGATES
 from flowgrpo.samplers.kernels import KERNELS
 from flowgrpo.training.credit import CREDITS
 
@@ -82,8 +82,16 @@ message names the nearest known key. Beyond single values:
 - `rollout.prompts` is at most the number of training prompts, and a multiple of the number of processes.
 """
 
+TEXT = """\
+## Runs of text
+
+With `task: text` a recipe trains a causal language model. It has the sections above but `sampler` and `critic`, and
+these in place of those of the same name. `data` is then the embedded arithmetic if left out.
+"""
+
 # What a key means where the schema does not say, or does not say enough for a reader who has no code open.
 NOTES = {
+    "task": "`text` for language models, see [runs of text](#runs-of-text).",
     "name": "Of the recipe; run folders are named after it.",
     "paper": "What it follows: papers and equations.",
     "model.train": "A LoRA adapter on the denoiser, or all of the denoiser's weights.",
@@ -141,6 +149,19 @@ NOTES = {
     "run.iterations": "Each is a rollout and its optimizer steps.",
     "run.seed": "Of everything random in training: prompts, noise, random windows, adapter.",
     "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
+}
+
+
+TEXT_NOTES = {
+    "model.dtype": "Trained weights are in float32.",
+    "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
+    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
+    "then not shared.",
+    "objective.surrogate": "See [surrogates](#surrogates).",
+    "objective.level": "Of the ratio: of a token, or the geometric mean over a completion (GSPO).",
+    "objective.correction": "Of log-probs that differ between the two, as with top_k or top_p.",
+    "objective.correction_cap": "Largest such weight.",
+    "evaluate.rewards": "The keys of an entry are those of `rewards`.",
 }
 
 
@@ -214,19 +235,19 @@ def default(field: FieldInfo) -> str:
     return f"`{json.dumps(value)}`"
 
 
-def meaning(key: str, field: FieldInfo) -> str:
+def meaning(key: str, field: FieldInfo, notes: Mapping[str, str]) -> str:
     """What a key is for.
 
     Raises:
         ValueError: nobody has written it down.
     """
-    words = " ".join(filter(None, [field.description, NOTES.get(key)]))
+    words = " ".join(filter(None, [field.description, notes.get(key)]))
     if not words:
         raise ValueError(f"the recipe key {key} has no meaning; give its field a description in configs/schema.py")
     return words
 
 
-def table(prefix: str, model: type[BaseModel]) -> str:
+def table(prefix: str, model: type[BaseModel], notes: Mapping[str, str]) -> str:
     """The keys of one section; sections below it have tables of their own, and a row only if they can be absent."""
     rows = [("key", "values", "default", "meaning"), ("---",) * 4]
     for name, field in model.model_fields.items():
@@ -236,7 +257,7 @@ def table(prefix: str, model: type[BaseModel]) -> str:
             continue
         value = "section" if inner is not None and field.get_default() is not None else default(field)
         home = HOMES.get(inner.__name__, f"{key}.") if inner is not None else f"{key}."
-        words = meaning(key, field) + (f" The keys of `{home.removesuffix('.')}`." if home != f"{key}." else "")
+        words = meaning(key, field, notes) + (f" The keys of `{home.removesuffix('.')}`." if home != f"{key}." else "")
         rows.append((f"`{key}`", allowed(field.annotation, field.metadata), value, words))
     return _rows(rows)
 
@@ -255,6 +276,17 @@ def _rows(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
+def _tables(listed: Sequence[tuple[str, type[BaseModel]]], notes: Mapping[str, str], mark: str) -> Iterator[str]:
+    known = {f"{prefix}{name}" for prefix, model in listed for name in model.model_fields}
+    stale = sorted(set(notes) - known)
+    if stale:
+        raise ValueError(f"notes on keys that are not in the schema: {', '.join(stale)}; remove them")
+    for prefix, model in listed:
+        words = (inspect.getdoc(model) or "").strip()
+        title = f"`{prefix.removesuffix('.').removesuffix('[]')}`" if prefix else "Top level"
+        yield f"{mark} {title}\n\n{words}\n\n{table(prefix, model, notes)}\n"
+
+
 def page() -> str:
     """The whole page.
 
@@ -262,15 +294,9 @@ def page() -> str:
         ValueError: a key has no meaning, or a note is about a key that does not exist.
     """
     listed = list(sections(Recipe))
-    known = {f"{prefix}{name}" for prefix, model in listed for name in model.model_fields}
-    stale = sorted(set(NOTES) - known)
-    if stale:
-        raise ValueError(f"notes on keys that are not in the schema: {', '.join(stale)}; remove them")
-    parts = [INTRODUCTION]
-    for prefix, model in listed:
-        words = (inspect.getdoc(model) or "").strip()
-        title = f"`{prefix.removesuffix('.').removesuffix('[]')}`" if prefix else "Top level"
-        parts.append(f"## {title}\n\n{words}\n\n{table(prefix, model)}\n")
+    shared = set(listed)
+    of_text = [entry for entry in sections(TextRecipe) if entry[0] and entry not in shared]
+    parts = [INTRODUCTION, *_tables(listed, NOTES, "##"), TEXT, *_tables(of_text, TEXT_NOTES, "###")]
     kernels = {name: function for name, function in KERNELS.items() if name != "ode"}
     parts.append(
         "## Kernels\n\nValues of `sampler.kernel`. A kernel gives a step's standard deviation and the weight of the\n"
@@ -279,6 +305,11 @@ def page() -> str:
     parts.append(
         "## Credits\n\nValues of `advantage.credit`, and what `advantage.options` may hold for each.\n\n"
         f"{parts_table(CREDITS, ('experience', 'scores', 'settings', 'critic'))}\n"
+    )
+    others = {name: function for name, function in ADVANTAGES.items() if name != "group"}
+    parts.append(
+        "## Estimators\n\nValues of `advantage.estimator` beside `group`, and what `advantage.estimator_options` may\n"
+        f"hold for each.\n\n{parts_table(others, ('rewards', 'groups', 'values'))}\n"
     )
     forms = {"neighbour": quasi_norm, **FORWARD}
     parts.append(

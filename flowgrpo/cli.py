@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from .configs.schema import Recipe
+    from .configs.schema import Recipe, TextRecipe
 
 app = typer.Typer(
     help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
@@ -88,8 +89,7 @@ def _run(session: object, resume: bool) -> None:
     trainer.train()
     if main:
         page = build_gallery(session.run.path) if session.data.heldout else None
-        result = "lora" if session.policy.weights.kind == "lora" else "pipeline"
-        reporter.say(f"trained weights: {session.run.path / result}")
+        reporter.say(f"trained weights: {session.run.path / session.task.result}")
         if page is not None:
             reporter.say(f"gallery: {page}")
 
@@ -103,12 +103,17 @@ def plan(
 ) -> None:
     """Print what a recipe will do and cost, without loading a model."""
     from .configs.load import load_recipe
+    from .configs.schema import TextRecipe
     from .training.planning import clip_bounds, forecast, step_ranges
 
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
-    expected = forecast(recipe)
     _say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    if isinstance(recipe, TextRecipe):
+        if draw or svg is not None:
+            raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
+        return _plan_text(recipe)
+    expected = forecast(recipe)
     _say(
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
         f"images an iteration, {recipe.run.iterations} iterations"
@@ -132,6 +137,17 @@ def plan(
         _say(f"note: {warning}")
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
+
+
+def _plan_text(recipe: TextRecipe) -> None:
+    rollout, optimizer = recipe.rollout, recipe.optimizer
+    texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
+    _say(
+        f"{rollout.prompts} prompts × {rollout.group} completions = {texts} completions an iteration, at most "
+        f"{longest} tokens each, {recipe.run.iterations} iterations"
+    )
+    _say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
+    _say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
 
 
 def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
@@ -176,7 +192,9 @@ def sample(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A run folder, a pipeline folder, a hub id, or `scenes`.")] = "scenes",
+    model: Annotated[
+        str, typer.Argument(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
+    ] = "scenes",
     words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
 ) -> None:
     """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
@@ -184,8 +202,10 @@ def evaluate(
     from .training.inference import evaluate_model
 
     source, overrides = _split(words)
-    for name, (mean, error, count) in evaluate_model(model, load_recipe(source, overrides)).items():
-        console.print(f"{name}: {mean:.4f} ± {error:.4f} ({count} images)", highlight=False, markup=False)
+    recipe = load_recipe(source, overrides)
+    noun = "images" if recipe.task == "images" else "completions"
+    for name, (mean, error, count) in evaluate_model(model, recipe).items():
+        _say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
 
 
 @app.command()
@@ -201,7 +221,9 @@ def gallery(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, or claims.")],
+    name: Annotated[
+        str, typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, shared-prefix, or claims.")
+    ],
     words: Annotated[
         list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
     ] = None,
@@ -216,7 +238,7 @@ def bench(
     import json
     import tempfile
 
-    from .configs.load import load_recipe
+    from .configs.load import load_image_recipe
 
     if name == "claims":
         from .training.claims.command import claims, settings_of
@@ -224,12 +246,20 @@ def bench(
         settings, methods = settings_of(results, words or [], seeds, scale, any_code)
         return claims(settings, methods, out or results / "report", _say, report_only)
     from .training.bench import MEASUREMENTS
+    from .training.bench_text import TEXT_MEASUREMENTS
 
-    if name not in MEASUREMENTS:
-        raise ValueError(f"no measurement {name!r}; use one of {', '.join([*MEASUREMENTS, 'claims'])}")
-    source, overrides = _split(words)
-    with tempfile.TemporaryDirectory() as folder:
-        figures = MEASUREMENTS[name](load_recipe(source, overrides), Path(folder) / "run", _say)
+    if name in TEXT_MEASUREMENTS:
+        if words:
+            raise ValueError(f"{name} takes no recipe; it measures a model of its own")
+        figures = TEXT_MEASUREMENTS[name](_say)
+    elif name in MEASUREMENTS:
+        source, overrides = _split(words)
+        with tempfile.TemporaryDirectory() as folder:
+            figures = MEASUREMENTS[name](load_image_recipe(source, overrides), Path(folder) / "run", _say)
+    else:
+        raise ValueError(
+            f"no measurement {name!r}; use one of {', '.join([*MEASUREMENTS, *TEXT_MEASUREMENTS, 'claims'])}"
+        )
     if out is not None:
         from .training.run_folder import write_text
 
@@ -264,12 +294,24 @@ def build_scenes_command(
     """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
     from .training.build import build_all
 
+    build_all(out, seed=seed, scale=scale, report=_timed_report())
+
+
+@build_app.command("arithmetic")
+def build_arithmetic_command(
+    out: Annotated[Path, typer.Option(help="New folder for model and problems.")],
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped model.")] = 1.0,
+) -> None:
+    """Train the embedded language model from nothing (a minute or two on 2 cores)."""
+    from .training.build import build_arithmetic_all
+
+    build_arithmetic_all(out, seed=seed, scale=scale, report=_timed_report())
+
+
+def _timed_report() -> Callable[[str], None]:
     began = time.perf_counter()
-
-    def report(text: str) -> None:
-        console.print(f"{time.perf_counter() - began:7.0f} s  {text}", highlight=False, markup=False, soft_wrap=True)
-
-    build_all(out, seed=seed, scale=scale, report=report)
+    return lambda text: _say(f"{time.perf_counter() - began:7.0f} s  {text}")
 
 
 def main() -> None:

@@ -110,7 +110,19 @@ def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     assert command(*words, "--draw", "--iteration", "-1")[0] == 2
 
 
-@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_of_text_is_planned_without_a_tree(command: Command):
+    status, output, errors = command("plan", "text")
+    assert (status, errors) == (0, "")
+    assert "32 prompts × 16 completions = 512 completions an iteration, at most 6 tokens each" in output
+    assert "at most 3,072 tokens sampled an iteration, and scored 1 time(s)" in output
+    assert "no tree of denoising steps" in refused(command("plan", "text", "--draw"))
+    assert "takes no recipe" in refused(command("bench", "shared-prefix", "text"))
+    assert "text is a recipe of task text; this works on recipes of task images" in refused(
+        command("bench", "prefix", "text")
+    )
+
+
+@pytest.mark.parametrize("name", recipe_names("images"))
 def test_every_recipe_can_be_drawn(command: Command, name: str):
     status, output, errors = command("plan", name, "--draw", "--svg", "tree.svg")
     assert (status, errors) == (0, "")

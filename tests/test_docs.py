@@ -19,7 +19,8 @@ from flowgrpo.training.claims.evidence import Evidence
 from flowgrpo.training.claims.report import Found, write_report
 from flowgrpo.training.claims.results import Settings
 from flowgrpo.training.claims.verdicts import CLAIMS
-from flowgrpo.training.clock import PARTS
+from flowgrpo.training.tasks import FlowTask
+from flowgrpo.training.text_task import TextTask
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(flowgrpo.__file__).parent
@@ -203,7 +204,7 @@ def test_metric_fields_are_those_of_the_code():
     for name in summarise(torch.ones(1, 2, 4)):
         stem = re.sub("_(pos|neg)$", "", name)
         assert f"`{stem}`" in text, name
-    for part in PARTS:
+    for part in (*FlowTask.clock_parts, *TextTask.clock_parts):
         assert f"`{part}`" in text, part
 
 

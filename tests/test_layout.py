@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "gallery": set(),
     "samplers": {"core"},
     "rewards": {"core", "scenes"},
-    "text": {"core", "rewards", "scenes"},
+    "text": {"core", "pipelines"},
     "pipelines": {"core", "samplers", "scenes"},
     "training": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text"},
     "cli": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text", "training", "gallery"},

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from .schema import Recipe
+from .schema import AnyRecipe, Recipe, TextRecipe
 
 
 class RecipeError(ValueError):
@@ -32,18 +32,20 @@ for _side in (_Loader, _Dumper):
     _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
-def recipe_names() -> dict[str, str]:
-    """Recipes that come with the package: name -> first comment line of the file."""
+def recipe_names(task: str | None = None) -> dict[str, str]:
+    """Recipes that come with the package, or those of a task: name -> first comment line of the file."""
     folder = resources.files("flowgrpo.configs") / "recipes"
     found = {}
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
         if entry.name.endswith(".yaml"):
             first = entry.read_text(encoding="utf-8").splitlines()[0]
             found[entry.name.removesuffix(".yaml")] = first.lstrip("# ").strip()
-    return found
+    if task is None:
+        return found
+    return {name: line for name, line in found.items() if _layers(name)[1].get("task", "images") == task}
 
 
-def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> AnyRecipe:
     """Read a recipe by name (of the package) or path, and apply `key.sub=value` overrides.
 
     Args:
@@ -59,10 +61,30 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
     name, data = _layers(str(source or "default"))
     for assignment in overrides:
         _assign(data, assignment)
+    schema = _schema_of(name, data)
     try:
-        return Recipe.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault) for fault in error.errors())) from None
+        raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault, schema) for fault in error.errors())) from None
+
+
+def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """As `load_recipe`, for what only works on images.
+
+    Raises:
+        RecipeError: the recipe is of another task.
+    """
+    recipe = load_recipe(source, overrides)
+    if not isinstance(recipe, Recipe):
+        raise RecipeError(f"{recipe.name} is a recipe of task {recipe.task}; this works on recipes of task images")
+    return recipe
+
+
+def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
+    task = data.get("task", "images")
+    if task not in ("images", "text"):
+        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text")
+    return TextRecipe if task == "text" else Recipe
 
 
 def _layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
@@ -166,10 +188,10 @@ def _position(place: list[Any], part: str, assignment: str) -> int:
     return int(part)
 
 
-def _explain(fault: Mapping[str, Any]) -> str:
+def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     place = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        known = _fields_at(fault["loc"][:-1])
+        known = _fields_at(schema, fault["loc"][:-1])
         key = str(fault["loc"][-1])
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
@@ -182,8 +204,8 @@ def _explain(fault: Mapping[str, Any]) -> str:
     return f"  {place}: {message}{shown}"
 
 
-def _fields_at(location: Iterable[Any]) -> list[str]:
-    model: Any = Recipe
+def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    model: Any = schema
     for part in location:
         if isinstance(part, int):
             continue
@@ -194,6 +216,6 @@ def _fields_at(location: Iterable[Any]) -> list[str]:
     return list(model.model_fields)
 
 
-def dump_recipe(recipe: Recipe) -> str:
+def dump_recipe(recipe: AnyRecipe) -> str:
     """A recipe as YAML, every value written out."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -6,7 +6,26 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .soundness import credit_faults, objective_faults, sampler_faults
+from .soundness import credit_faults, objective_faults, sampler_faults, text_faults
+
+SurrogateName = Literal[
+    "clip",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "vespo",
+    "dro",
+    "reinforce",
+    "asymre",
+    "bapo",
+    "dcpo",
+    "dhpo",
+    "nft",
+    "opmd",
+    "r2vpo",
+    "rec",
+    "regression",
+]
 
 
 class Section(BaseModel):
@@ -40,8 +59,8 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Prompt files: .txt (a prompt a line), .jsonl or .csv (a `prompt` column, other columns go to the rewards)."""
 
-    train: str = Field("scenes:train", description="A file, or `scenes:train`.")
-    heldout: str | None = Field("scenes:heldout", description="A file, or `scenes:heldout`.")
+    train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
+    heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
 
 
 class WindowConfig(Section):
@@ -117,11 +136,15 @@ def _distinct(rewards: list[RewardConfig]) -> list[RewardConfig]:
 
 
 class SelectConfig(Section):
-    """Which images of a group enter the gradient; all enter the statistics."""
+    """Which samples of a group enter the gradient; all enter the statistics."""
 
-    keep: int = Field(ge=1, description="Images kept of each.")
+    keep: int = Field(ge=1, description="Samples kept of each.")
     among: Literal["group", "split"] = Field("group", description="`split`: the images below a tree's last split.")
-    choice: Literal["extremes", "best"] = Field("extremes", description="The best and the worst, or the best.")
+    choice: Literal["extremes", "best", "widest", "balanced"] = Field(
+        "extremes",
+        description="The best and the worst in equal parts (DanceGRPO); the best; the subset of greatest variance "
+        "(PODS, D³S); rewards of at least 0.5 and below it in equal parts (Reinforce-Ada).",
+    )
 
 
 class CriticConfig(Section):
@@ -136,8 +159,14 @@ class CriticConfig(Section):
 class AdvantageConfig(Section):
     """(reward − baseline) / scale, within the images of one prompt."""
 
+    estimator: Literal["group", "anchored", "virtual_maximum", "beta", "quantile", "consistency"] = Field(
+        "group", description="How a group is compared; all but `group` take the weighted sum of rewards."
+    )
+    estimator_options: dict[str, float] = Field(default_factory=dict, description="Its hyper-parameters.")
     how: Literal["sum", "gdpo"] = "sum"
-    baseline: Literal["mean", "loo", "none"] = "mean"
+    baseline: Literal["mean", "loo", "length", "none"] = Field(
+        "mean", description="`length`: of completions, weighted by their lengths (OPO)."
+    )
     scale: Literal["group", "batch", "none"] = "group"
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
@@ -171,7 +200,7 @@ class ObjectiveConfig(Section):
     form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
     times: int | None = Field(None, ge=1, description="Forward process: noise levels per image; all if left out.")
     ratio: Literal["gaussian", "guard", "cps_released"] = "guard"
-    surrogate: Literal["clip", "cispo", "sapo", "gmpo", "vespo", "dro", "reinforce"] = "clip"
+    surrogate: SurrogateName = "clip"
     options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
     trust_nats: float | None = Field(
@@ -205,19 +234,24 @@ class OptimizerConfig(Section):
     ema: EmaConfig | None = EmaConfig()
 
 
-class EvaluateConfig(Section):
-    """Evaluation on held-out prompts with fixed seeds, deterministic sampling."""
+class HeldOutConfig(Section):
+    """Evaluation on held-out prompts with fixed seeds."""
 
     every: int = Field(50, ge=1, description="Iterations between evaluations; the first and last are always made.")
     prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
-    seeds: int = Field(1, ge=1, description="Images per prompt.")
-    steps: int | None = Field(None, ge=1, description="Denoising steps; those of the rollout if left out.")
+    seeds: int = Field(1, ge=1, description="Samples per prompt.")
     rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
 
     @field_validator("rewards")
     @classmethod
     def _labels_differ(cls, rewards: list[RewardConfig] | None) -> list[RewardConfig] | None:
         return rewards and _distinct(rewards)
+
+
+class EvaluateConfig(HeldOutConfig):
+    """Evaluation of images, sampled without noise in the steps."""
+
+    steps: int | None = Field(None, ge=1, description="Denoising steps; those of the rollout if left out.")
 
 
 class RunConfig(Section):
@@ -231,21 +265,15 @@ class RunConfig(Section):
     trackers: list[str] = Field(default_factory=list, description="accelerate's: tensorboard, wandb, …")
 
 
-class Recipe(Section):
-    """A whole run."""
+class BaseRecipe(Section):
+    """What a run of images and a run of text have in common."""
 
     name: str = "unnamed"
     paper: str = ""
-    model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
-    sampler: SamplerConfig = SamplerConfig()
-    rollout: RolloutConfig = RolloutConfig()
     rewards: list[RewardConfig] = Field(min_length=1)
     advantage: AdvantageConfig = AdvantageConfig()
-    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that asks one.")
-    objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    evaluate: EvaluateConfig = EvaluateConfig()
     run: RunConfig = RunConfig()
 
     @field_validator("rewards")
@@ -253,14 +281,115 @@ class Recipe(Section):
     def _labels_differ(cls, rewards: list[RewardConfig]) -> list[RewardConfig]:
         return _distinct(rewards)
 
+
+def _updates_fault(updates: int, prompts: int) -> list[str]:
+    if updates <= prompts:
+        return []
+    return [
+        f"optimizer.updates is {updates} with {prompts} prompts per iteration: an update needs whole groups; use at "
+        f"most {prompts} updates or more rollout.prompts"
+    ]
+
+
+class Recipe(BaseRecipe):
+    """A whole run of images."""
+
+    task: Literal["images"] = "images"
+    model: ModelConfig = ModelConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that asks one.")
+    objective: ObjectiveConfig = ObjectiveConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
         faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self)]
-        if self.optimizer.updates > self.rollout.prompts:
-            faults.append(
-                f"optimizer.updates is {self.optimizer.updates} with {self.rollout.prompts} prompts per iteration: an "
-                f"update needs whole groups; use at most {self.rollout.prompts} updates or more rollout.prompts"
-            )
+        faults += _updates_fault(self.optimizer.updates, self.rollout.prompts)
         if faults:
             raise ValueError("\n".join(faults))
         return self
+
+
+class LanguageModelConfig(Section):
+    """The causal language model that is trained."""
+
+    path: str = Field(
+        "arithmetic",
+        description="`arithmetic` (embedded), `arithmetic:untrained`, a transformers folder, or a hub id.",
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the frozen weights.")
+    train: Literal["lora", "full"] = "lora"
+    lora: LoraConfig = LoraConfig()
+    gradient_checkpointing: bool = False
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
+        None, description="Of transformers; its own choice if left out."
+    )
+    system: str | None = Field(None, description="System message; only for models with a chat template.")
+    chat: bool | None = Field(None, description="Use the chat template; if left out, where the tokenizer has one.")
+    shared_prefix: bool = Field(True, description="Score the prompt of a group once, in place of once a completion.")
+
+
+class GenerationConfig(Section):
+    """How completions are sampled."""
+
+    max_tokens: int = Field(256, ge=1, description="Longest completion.")
+    temperature: float = Field(1.0, gt=0, description="Logits are divided by it, in sampling and in scoring.")
+    top_k: int | None = Field(None, ge=1, description="Only the likeliest so many tokens; all if left out.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Only the likeliest tokens of this mass.")
+    max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
+
+
+class TextRolloutConfig(Section):
+    """How much is sampled in an iteration."""
+
+    prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
+    group: int = Field(8, ge=1, description="Completions per prompt.")
+    batch: int = Field(64, ge=1, description="Completions sampled at once.")
+    tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is not cut.")
+
+
+class TextObjectiveConfig(Section):
+    """Ratio level, surrogate, reduction and penalty."""
+
+    surrogate: SurrogateName = "clip"
+    options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
+    level: Literal["token", "sequence"] = "token"
+    reduce: Literal["token", "sequence", "sum"] = Field("token", description="Over tokens, row means, or row sums.")
+    constant: bool = Field(False, description="`sum`: divide by rows × max_tokens (Dr. GRPO), not by rows.")
+    kl: float = Field(0.0, ge=0, description="Of the KL to the reference.")
+    kl_kind: Literal["k2", "k3+"] = Field("k2", description="Estimates whose gradient is right.")
+    drop_truncated: bool = Field(False, description="Leave out completions that hit max_tokens (DAPO).")
+    correction: Literal["none", "token", "sequence"] = Field(
+        "none", description="Weight by the ratio of training engine and sampler, truncated at correction_cap."
+    )
+    correction_cap: float = Field(2.0, gt=0)
+
+
+class TextEvaluateConfig(HeldOutConfig):
+    """Evaluation of completions."""
+
+    temperature: float = Field(0.0, ge=0, description="0 takes the likeliest token.")
+    batch: int | None = Field(None, ge=1, description="Completions sampled at once; rollout.batch if left out.")
+
+
+class TextRecipe(BaseRecipe):
+    """A whole run of text."""
+
+    task: Literal["text"]
+    model: LanguageModelConfig = LanguageModelConfig()
+    data: DataConfig = DataConfig(train="arithmetic:train", heldout="arithmetic:heldout")
+    generation: GenerationConfig = GenerationConfig()
+    rollout: TextRolloutConfig = TextRolloutConfig()
+    objective: TextObjectiveConfig = TextObjectiveConfig()
+    evaluate: TextEvaluateConfig = TextEvaluateConfig()
+
+    @model_validator(mode="after")
+    def _geometry(self) -> TextRecipe:
+        faults = [*text_faults(self), *_updates_fault(self.optimizer.updates, self.rollout.prompts)]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+
+AnyRecipe = Recipe | TextRecipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .schema import ObjectiveConfig, Recipe, SamplerConfig, WindowConfig
+    from .schema import ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
 
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
 
@@ -72,6 +72,8 @@ def credit_faults(recipe: Recipe) -> list[str]:
     """Of advantages, selection and the critic."""
     advantage, sampler = recipe.advantage, recipe.sampler
     faults = []
+    if advantage.baseline == "length":
+        faults.append("advantage.baseline length weights by the lengths of completions; images have none, use mean")
     if advantage.credit in ("turning", "value") and (sampler.plan != "window" or sampler.probe is None):
         faults.append(
             f"advantage.credit {advantage.credit} compares states with what they become without noise; use "
@@ -158,4 +160,28 @@ def _ratio_faults(objective: ObjectiveConfig, sampler: SamplerConfig) -> list[st
         )
     if objective.ratio == "cps_released" and objective.trust_nats is not None:
         faults.append("objective.trust_nats is a divergence of densities; use ratio gaussian with it")
+    return faults
+
+
+def text_faults(recipe: TextRecipe) -> list[str]:
+    """Of a run of text."""
+    objective, advantage = recipe.objective, recipe.advantage
+    faults = []
+    if recipe.rollout.group < 2 and advantage.baseline != "none":
+        faults.append(
+            f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more, or "
+            "advantage.baseline none"
+        )
+    if advantage.credit != "leaf":
+        faults.append(
+            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf with completions"
+        )
+    if advantage.select is not None and advantage.select.among == "split":
+        faults.append("advantage.select.among split needs a tree; use group")
+    if objective.constant and objective.reduce != "sum":
+        faults.append(f"objective.constant belongs to objective.reduce sum, not {objective.reduce}")
+    if objective.level == "sequence" and objective.surrogate == "gmpo":
+        faults.append("surrogate gmpo pools the row after its clip; use objective.level token")
+    if recipe.generation.top_k == 1:
+        faults.append("generation.top_k 1 always takes the likeliest token, so a group has one completion; use more")
     return faults

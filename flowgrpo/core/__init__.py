@@ -5,28 +5,69 @@ K rewards, N nodes of a tree or entries of a flat list. Nothing here knows a mod
 """
 
 from .advantages import group_advantages, multi_reward_advantages
+from .baselines import anchor_state_advantages, beta_advantages, stratified_advantages, virtual_maximum_advantages
+from .combination import (
+    constrained_advantages,
+    gated_rewards,
+    group_gated_rewards,
+    uncertainty_weighted_rewards,
+    worst_case_rewards,
+)
+from .comparisons import win_rates
 from .diagnostics import degenerate_groups, step_statistics, summarise
+from .minima import minimum_returns, minimum_weighted_rewards
 from .objectives import gaussian_kl, kl, policy_loss
+from .outcomes import consistency_advantages, outcome_entropy, quantile_advantages, semantic_entropy_weights
+from .prefix_tree import prefix_tree_advantages, prefix_values
+from .registry import advantage_of
+from .shaping import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .surrogates import SURROGATES, cispo, clip, dro, gmpo, reinforce, sapo, vespo
+from .trackers import smoothed_advantages
 from .trees import depth_advantages, node_values
+from .verifiers import corrected_rewards, forward_weights
 
 __all__ = [
     "SURROGATES",
+    "advantage_of",
+    "anchor_state_advantages",
+    "beta_advantages",
+    "bounded_shaping",
     "cispo",
     "clip",
+    "consistency_advantages",
+    "constrained_advantages",
+    "corrected_rewards",
     "degenerate_groups",
     "depth_advantages",
     "dro",
+    "forward_weights",
+    "gated_rewards",
     "gaussian_kl",
     "gmpo",
     "group_advantages",
+    "group_gated_rewards",
     "kl",
+    "minimum_returns",
+    "minimum_weighted_rewards",
     "multi_reward_advantages",
     "node_values",
+    "outcome_entropy",
     "policy_loss",
+    "positive_only_advantages",
+    "prefix_tree_advantages",
+    "prefix_values",
+    "quantile_advantages",
     "reinforce",
     "sapo",
+    "semantic_entropy_weights",
+    "smoothed_advantages",
     "step_statistics",
+    "stratified_advantages",
     "summarise",
+    "uncertainty_weighted_rewards",
+    "unlikeliness_rewards",
     "vespo",
+    "virtual_maximum_advantages",
+    "win_rates",
+    "worst_case_rewards",
 ]

@@ -171,13 +171,13 @@ def flow_dpo(rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 
     gap = rows.error(rows.velocity) - _reference_error(rows, "flow_dpo")
     index, count = group_index(rows.group, len(gap), gap.device)
     advantage = rows.advantage.to(gap)
-    best, worst = _arg_extreme(advantage, index, count, 1.0), _arg_extreme(advantage, index, count, -1.0)
+    best, worst = arg_extreme(advantage, index, count, 1.0), arg_extreme(advantage, index, count, -1.0)
     margin = -0.5 * beta * (gap[best] - gap[worst])
     loss = -torch.nn.functional.logsigmoid(margin) * (advantage[best] > advantage[worst])
     return torch.zeros_like(gap).index_add(0, torch.cat([best, worst]), 0.5 * torch.cat([loss, loss])), 0 * advantage
 
 
-def _arg_extreme(values: Tensor, index: Tensor, count: int, sign: float) -> Tensor:
+def arg_extreme(values: Tensor, index: Tensor, count: int, sign: float) -> Tensor:
     """[count] the first row of each group that holds the largest (sign 1) or smallest (-1) value."""
     top = values.new_full((count,), -torch.inf).scatter_reduce(0, index, sign * values, "amax")
     rows = torch.arange(len(values), device=values.device)

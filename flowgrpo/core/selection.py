@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from .advantages import as_precise, group_index, sum_by_group
+from .advantages import group_index, sum_by_group
+from .subsets import rank_in_group
 
 CHOICES = ("extremes", "best")
 
@@ -39,14 +39,8 @@ def select(values: Tensor, groups: Tensor | Sequence[int], keep: int, *, choice:
         raise ValueError(f"`values` has shape {tuple(values.shape)}; give one value per sample, (N,)")
     index, count = group_index(groups, len(values), values.device)
     valid = ~values.isnan()
-    precise = as_precise(values).nan_to_num(torch.inf)  # after all others of its group
-    order = precise.argsort(stable=True)
-    order = order[index[order].argsort(stable=True)]
-    sizes = sum_by_group(torch.ones_like(precise)[:, None], index, count)[:, 0]
-    starts = sizes.cumsum(0) - sizes
-    rank = torch.empty_like(precise)
-    rank[order] = torch.arange(len(values), device=values.device, dtype=precise.dtype) - starts[index[order]]
-    present = sum_by_group(valid[:, None].to(precise.dtype), index, count)[:, 0][index]
+    rank = rank_in_group(values, index, count)
+    present = sum_by_group(valid[:, None].long(), index, count)[:, 0][index]
     bottom = keep // 2 if choice == "extremes" else 0
     chosen = (rank >= present - (keep - bottom)) | (rank < bottom)
     return chosen & valid

@@ -17,7 +17,8 @@ from torch import Tensor
 LOG_LIMIT = 20.0  # exp(20) is far outside any trust region, and far from float32 overflow
 
 
-def _per_column(adv: Tensor) -> Tensor:
+def per_column(adv: Tensor) -> Tensor:
+    """Advantages [B] or [B, T] so that they broadcast to [B, T]."""
     return adv[:, None] if adv.dim() == 1 else adv
 
 
@@ -32,7 +33,7 @@ def log_bounds(low: float, high: float) -> tuple[float, float]:
     return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
 
 
-def _pessimistic(log_ratio: Tensor, adv: Tensor, lower: float, upper: float) -> Tensor:
+def pessimistic(log_ratio: Tensor, adv: Tensor, lower: float, upper: float) -> Tensor:
     """Bound the log-ratio on the side where `min(A r, A clip(r))` does: above if A > 0, below if A < 0.
 
     `where` rather than `minimum`: at a tie `minimum` halves the gradient.
@@ -61,8 +62,8 @@ def clip(
     Raises:
         ValueError: If a bound is negative or `dual` is not above 1.
     """
-    adv = _per_column(adv)
-    bounded = _pessimistic(log_ratio, adv, *log_bounds(low, high))
+    adv = per_column(adv)
+    bounded = pessimistic(log_ratio, adv, *log_bounds(low, high))
     if dual is not None:
         if not dual > 1:
             raise ValueError(f"`dual` is {dual}; use a ratio above 1, such as 3.0, or None for no second bound")
@@ -84,7 +85,7 @@ def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: fl
     if not (low >= 0 and high > 0):
         raise ValueError(f"CISPO bounds are low={low}, high={high}; use low >= 0 and high > 0 (a bound of the ratio)")
     lower, _ = log_bounds(low, 0.0)
-    return -log_ratio.detach().clamp(lower, math.log(high)).exp() * _per_column(adv) * logp
+    return -log_ratio.detach().clamp(lower, math.log(high)).exp() * per_column(adv) * logp
 
 
 def sapo(
@@ -99,7 +100,7 @@ def sapo(
     """
     if not (tau_pos > 0 and tau_neg > 0):
         raise ValueError(f"SAPO temperatures are tau_pos={tau_pos}, tau_neg={tau_neg}; use positive numbers")
-    adv = _per_column(adv)
+    adv = per_column(adv)
     positive = adv > 0
     excess = log_ratio.clamp(max=LOG_LIMIT).expm1()
     gate = torch.where(
@@ -124,8 +125,8 @@ def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: flo
     """
     if not (low >= 0 and high >= 0):
         raise ValueError(f"GMPO bounds are low={low}, high={high}; use non-negative bounds of the log-ratio")
-    adv = _per_column(adv)
-    bounded = _pessimistic(log_ratio, adv, -low, high)
+    adv = per_column(adv)
+    bounded = pessimistic(log_ratio, adv, -low, high)
     return -adv * pooled_per_column(bounded, mask).exp()
 
 
@@ -146,9 +147,9 @@ def vespo(
     = 1. (k, lam) is (`k_pos`, `lam_pos`) where A >= 0, else (`k_neg`, `lam_neg`). The log-ratio is bounded to
     +-20 per column and [log 1e-8, 20] per row, as in the authors' code.
     """
-    adv = _per_column(adv)
-    per_column = log_ratio.detach().clamp(-LOG_LIMIT, LOG_LIMIT)
-    log_w = torch.where(mask.bool(), per_column, 0.0).sum(1, keepdim=True).clamp(math.log(1e-8), LOG_LIMIT)
+    adv = per_column(adv)
+    bounded = log_ratio.detach().clamp(-LOG_LIMIT, LOG_LIMIT)
+    log_w = torch.where(mask.bool(), bounded, 0.0).sum(1, keepdim=True).clamp(math.log(1e-8), LOG_LIMIT)
     excess = log_w.expm1()
     phi = torch.where(adv >= 0, k_pos * log_w - lam_pos * excess, k_neg * log_w - lam_neg * excess).exp()
     return -phi * adv * logp
@@ -160,12 +161,12 @@ def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: flo
     The policy part of the paper's loss, with A in the place of reward minus learned value. A quadratic pull
     towards the behaviour policy instead of a clip; valid off-policy.
     """
-    return -_per_column(adv) * logp + 0.5 * beta * log_ratio.square()
+    return -per_column(adv) * logp + 0.5 * beta * log_ratio.square()
 
 
 def reinforce(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
     """Policy gradient without a ratio, `-A logp` (Williams 1992; GPG, arXiv 2504.02546)."""
-    return -_per_column(adv) * logp
+    return -per_column(adv) * logp
 
 
 def pooled_per_column(values: Tensor, mask: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Styles, script and data are inlined; images stay files, loaded lazily by relative path. The content-security
 policy admits exactly our own script and style by their hashes, so that even a fault in the page's escaping
-could not make a prompt run.
+could not make a prompt or a completion run.
 """
 
 import base64
@@ -78,6 +78,7 @@ def payload(run: Run, prefix: str) -> dict[str, Any]:
         "facts": run.facts,
         "config": run.config,
         "skipped": run.skipped,
+        "text": run.text,
         "prefix": prefix,
         "checkpoints": run.checkpoints,
         "rewards": rewards,
@@ -92,11 +93,11 @@ def payload(run: Run, prefix: str) -> dict[str, Any]:
 
 
 def summarize(run: Run, reward: str) -> dict[str, Any] | None:
-    """How one reward moved from the first evaluated iteration to the last, over images of the same seed.
+    """How one reward moved from the first evaluated iteration to the last, over samples of the same seed.
 
     The standard error is that of the mean gain over prompts, the seeds of a prompt being averaged first:
-    they are not independent. Pairs in which the reward does not apply to one image are left out. `whole`
-    holds the trainer's own means of those two evaluations, which may cover more images than were saved.
+    they are not independent. Pairs in which the reward does not apply to one sample are left out. `whole`
+    holds the trainer's own means of those two evaluations, which may cover more samples than were saved.
 
     Returns:
         The statistics, or None when no pair has this reward at both ends.
@@ -132,7 +133,7 @@ def render(data: dict[str, Any]) -> str:
     """Put the data, script and style into the page's template."""
     here = resources.files(__package__)
     style = here.joinpath("style.css").read_text(encoding="utf-8")
-    script = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("charts.js", "page.js"))
+    script = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("charts.js", "texts.js", "page.js"))
     parts = {
         "policy": (
             f"default-src 'none'; img-src 'self' file:; style-src '{_digest(style)}'; "
@@ -169,8 +170,9 @@ def _pair(pair: Pair, rewards: list[str], columns: list[str]) -> dict[str, Any]:
 
 
 def _shot(shot: Sample, rewards: list[str]) -> dict[str, Any]:
+    image = quote(shot.image) if shot.image else None
     return {
-        "image": quote(shot.image) if shot.image else None,
+        **({"image": image} if shot.completion is None else {"completion": shot.completion}),
         "rewards": [_short(shot.rewards.get(name)) for name in rewards],
         "parts": [
             [f"{reward} / {name}", _short(score)]

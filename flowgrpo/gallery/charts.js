@@ -29,6 +29,10 @@ function signed(value) {
   return (value > 0 ? "+" : "") + number(value);
 }
 
+function plural(count, word) {
+  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
+}
+
 function tickLabel(value, step) {
   if (Math.abs(value) < step / 2) return "0";
   const long = step < 1e-3 || Math.abs(value) >= 1e5;
@@ -219,7 +223,7 @@ function metricCharts(xs, all) {
     const near = key.startsWith("ratio") && values.every((value) => value === null || Math.abs(value - 1) < 1e-3);
     const shown = near ? values.map((value) => (value === null ? null : value - 1)) : values;
     const one = { title: near ? `${key} − 1` : key, series: [{ label: key, values: shown, held: false }] };
-    (/^(ratio\b|clip_share|kl\b|grad_norm)/.test(key) ? main : rest).push(one);
+    (/^(ratio\b|clip_share|kl\b|grad_norm|(length|truncated|entropy|sampler_gap)$)/.test(key) ? main : rest).push(one);
   }
   const draw = (list) => list.map(({ title, series }) => chart(title, xs, series));
   return { main: () => draw(main), rest: () => draw(rest), others: rest.length };

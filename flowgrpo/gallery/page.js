@@ -4,13 +4,13 @@ const byId = (id) => document.getElementById(id);
 const PAGE = 60;
 const SAME = 1e-6; // as in build.py
 const LAST = data.checkpoints.length - 1;
+const ITEM = data.text ? "completion" : "image";
 const state = {
   query: "", reward: 0, sort: "gain", outcome: "all", view: "side", before: 0, after: LAST, page: 0,
   columns: data.columns.map(() => ""),
 };
 let shown = [];
 
-const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 const moment = (index) => (data.checkpoints[index] === 0 ? "base" : `iteration ${data.checkpoints[index]}`);
 const comparing = () => state.before !== state.after;
 const direction = (gain) => (gain === null || Math.abs(gain) <= SAME ? "same" : gain > 0 ? "gained" : "lost");
@@ -26,7 +26,7 @@ function drawHead() {
   const facts = data.facts.map(([key, value]) => `${key} ${value}`);
   if (data.iterations.length) facts.push(plural(data.iterations[data.iterations.length - 1], "iteration"));
   facts.push(plural(new Set(data.pairs.map((pair) => `${pair.id} ${pair.prompt}`)).size, "held-out prompt"));
-  facts.push(plural(data.pairs.reduce((sum, pair) => sum + pair.shots.filter(Boolean).length, 0), "image"));
+  facts.push(plural(data.pairs.reduce((sum, pair) => sum + pair.shots.filter(Boolean).length, 0), ITEM));
   if (data.skipped) facts.push(`${plural(data.skipped, "unreadable line")} of the logs left out`);
   byId("facts").append(...facts.map((fact) => el("span", {}, fact)));
   byId("config").textContent = data.config;
@@ -52,7 +52,7 @@ function drawSummary() {
     return;
   }
   const whole = data.summary.some((row) => row.whole);
-  const heads = ["Reward", moment(0), moment(LAST), "Gain", "Image by image", whole ? "Whole evaluation" : null];
+  const heads = ["Reward", moment(0), moment(LAST), "Gain", `${ITEM} by ${ITEM}`, whole ? "Whole evaluation" : null];
   const head = heads.filter(Boolean).map((text) => el("th", { scope: "col" }, text));
   const rows = data.summary.map((row) => {
     const gain = row.after - row.before;
@@ -70,8 +70,8 @@ function drawSummary() {
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "summary-title" },
       el("table", { class: "summary" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows))),
     el("p", { class: "muted small" },
-      "Means over the images below, paired by prompt and seed; ± is one standard error over prompts.",
-      whole ? " The whole evaluation may cover more images than were saved." : ""));
+      `Means over the ${ITEM}s below, paired by prompt and seed; ± is one standard error over prompts.`,
+      whole ? ` The whole evaluation may cover more ${ITEM}s than were saved.` : ""));
 }
 
 function drawCurves() {
@@ -101,7 +101,8 @@ function select(label, options, key, index) {
 }
 
 function drawControls() {
-  const search = el("input", { type: "search", placeholder: "prompt or notes", autocomplete: "off" });
+  const places = data.text ? "prompt, completion or notes" : "prompt or notes";
+  const search = el("input", { type: "search", placeholder: places, autocomplete: "off" });
   search.addEventListener("input", () => {
     state.query = search.value;
     update();
@@ -126,8 +127,12 @@ function drawControls() {
     const options = data.checkpoints.map((_, index) => [index, moment(index)]);
     parts.push(select("Before", options, "before"), select("After", options, "after"));
   }
-  if (LAST) parts.push(select("View", [["side", "side by side"], ["blink", "blink"]], "view"));
+  if (LAST && !data.text) parts.push(select("View", [["side", "side by side"], ["blink", "blink"]], "view"));
   byId("controls").append(...parts);
+  if (data.text && LAST) {
+    byId("count").after(el("p", { class: "muted small" },
+      "Where two completions share most of their words, those that differ are ", el("mark", {}, "marked"), "."));
+  }
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 }
 
@@ -168,8 +173,9 @@ function update() {
     if (state.outcome === "split" && !split.get(pair)) return false;
     const gain = gainOf(pair, state.reward);
     if (["gained", "lost", "same"].includes(state.outcome) && (gain === null || direction(gain) !== state.outcome)) return false;
-    const notes = [pair.shots[state.before], pair.shots[state.after]].flatMap((shot) => shot.notes.map(([, note]) => note));
-    const text = [pair.prompt, ...notes].join("\n").toLowerCase();
+    const written = [pair.shots[state.before], pair.shots[state.after]].flatMap((shot) =>
+      [shot.completion ?? "", ...shot.notes.map(([, note]) => note)]);
+    const text = [pair.prompt, ...written].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
   shown = order(found, split);
@@ -186,8 +192,26 @@ function picture(pair, index) {
   return image;
 }
 
+const compared = new WeakMap(); // the later sample of a comparison → the earlier one, and the pieces of both texts
+
+// Heading and text of one completion. The marks are those of the two chosen evaluations.
+function passage(pair, index, room) {
+  const [before, after, shot] = [state.before, state.after, index].map((at) => pair.shots[at]);
+  if (compared.get(after)?.before !== before) {
+    compared.set(after, { before, pieces: difference(before.completion, after.completion) });
+  }
+  const pieces = compared.get(after).pieces?.[[before, after].indexOf(shot)] ?? [[shot.completion, false]];
+  const same = comparing() && shot === after && shot.completion === before.completion;
+  const length = same ? "same text" : plural([...shot.completion].length, "character");
+  return [el("figcaption", {}, el("span", {}, moment(index)), el("span", {}, length)), folded(pieces, room)];
+}
+
 function frames(pair) {
   const ends = comparing() ? [state.before, state.after] : [state.after];
+  if (data.text) {
+    const figures = ends.map((index) => el("figure", {}, ...passage(pair, index, 400)));
+    return el("div", { class: comparing() ? "frames" : "frames one" }, ...figures);
+  }
   if (state.view === "blink" && comparing()) {
     const label = el("figcaption", {});
     const button = el("button", { type: "button", class: "frame blink", "aria-pressed": "false" },
@@ -252,7 +276,7 @@ function drawPage() {
   const cards = shown.slice(start, start + PAGE).map(card);
   byId("pairs").replaceChildren(...cards);
   const end = start + cards.length;
-  const kind = comparing() ? "pair" : "image";
+  const kind = comparing() ? "pair" : ITEM;
   byId("count").textContent = shown.length
     ? `${plural(shown.length, kind)}${shown.length > PAGE ? `, showing ${start + 1} to ${end}` : ""}`
     : `No ${kind} matches. Clear the search or choose “all”.`;
@@ -275,7 +299,9 @@ function detailShot(pair, index) {
   const lines = data.rewards.map((name, reward) => [name, shot.rewards[reward]]).filter(([, value]) => value !== null);
   const rows = [...lines, ...shot.parts].map(([name, value], at) =>
     el("tr", { class: at >= lines.length ? "part" : null }, el("th", { scope: "row" }, name), el("td", {}, number(value))));
-  return el("figure", {}, el("span", { class: "frame" }, picture(pair, index)), el("figcaption", {}, moment(index)),
+  const sample = data.text ? passage(pair, index, 20000)
+    : [el("span", { class: "frame" }, picture(pair, index)), el("figcaption", {}, moment(index))];
+  return el("figure", {}, ...sample,
     el("table", { class: "scores" }, el("tbody", {}, ...rows)),
     ...shot.notes.map(([reward, note]) => el("p", { class: "note whole" }, el("span", {}, `${data.rewards[reward]}: `), note)));
 }
@@ -309,6 +335,7 @@ function openDetail(pair) {
 
 byId("detail").addEventListener("click", (event) => event.target === byId("detail") && byId("detail").close());
 if (!LAST) state.sort = "high";
+document.body.classList.toggle("text", data.text);
 drawHead();
 drawSummary();
 drawCurves();

@@ -24,29 +24,30 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass(frozen=True)
 class Sample:
-    """One image of an evaluation, as `samples/index.jsonl` records it."""
+    """One image or completion of an evaluation, as `samples/index.jsonl` records it."""
 
     iteration: int  # 0 is the model before training
     prompt: str
     prompt_id: str
     seed: str  # as text: 64-bit seeds do not survive JavaScript's numbers
-    sample: int  # index among the images of this prompt
-    image: str | None  # relative to samples/, with forward slashes; None when the file is gone
+    sample: int  # index among the samples of this prompt
+    image: str | None  # relative to samples/, with forward slashes; None when the file is gone and for text
+    completion: str | None = None  # what a language model wrote; None for images
     rewards: dict[str, float] = field(default_factory=dict)  # finite scores only
     sub_scores: dict[str, dict[str, float]] = field(default_factory=dict)  # reward -> name -> score
-    notes: dict[str, str] = field(default_factory=dict)  # reward -> what the reward wrote about the image
+    notes: dict[str, str] = field(default_factory=dict)  # reward -> what the reward wrote about the sample
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The images of one prompt and one seed through training."""
+    """The samples of one prompt and one seed through training."""
 
     shots: tuple[Sample | None, ...]  # one for each of Run.checkpoints; None where it was not sampled
 
     @property
     def first(self) -> Sample:
-        """The earliest image there is; it carries the prompt, the seed and the columns."""
+        """The earliest sample there is; it carries the prompt, the seed and the columns."""
         return next(shot for shot in self.shots if shot is not None)
 
 
@@ -61,6 +62,7 @@ class Run:
     checkpoints: tuple[int, ...]  # evaluated iterations, increasing
     pairs: tuple[Pair, ...]
     skipped: int  # lines that could not be read
+    text: bool  # whether the samples are completions; else they are images
 
 
 def read_run(folder: Path) -> Run:
@@ -71,7 +73,7 @@ def read_run(folder: Path) -> Run:
 
     Raises:
         ValueError: the folder is not a run, has no evaluation samples, or holds a record that is not as
-            documented (a wrong type, an image outside `samples/`).
+            documented (a wrong type, an image outside `samples/`, images and completions together).
     """
     config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
     if not config_file.is_file():
@@ -88,16 +90,21 @@ def read_run(folder: Path) -> Run:
         raise ValueError(f"{config_file} is not readable YAML: {error}. Restore it, or train again.") from error
     config = _without_secrets(config if isinstance(config, dict) else {})
     records, bad_samples = read_jsonl(index)
-    samples = [
-        parse_sample(record, index.parent, f"{index}, line {line}")
-        for line, record in records
-        if record.get("phase") == "eval"
-    ]
+    evaluated = [(f"{index}, line {line}", record) for line, record in records if record.get("phase") == "eval"]
+    samples = [parse_sample(record, index.parent, where) for where, record in evaluated]
     if not samples:
         raise ValueError(
             f"{index} has no evaluation samples (phase 'eval') among its {len(records)} records. "
             "Switch evaluation on in the recipe, or build the gallery after the first evaluation."
         )
+    text = "completion" in evaluated[0][1]
+    for where, record in evaluated:
+        if ("completion" in record) != text:
+            found, first = ("an `image`", "a `completion`") if text else ("a `completion`", "an `image`")
+            raise ValueError(
+                f"{where}: the record has {found}, and the first of the run has {first}. "
+                "A run is either of images or of text; give each a folder of its own."
+            )
     metrics, bad_metrics = read_metrics(folder / "metrics.jsonl")
     checkpoints, pairs = pair_samples(samples)
     name = config.get("name")
@@ -110,6 +117,7 @@ def read_run(folder: Path) -> Run:
         checkpoints=checkpoints,
         pairs=pairs,
         skipped=bad_samples + bad_metrics,
+        text=text,
     )
 
 
@@ -162,12 +170,19 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         where: file and line, for the error message.
 
     Raises:
-        ValueError: a field is missing or of a wrong type, or the image lies outside `samples`.
+        ValueError: a field is missing or of a wrong type, the image lies outside `samples`, or there is not
+            exactly one of `image` and `completion`.
     """
     for key, kinds in (("iteration", int), ("prompt", str), ("prompt_id", (int, str)), ("seed", int)):
         if not isinstance(record.get(key), kinds) or isinstance(record.get(key), bool):
             raise ValueError(f"{where}: `{key}` is {record.get(key)!r}. {_EXPECTED[key]}")
-    image = check_image(record.get("image"), samples, where)
+    if ("image" in record) == ("completion" in record):
+        found = "both" if "image" in record else "neither"
+        raise ValueError(f"{where}: a record has either an `image` or a `completion`, and this one has {found}.")
+    image = check_image(record["image"], samples, where) if "image" in record else None
+    completion = record.get("completion")
+    if image is None and not isinstance(completion, str):
+        raise ValueError(f"{where}: `completion` is {completion!r}. It must be the text that the model wrote.")
     sample = record.get("sample", 0)
     return Sample(
         iteration=record["iteration"],
@@ -175,7 +190,8 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         prompt_id=str(record["prompt_id"]),
         seed=str(record["seed"]),
         sample=sample if isinstance(sample, int) else 0,
-        image=image if (samples / image).is_file() else None,
+        image=image if image and (samples / image).is_file() else None,
+        completion=completion,
         rewards=_numbers(_mapping(record, "rewards", where)),
         sub_scores={
             name: _numbers(scores)
@@ -191,7 +207,7 @@ _EXPECTED = {
     "iteration": "It must be a whole number, 0 for the model before training.",
     "prompt": "It must be the prompt's text.",
     "prompt_id": "It must be the number of the prompt in its file.",
-    "seed": "It must be the whole number that seeded the image's noise.",
+    "seed": "It must be the whole number that seeded the sample.",
 }
 
 
@@ -213,9 +229,9 @@ def check_image(image: object, samples: Path, where: str) -> str:
 
 
 def pair_samples(samples: list[Sample]) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
-    """Line up the images that share prompt and seed over the evaluated iterations.
+    """Line up the samples that share prompt and seed over the evaluated iterations.
 
-    When a prompt has several images of one seed they are matched in the order of their `sample` index. A
+    When a prompt has several samples of one seed they are matched in the order of their `sample` index. A
     sample recorded twice (before and after a resume) counts once, as last written.
 
     Returns:

@@ -32,7 +32,7 @@ class Experience:
         rollout: the trees.
         plan: what was done.
         prompts: P texts.
-        images: [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), leaf by leaf, on the CPU.
+        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), leaf by leaf, on the CPU.
         updates: how many parts of whole prompts it was cut into.
         keys: P numbers that address the noise of each prompt.
     """
@@ -40,7 +40,7 @@ class Experience:
     rollout: Rollout
     plan: Plan
     prompts: tuple[str, ...]
-    images: Tensor
+    samples: Tensor
     updates: int
     keys: tuple[int, ...] = ()
 
@@ -61,6 +61,15 @@ class Experience:
         size = self.plan.num_steps + 1
         left = rollout.leaf_prompt * size + rollout.branch[rollout.leaf]
         return left * size + rollout.stride[rollout.leaf].clamp(max=self.plan.num_steps)
+
+    @property
+    def columns(self) -> int:
+        """Denoising steps."""
+        return self.plan.num_steps
+
+    def record(self) -> dict[str, float]:
+        """Calls of the denoiser, counted in states."""
+        return {"evaluations": self.rollout.evaluations}
 
     @property
     def outcomes(self) -> Tensor:
@@ -97,6 +106,41 @@ class Experience:
             return fused
         tree = rollout.prompt * (int(rollout.root.max()) + 1) + rollout.root
         return depth_advantages(fused, rollout.depth, tree)
+
+    def siblings(self, among: str) -> Tensor:
+        """[L] the groups, or with `among` "split" the last split of the tree above each leaf."""
+        if among == "group":
+            return self.groups
+        rollout, below = self.rollout, self._images_below()
+        node = rollout.leaf
+        while bool((alone := below[node] == 1).any()):
+            node = torch.where(alone, rollout.parent[node], node)
+        return node
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """[N] bool: nodes that are trained if of the images only the chosen [L] are.
+
+        A node with one image below it stays if its image does; a node with several always stays (BranchGRPO prunes
+        after the last split only).
+        """
+        rollout, below = self.rollout, self._images_below()
+        node = rollout.leaf[self.outcomes & ~chosen]
+        keep = torch.ones(len(rollout.parent), dtype=torch.bool)
+        while len(node):
+            keep[node] = False
+            node = rollout.parent[node]
+            node = node[(node >= 0) & (below[node] == 1)]
+        return keep
+
+    def _images_below(self) -> Tensor:
+        """[N] images that come of each node, previews not counted."""
+        count = torch.zeros(len(self.rollout.parent), dtype=torch.long)
+        node = self.rollout.leaf[self.outcomes]
+        while len(node):
+            count.index_add_(0, node, torch.ones_like(node))
+            node = self.rollout.parent[node]
+            node = node[node >= 0]
+        return count
 
     def batches(self, update: int, keep: Tensor | None = None) -> Iterator[tuple[Transitions, slice]]:
         """The recorded batches of states of one part, in the order of sampling.

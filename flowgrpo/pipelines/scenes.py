@@ -243,7 +243,8 @@ class DenoiserTraining:
 
     def __init__(self, pipe: StableDiffusion3Pipeline, settings: BuildSettings, teacher: Teacher | None = None) -> None:
         self.pipe, self.settings, self.teacher = pipe, settings, teacher
-        self.modules = torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]).train()
+        self.modules = torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2])
+        self.modules.train().requires_grad_(True)
         self.average = copy.deepcopy(self.modules).requires_grad_(False)
         named = list(self.modules.named_parameters())
         matrices = [p for name, p in named if p.ndim == 2 and "embedding" not in name]
@@ -377,6 +378,11 @@ def train_denoiser(
 def write_pipeline(pipe: StableDiffusion3Pipeline, folder: Path, settings: BuildSettings) -> None:
     """Save a pipeline, with the call arguments it wants in `flowgrpo.json`."""
     pipe.save_pretrained(folder)
+    for file in folder.glob("*/config.json"):
+        # Where its parts were loaded from is of no use to anybody else, and would make equal builds differ.
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if config.pop("_name_or_path", None) is not None:
+            file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     note = {"call": CALL, "build": asdict(settings)}
     (folder / "flowgrpo.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import LoraConfig
@@ -22,6 +22,7 @@ from .saving import new_folder, save_lora, save_pipeline
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+    from typing_extensions import Self
 
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
@@ -60,7 +61,7 @@ class TrainedWeights:
 
     def __init__(
         self,
-        pipe: DiffusionPipeline,
+        pipe: Any,
         modules: dict[str, nn.Module],
         kind: Literal["lora", "full"],
         reference: list[Tensor] | None = None,
@@ -78,8 +79,14 @@ class TrainedWeights:
 
     @classmethod
     def lora(
-        cls, pipe: DiffusionPipeline, spec: LoraSpec, *, seed: int, param_dtype: torch.dtype = torch.float32
-    ) -> TrainedWeights:
+        cls,
+        pipe: Any,
+        spec: LoraSpec,
+        *,
+        seed: int,
+        param_dtype: torch.dtype = torch.float32,
+        modules: dict[str, nn.Module] | None = None,
+    ) -> Self:
         """Freeze the pipeline and add one trainable LoRA adapter to each denoiser.
 
         Args:
@@ -88,11 +95,12 @@ class TrainedWeights:
             seed: of the initial A matrices. Global random state is neither read nor changed.
             param_dtype: dtype of A and B; float32 also on a half-precision base, as updates of 1e-4 relative
                 size vanish in bfloat16.
+            modules: what of `pipe.components` is trained, by name; None takes the denoisers.
 
         Raises:
             ValueError: no layer matches `spec.targets`, or the module has an adapter or takes none.
         """
-        modules = trainable_modules(pipe)
+        modules = trainable_modules(pipe) if modules is None else modules
         targets = {key: target_layers(key, module, spec) for key, module in modules.items()}
         _freeze(pipe)
         # Only the CPU generator: peft draws A there before moving it, and torch.manual_seed would also reseed
@@ -117,19 +125,21 @@ class TrainedWeights:
     @classmethod
     def full(
         cls,
-        pipe: DiffusionPipeline,
+        pipe: Any,
         *,
         param_dtype: torch.dtype = torch.float32,
         keep_reference: bool = False,
-    ) -> TrainedWeights:
+        modules: dict[str, nn.Module] | None = None,
+    ) -> Self:
         """Train every weight of each denoiser; freeze the rest of the pipeline.
 
         Args:
             pipe: any pipeline with a `transformer`.
             param_dtype: dtype the trained weights are converted to.
             keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
+            modules: what of `pipe.components` is trained, by name; None takes the denoisers.
         """
-        modules = trainable_modules(pipe)
+        modules = trainable_modules(pipe) if modules is None else modules
         _freeze(pipe)
         for module in modules.values():
             module.requires_grad_(True)
@@ -269,7 +279,7 @@ class TrainedWeights:
                 module.disable_gradient_checkpointing()
 
 
-def _freeze(pipe: DiffusionPipeline) -> None:
+def _freeze(pipe: Any) -> None:
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False)

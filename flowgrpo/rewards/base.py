@@ -20,6 +20,7 @@ its signature takes, or all of them if it has `**columns`. An object (or functio
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,12 +43,14 @@ __all__ = [
     "missing_dependency",
     "nearest",
     "parameters",
+    "require",
 ]
 
 RESERVED = ("images", "completions", "prompts", "groups")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
     "cv2": "opencv-python-headless",
+    "math_verify": "'math-verify[antlr4_13_2]'",
     "open_clip": "open_clip_torch",
     "PIL": "pillow",
     "skimage": "scikit-image",
@@ -121,6 +124,12 @@ def missing_dependency(reward: str, error: ModuleNotFoundError) -> MissingDepend
     return MissingDependency(
         f"reward {reward!r} needs the package {module!r}, which is not installed: pip install {package}"
     )
+
+
+def require(module: str) -> None:
+    """Raise the ModuleNotFoundError that importing a module would raise, without importing it."""
+    if importlib.util.find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

@@ -25,11 +25,20 @@ from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, par
 ENTRY_POINT_GROUP = "flowgrpo.rewards"
 
 BUILTIN: dict[str, str] = {
+    "answer": "flowgrpo.rewards.answer:Answer",
     "clip_score": "flowgrpo.rewards.clip_score:ClipScore",
+    "code": "flowgrpo.rewards.code:Code",
+    "digit_share": "flowgrpo.rewards.digit_share:digit_share",
     "gold": "flowgrpo.rewards.scenes:Gold",
     "jpeg_compressibility": "flowgrpo.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "flowgrpo.rewards.jpeg:JpegIncompressibility",
+    "json_output": "flowgrpo.rewards.json_output:JsonOutput",
+    "length": "flowgrpo.rewards.length:Length",
+    "majority": "flowgrpo.rewards.majority:Majority",
+    "math": "flowgrpo.rewards.math_answer:MathAnswer",
     "proxy": "flowgrpo.rewards.scenes_clip:Proxy",
+    "sql": "flowgrpo.rewards.sql:Sql",
+    "text_format": "flowgrpo.rewards.text_format:TextFormat",
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
@@ -255,7 +264,9 @@ def _source(module: str) -> Path | None:
     spec = None
     for depth in range(1, len(parts) + 1):
         try:
-            spec = PathFinder.find_spec(".".join(parts[:depth]), search)
+            name = ".".join(parts[:depth])
+            # An editable installation has a finder of its own, which knows the top of a package alone.
+            spec = importlib.util.find_spec(name) if depth == 1 else PathFinder.find_spec(name, search)
         except (ImportError, ValueError):
             return None
         if spec is None:

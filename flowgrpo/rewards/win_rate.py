@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import RESERVED, InvalidScores, Reward, RewardError, RewardSpec, Scores, parameters
+from .base import RESERVED, InvalidScores, Reward, RewardSpec, Scores, parameters
 from .inputs import Inputs
 from .registry import construct
-from .runner import RewardSet
+from .within import score_within, signature_of
 
 PAIR = ("first", "second")
 PAIRS_PER_CALL = 32
@@ -78,15 +78,8 @@ class WinRate:
         self.device, self.remote = self.judge.device, self.judge.remote
         # A remote reward's call is repeated as a whole, so it gets one group a call.
         self.batch_size = 1 if self.remote else self.judge.batch_size
-        # What the judge needs this reward needs: it is then checked before anything is scored.
         needed = [name for name in self.judge.needed if not (self.compares and name in PAIR)]
-        names = dict.fromkeys(["prompts", "groups", *needed])
-        self.__signature__ = inspect.Signature(
-            [
-                *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names),
-                inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD),
-            ]
-        )
+        self.__signature__ = signature_of("prompts", "groups", *needed)
 
     def __call__(
         self,
@@ -123,25 +116,13 @@ class WinRate:
         self.judge.close()
 
     def _by_scores(self, inputs: Inputs) -> Scores:
-        try:
-            # Retries are for whoever calls this reward, which is as remote as its judge.
-            scored = RewardSet([self.judge], retries=0).score(
-                inputs.samples, inputs.prompts, inputs.columns, inputs.groups
-            )
-        except RewardError as error:
-            # It counts rows of this call, which only the caller can trace to a sample.
-            cause = error.__cause__
-            if isinstance(cause, InvalidScores):
-                raise InvalidScores(f"as the judge, {cause}", error.index) from error
-            raise RuntimeError(
-                f"the judge {self.judge.name!r} failed on prompt {error.prompt!r}: {type(cause).__name__}: {cause}"
-            ) from cause
-        score = scored.values[:, 0].tolist()
+        scored = score_within(self.judge, inputs, "judge")
+        score = scored.values.tolist()
         pairs = [(i, j) for i, j in _pairs(inputs) if not (math.isnan(score[i]) or math.isnan(score[j]))]
         gaps = [score[i] - score[j] for i, j in pairs]
         preferences = [0.5 if abs(gap) <= self.margin else float(gap > 0) for gap in gaps]
-        sub_scores = {**scored.sub_scores.get(self.judge.name, {}), "score": score}
-        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes.get(self.judge.name, ()))
+        sub_scores = {**scored.sub_scores, "score": score}
+        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes)
 
     def _by_comparing(self, inputs: Inputs) -> Scores:
         clash = sorted(set(PAIR) & set(inputs.columns))

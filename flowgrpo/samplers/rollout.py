@@ -8,15 +8,14 @@ gradients, so that the prediction, and with it every ratio, is the same to the l
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..core.addressing import address
 from .kernels import Coefficients, Step, step
 from .plans import Plan
 from .solvers import History, observe, solve
@@ -26,12 +25,6 @@ Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""
-
-
-def address(*parts: int) -> int:
-    """A 63-bit seed for a tuple of integers: distinct places draw independent noise, in any order of drawing."""
-    packed = struct.pack(f"<{len(parts)}q", *parts)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") >> 1
 
 
 def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:

@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import Recipe
+from ..core.addressing import address
 from ..core.diagnostics import step_statistics, summarise
 from ..pipelines.policy import Experience, FlowPolicy
 from ..samplers.kernels import guard_weight, jacobian
 from ..samplers.plans import Plan
-from ..samplers.rollout import address, batches_of, replay
+from ..samplers.rollout import batches_of, replay
 from .interruption import interruption
 from .planning import planner
 from .run_folder import RunFolder
 from .session import Session
+from .tasks import FlowTask
 from .trainer import Trainer
 
 Report = Callable[[str], None]
@@ -50,6 +52,12 @@ def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
     return Recipe.model_validate(data)
 
 
+def flow_task(trainer: Trainer) -> FlowTask:
+    """The task of a trainer of images."""
+    assert isinstance(trainer.task, FlowTask)
+    return trainer.task
+
+
 def _trainer(recipe: Recipe, folder: Path) -> Trainer:
     return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
 
@@ -62,7 +70,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     """
     recipe = _changed(recipe, sampler={"window": {"kind": "all"}}, objective={"clip_nats": None, "options": {}})
     trainer = _trainer(recipe, folder)
-    policy = trainer.policy
+    policy = flow_task(trainer).policy
     rows, experience = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, experience)
     advantages = trainer.advantages(scores, experience)
@@ -121,7 +129,8 @@ def _gradient_spread(policy: FlowPolicy, experience: Experience) -> dict[str, li
 def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> dict[str, Any]:
     """Denoiser evaluations and time of one rollout with shared initial noise against without, by window position."""
     trainer = _trainer(recipe, folder)
-    sigmas = trainer.policy.denoiser.probe.sigmas
+    policy = flow_task(trainer).policy
+    sigmas = policy.denoiser.probe.sigmas
     results: dict[str, Any] = {}
     rows = trainer.data.train.take(0, recipe.rollout.prompts)
     texts = [row.text for row in rows]
@@ -140,7 +149,7 @@ def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> di
         for _ in range(repeats):
             for shared, plan in plans.items():
                 began = time.perf_counter()
-                counted[shared] = trainer.policy.sample(texts, keys, plan).evaluations
+                counted[shared] = policy.sample(texts, keys, plan).evaluations
                 taken[shared].append(time.perf_counter() - began)
         seconds = {shared: sorted(values)[len(values) // 2] for shared, values in taken.items()}
         report(
@@ -159,10 +168,10 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
     """Rollouts and gradients with 1, 4 and all states in a call of the denoiser."""
     trainer = _trainer(recipe, folder)
     rows = trainer.data.train.take(0, recipe.rollout.prompts)
-    plan = trainer.plan_for(0)
+    task = flow_task(trainer)
+    policy, plan = task.policy, task.plan_for(0)
     keys = [address(0, k) for k in range(len(rows))]
     texts = tuple(row.text for row in rows)
-    policy = trainer.policy
     whole = policy.sample(texts, keys, plan)
     images = policy.decode(whole, texts)
     leaves = Experience(whole, plan, texts, images, 1)
@@ -194,7 +203,7 @@ def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> d
     rows = torch.tensor(float(trainer.objective.rows(experience, 0, None)))
     for batch in trainer.objective.batches(experience, 0, None):
         trainer.objective.backward(experience, batch, advantages, None, rows)
-    named = trainer.policy.weights.named_parameters()
+    named = trainer.task.weights.named_parameters()
     found = {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
     trainer.optimizer.zero_grad(set_to_none=True)
     return found
@@ -206,6 +215,7 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> 
     Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward.
     """
     trainer = _trainer(recipe, folder)
+    task = flow_task(trainer)
     trainer.iterate(0)
     whole, bare, parts = [], [], []
     for k in range(1, repeats + 1):
@@ -214,11 +224,11 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> 
         record = trainer.iterate(k)
         whole.append(time.perf_counter() - began)
         parts.append({key: value for key, value in record.items() if key.startswith("time/")})
-        bare.append(_bare_seconds(trainer, trainer.plan_for(k)))
+        bare.append(_bare_seconds(trainer, task.plan_for(k)))
     ratios = sorted(w / b for w, b in zip(whole, bare))
     middle = len(ratios) // 2
     seconds = sorted(whole)[middle]
-    images = recipe.rollout.prompts * trainer.plan_for(0).counts().leaves
+    images = recipe.rollout.prompts * task.plan_for(0).counts().leaves
     report(f"iteration {seconds:.2f} s for {images} images; bare denoiser calls {sorted(bare)[middle]:.2f} s")
     report(f"ratio, median of {repeats}: {ratios[middle]:.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})")
     shares = {key: sum(p[key] for p in parts) / sum(whole) for key in parts[0]}
@@ -228,7 +238,7 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> 
 
 def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
     """Time of the transformer alone for one iteration of a plan."""
-    policy, prompts = trainer.policy, trainer.recipe.rollout.prompts
+    policy, prompts = flow_task(trainer).policy, trainer.recipe.rollout.prompts
     pipe = policy.denoiser.pipe
     transformer = pipe.transformer
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []

@@ -1,4 +1,4 @@
-"""Building of the embedded world: pipeline, learned scorer and prompt files, from nothing, into one folder."""
+"""Building of the embedded worlds: models, learned scorer and prompt files, from nothing, into one folder."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from ..core.addressing import address
 from ..pipelines.scenes import BuildSettings, distil_guidance, train_flow
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..rewards.scenes_clip_training import FULL_STEPS, train_proxy
-from ..samplers.rollout import address
 from ..scenes.prompts import SKILLS, write_prompt_files
+from ..text.arithmetic import ArithmeticSettings, build_arithmetic, write_problem_files
+from ..text.model import load_language_model
+from ..text.sampling import sample_completions
 from .data import columns_of, read_prompts
 from .inference import generate, open_model
 from .run_folder import write_text
@@ -85,17 +88,66 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     Raises:
         ValueError: `out` holds something else or a finished build, or `scale` is not positive.
     """
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; give a positive number, 1 for the shipped folder")
+    _check_scale(scale)
     _claim(out, seed, scale)
-    quiet_libraries()
     settings, scorer_steps = scaled_settings(seed, scale), max(2, round(scale * FULL_STEPS))
     parts: dict[str, Callable[[Path], object]] = {
-        "data": _write_prompts,
+        "data": _writing(write_prompt_files),
         "proxy": lambda folder: train_proxy(folder, seed=seed, steps=scorer_steps, report=report),
         "denoiser": lambda folder: train_flow(folder, settings, report),
         "pipeline": lambda folder: distil_guidance(out / "denoiser", folder, settings, report),
     }
+    _make(out, parts, report)
+    measured = measure(out, share=min(scale, 1.0))
+    skills = ", ".join(f"{skill} {value:.2f}" for skill, value in measured.gold_by_skill.items())
+    report(f"gold {measured.gold:.3f}{_error(measured.gold_error)} on {measured.images} held-out prompts ({skills})")
+    report(
+        f"correlation of proxy and gold {_number(measured.correlation)}, and with gold's partial credit "
+        f"{_number(measured.correlation_partial)}"
+    )
+    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": asdict(measured)})
+
+
+def build_arithmetic_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
+    """Build the embedded language model `out/model` and its problems `out/data`, and measure it into `out/build.json`.
+
+    Args:
+        out: new or empty folder, or that of an unfinished build with the same seed and scale.
+        seed: of everything random.
+        scale: factor on training steps; 1 makes the shipped model.
+        report: called with lines of progress.
+
+    Raises:
+        ValueError: as `build_all`.
+    """
+    _check_scale(scale)
+    _claim(out, seed, scale)
+    settings = ArithmeticSettings(seed=seed, steps=max(2, round(scale * ArithmeticSettings().steps)))
+    parts: dict[str, Callable[[Path], object]] = {
+        "data": _writing(write_problem_files),
+        "model": lambda folder: build_arithmetic(folder, settings, report),
+    }
+    _make(out, parts, report)
+    share = measure_arithmetic(out)
+    report(f"answers {share:.3f} of the held-out problems")
+    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": {"answer": share}})
+
+
+def measure_arithmetic(out: Path) -> float:
+    """Share of the held-out problems that a built model answers, taking the likeliest token each time."""
+    language = load_language_model(str(out / "model"))
+    rows = read_prompts(str(out / "data" / "heldout.jsonl"))
+    prompts = [language.encode(row.text) for row in rows]
+    found = sample_completions(
+        language, prompts, list(range(len(rows))), [0] * len(rows), max_tokens=6, temperature=0.0
+    )
+    right = [language.decode(ids) == row.columns["answer"] for ids, row in zip(found.ids, rows)]
+    return sum(right) / len(right)
+
+
+def _make(out: Path, parts: Mapping[str, Callable[[Path], object]], report: Report) -> None:
+    """Make what is missing, each part under another name until it is complete."""
+    quiet_libraries()
     for name, write in parts.items():
         if (out / name).is_dir():
             report(f"{name}: complete already")
@@ -107,14 +159,16 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
         os.replace(workplace / name, out / name)
         workplace.rmdir()
         report(f"{name}: written to {out / name}")
-    measured = measure(out, share=min(scale, 1.0))
-    skills = ", ".join(f"{skill} {value:.2f}" for skill, value in measured.gold_by_skill.items())
-    report(f"gold {measured.gold:.3f}{_error(measured.gold_error)} on {measured.images} held-out prompts ({skills})")
-    report(
-        f"correlation of proxy and gold {_number(measured.correlation)}, and with gold's partial credit "
-        f"{_number(measured.correlation_partial)}"
-    )
-    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": asdict(measured)})
+
+
+def _writing(write: Callable[[Path], object]) -> Callable[[Path], object]:
+    """`write` into a folder that is made first."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        write(folder)
+
+    return make
 
 
 def _error(value: float | None) -> str:
@@ -127,6 +181,11 @@ def _number(value: float | None) -> str:
 
 def _record(out: Path, facts: dict[str, object]) -> None:
     write_text(out / RECORD, json.dumps(facts, indent=2) + "\n")
+
+
+def _check_scale(scale: float) -> None:
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; give a positive number, 1 for the shipped folder")
 
 
 def _claim(out: Path, seed: int, scale: float) -> None:
@@ -148,11 +207,6 @@ def _claim(out: Path, seed: int, scale: float) -> None:
         raise ValueError(f"{out} is not empty; name a new folder")
     out.mkdir(parents=True, exist_ok=True)
     _record(out, {"seed": seed, "scale": scale, "finished": False})
-
-
-def _write_prompts(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    write_prompt_files(folder)
 
 
 def measure(out: Path, share: float = 1.0) -> Measured:

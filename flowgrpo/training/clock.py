@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-PARTS = ("denoiser", "decode", "reward", "optimizer", "rest")
-
 
 class Clock:
-    """Seconds by part; a part within another counts for the inner one alone. What no part covers is `rest`."""
+    """Seconds by part; a part within another counts for the inner one alone. What no part covers is `rest`.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+    Args:
+        device: whose work is waited for.
+        parts: their names, `rest` among them.
+    """
+
+    def __init__(self, device: torch.device, parts: Sequence[str]) -> None:
+        self.device, self.parts = device, tuple(parts)
+        self.seconds = dict.fromkeys(self.parts, 0.0)
         self._open = ["rest"]
         self._since = self._now()
 
@@ -44,5 +47,5 @@ class Clock:
     def lap(self) -> dict[str, float]:
         """Seconds by part since the last lap."""
         self._switch()
-        taken, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        taken, self.seconds = self.seconds, dict.fromkeys(self.parts, 0.0)
         return taken

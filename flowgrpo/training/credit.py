@@ -1,4 +1,4 @@
-"""From the scores of the images to an advantage for every step that led to them."""
+"""From the scores of the samples to an advantage for every step that led to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..configs.schema import AdvantageConfig
 from ..core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
 from ..core.process import future_rewards, turning_point_rewards
-from ..core.selection import select
+from ..core.registry import SELECTIONS, advantage_of
 from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
 from ..samplers.rollout import Rollout
@@ -28,21 +28,27 @@ def total_reward(scores: RewardBatch) -> Tensor:
     return (scores.values * scores.weights).nansum(1).masked_fill(scores.values.isnan().all(1), torch.nan)
 
 
-def leaf_advantages(scores: RewardBatch, experience: Experience, settings: AdvantageConfig) -> Tensor:
-    """[L] advantages of the images within their groups."""
+def leaf_advantages(scores: RewardBatch, experience: Any, settings: AdvantageConfig) -> Tensor:
+    """[L] advantages of the samples within their groups."""
+    if settings.estimator != "group":
+        total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+        return advantage_of(settings.estimator, settings.estimator_options)(total, experience.groups)
     options: dict[str, Any] = {
         "eps": settings.eps,
         "ddof": settings.ddof,
         "scale": settings.scale,
         "baseline": settings.baseline,
     }
-    if scores.values.shape[1] == 1:
-        return group_advantages(scores.values[:, 0], experience.groups, **options)
-    return multi_reward_advantages(scores.values, experience.groups, scores.weights, how=settings.how, **options)
+    if settings.baseline == "length":
+        options["lengths"] = experience.lengths
+    values = scores.values.masked_fill(~experience.outcomes[:, None], torch.nan)
+    if values.shape[1] == 1:
+        return group_advantages(values[:, 0], experience.groups, **options)
+    return multi_reward_advantages(values, experience.groups, scores.weights, how=settings.how, **options)
 
 
-def _leaf(experience: Experience, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None) -> Tensor:
-    """The mean advantage of the images below a node."""
+def _leaf(experience: Any, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None) -> Tensor:
+    """The mean advantage of the samples below a node."""
     return experience.node_advantages(leaf_advantages(scores, experience, settings))
 
 
@@ -137,6 +143,13 @@ def credit_of(settings: AdvantageConfig) -> Credit:
     Raises:
         ValueError: a hyper-parameter that it does not have, or a value it cannot take.
     """
+    if settings.estimator != "group":
+        advantage_of(settings.estimator, settings.estimator_options)
+    elif settings.estimator_options:
+        raise ValueError(
+            "advantage.estimator_options belong to another estimator than group, whose settings are baseline, scale, "
+            "eps and ddof"
+        )
     function = CREDITS[settings.credit]
     known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for name in settings.options:
@@ -190,40 +203,11 @@ def _scatter(experience: Experience, nodes: Tensor, advantages: Tensor) -> Tenso
     return found
 
 
-def kept_nodes(experience: Experience, scores: RewardBatch, settings: AdvantageConfig) -> Tensor | None:
-    """[N] bool: nodes whose edges are trained; None for all.
-
-    A node with one image below it stays if its image does; a node with several always stays (BranchGRPO prunes
-    after the last split only).
-    """
+def kept_nodes(experience: Any, scores: RewardBatch, settings: AdvantageConfig) -> Tensor | None:
+    """[N] bool: nodes whose edges are trained; None for all."""
     chosen = settings.select
     if chosen is None:
         return None
-    rollout = experience.rollout
-    below, groups = _images_below(experience), experience.groups
-    if chosen.among == "split":
-        groups = rollout.leaf
-        while bool((alone := below[groups] == 1).any()):
-            groups = torch.where(alone, rollout.parent[groups], groups)
-    images = experience.outcomes
-    ranked = total_reward(scores).masked_fill(~images, torch.nan)
-    kept = select(ranked, groups, chosen.keep, choice=chosen.choice)
-    node = rollout.leaf[images & ~kept]
-    keep = torch.ones(len(rollout.parent), dtype=torch.bool)
-    while len(node):
-        keep[node] = False
-        node = rollout.parent[node]
-        node = node[(node >= 0) & (below[node] == 1)]
-    return keep
-
-
-def _images_below(experience: Experience) -> Tensor:
-    """[N] images that come of each node, previews not counted."""
-    rollout = experience.rollout
-    count = torch.zeros(len(rollout.parent), dtype=torch.long)
-    node = rollout.leaf[experience.outcomes]
-    while len(node):
-        count.index_add_(0, node, torch.ones_like(node))
-        node = rollout.parent[node]
-        node = node[node >= 0]
-    return count
+    ranked = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    kept: Tensor = experience.kept(SELECTIONS[chosen.choice](ranked, experience.siblings(chosen.among), chosen.keep))
+    return kept

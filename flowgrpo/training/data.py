@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
+
 
 @dataclass(frozen=True)
 class PromptRow:
@@ -20,27 +22,32 @@ class PromptRow:
 
     Attributes:
         id: its position in the file, from 0.
-        text: the prompt.
+        text: the prompt; of a conversation the content of its last message.
         columns: everything else, by name.
+        messages: a conversation, for language models; None for a plain prompt.
     """
 
     id: int
     text: str
     columns: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[dict[str, str], ...] | None = None
 
 
 def read_prompts(source: str) -> list[PromptRow]:
     """Read a prompt file.
 
     `.txt`: a prompt a line. `.jsonl`: an object a line, `.json`: a list of objects or texts, `.csv` and `.tsv`: a
-    header; these need a column `prompt`, and others go to the rewards by name. `scenes:train` and
-    `scenes:heldout` are the embedded sets.
+    header, `.parquet` (with pyarrow installed): a table; these need a column `prompt`, and others go to the rewards by
+    name. A prompt may be a conversation, a list of objects with `role` and `content`. `scenes:train`,
+    `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout` are the embedded sets.
 
     Raises:
         ValueError: a missing or empty file, an unknown ending, an unreadable line or one without a prompt; the
             message names file and line (of a `.json` list, the entry).
     """
     path = prompt_path(source)
+    if path.suffix.lower() == ".parquet":
+        return [_row(f"{path}, row {k}", k - 1, entry) for k, entry in enumerate(_parquet(path), 1)]
     try:
         # Spreadsheets begin their UTF-8 with a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
@@ -62,7 +69,9 @@ def read_prompts(source: str) -> list[PromptRow]:
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ending == ".tsv" else ",")
         entries = [(reader.line_num, dict(row)) for row in reader]
     else:
-        raise ValueError(f"{path}: prompt files end in .txt, .jsonl, .json, .csv or .tsv, not {ending or 'nothing'!r}")
+        raise ValueError(
+            f"{path}: prompt files end in .txt, .jsonl, .json, .csv, .tsv or .parquet, not {ending or 'nothing'!r}"
+        )
     if not entries:
         raise ValueError(f"{path} holds no prompt")
     return [_row(f"{path}, {unit} {number}", index, entry) for index, (number, entry) in enumerate(entries)]
@@ -70,11 +79,11 @@ def read_prompts(source: str) -> list[PromptRow]:
 
 def prompt_path(source: str) -> Path:
     """The file behind a source; raises ValueError if there is none."""
-    if source.startswith("scenes:"):
-        name = source.removeprefix("scenes:")
-        path = Path(str(resources.files("flowgrpo.scenes") / "data" / f"{name}.jsonl"))
+    world, colon, name = source.partition(":")
+    if colon and world in EMBEDDED:
+        path = Path(str(resources.files(EMBEDDED[world]) / "data" / f"{name}.jsonl"))
         if not path.is_file():
-            raise ValueError(f"no embedded prompt set {source!r}; write scenes:train or scenes:heldout")
+            raise ValueError(f"no embedded prompt set {source!r}; write {world}:train or {world}:heldout")
         return path
     path = Path(source)
     if not path.is_file():
@@ -98,9 +107,39 @@ def _row(place: str, index: int, entry: Any) -> PromptRow:
     if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
         raise ValueError(f"{place}: no `prompt` (it has {have or 'nothing'})")
+    columns = {k: v for k, v in entry.items() if k not in (key, None)}
+    if isinstance(entry[key], list):
+        messages = _conversation(place, entry[key])
+        return PromptRow(index, messages[-1]["content"], columns, messages)
     if not isinstance(entry[key], str) or not entry[key].strip():
         raise ValueError(f"{place}: `prompt` is {entry[key]!r}; write the words of a prompt")
-    return PromptRow(index, entry[key], {k: v for k, v in entry.items() if k not in (key, None)})
+    return PromptRow(index, entry[key], columns)
+
+
+def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
+    for message in messages:
+        keys = ("role", "content")
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) and message[k] for k in keys):
+            raise ValueError(f"{place}: `prompt` has the message {message!r}; give objects with `role` and `content`")
+    if not messages or messages[-1]["role"] == "assistant":
+        raise ValueError(f"{place}: the conversation in `prompt` must end with a message to be answered")
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path}: reading parquet needs pyarrow, which is not installed: pip install pyarrow"
+        ) from None
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a parquet file: {error}") from None
+    if not rows:
+        raise ValueError(f"{path} holds no prompt")
+    return rows
 
 
 def columns_of(rows: Sequence[PromptRow]) -> dict[str, list[Any]]:

@@ -10,12 +10,24 @@ from typing import Any
 import torch
 import yaml
 
-from ..configs.schema import Recipe
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..core.addressing import address
 from ..rewards.runner import RewardSet
-from ..samplers.rollout import address
+from ..text.model import LanguageModel, load_language_model, reinitialise
 from .data import columns_of
 from .run_folder import save_image
-from .session import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries, read_data, reward_specs
+from .session import (
+    DTYPES,
+    UNTRAINED,
+    call_arguments,
+    language_folder,
+    load_pipeline,
+    model_folder,
+    quiet_libraries,
+    read_data,
+    reward_specs,
+)
+from .text_task import complete
 from .trainer import EVALUATION_SEED
 
 
@@ -76,19 +88,32 @@ def sample_images(model: str, prompts: Sequence[str], out: Path, *, steps: int, 
     return paths
 
 
-def evaluate_model(model: str, recipe: Recipe) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and count of each evaluation reward on the held-out prompts."""
+def evaluate_model(model: str, recipe: AnyRecipe) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error and count of each evaluation reward on the held-out prompts.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+        recipe: whose held-out prompts, rewards and lengths are taken; of images or of text.
+    """
     data = read_data(recipe)
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    pipe, call = open_model(model, DTYPES[recipe.model.dtype])
     seeds = recipe.evaluate.seeds
     rows = [row for row in data.heldout for _ in range(seeds)]
-    keys = [address(address(EVALUATION_SEED, 2, row.id), 0, s) for row in data.heldout for s in range(seeds)]
-    images = generate(
-        pipe, {**call, **recipe.model.call}, [row.text for row in rows], keys,
-        recipe.evaluate.steps or recipe.sampler.steps,
-    )  # fmt: skip
-    scores = rewards.score(images, [row.text for row in rows], columns_of(rows), [row.id for row in rows])
+    samples: torch.Tensor | list[str]
+    if isinstance(recipe, Recipe):
+        pipe, call = open_model(model, DTYPES[recipe.model.dtype])
+        keys = [address(address(EVALUATION_SEED, 2, row.id), 0, s) for row in data.heldout for s in range(seeds)]
+        samples = generate(
+            pipe, {**call, **recipe.model.call}, [row.text for row in rows], keys,
+            recipe.evaluate.steps or recipe.sampler.steps,
+        )  # fmt: skip
+    else:
+        samples = complete(
+            open_language_model(model, recipe), data.heldout,
+            [address(EVALUATION_SEED, 2, row.id) for row in data.heldout], seeds, recipe.generation,
+            temperature=recipe.evaluate.temperature, batch=recipe.evaluate.batch or recipe.rollout.batch,
+        ).samples  # fmt: skip
+    scores = rewards.score(samples, [row.text for row in rows], columns_of(rows), [row.id for row in rows])
     results = {}
     for k, name in enumerate(scores.names):
         values = scores.values[:, k]
@@ -96,3 +121,26 @@ def evaluate_model(model: str, recipe: Recipe) -> dict[str, tuple[float, float, 
         error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
         results[name] = (float(values.mean()), error, len(values))
     return results
+
+
+def open_language_model(model: str, recipe: TextRecipe) -> LanguageModel:
+    """A language model for evaluation: of a run folder its base with the trained weights, else the model.
+
+    Raises:
+        ValueError: the run has no trained weights yet.
+    """
+    quiet_libraries()
+    settings, run = recipe.model, Path(model)
+    options: dict[str, Any] = {"dtype": DTYPES[settings.dtype], "chat": settings.chat, "system": settings.system}
+    if not (run / "config.yaml").is_file():
+        return load_language_model(language_folder(model), **options)
+    if (run / "model").is_dir():
+        return load_language_model(str(run / "model"), **options)
+    if (run / "lora").is_dir():
+        base = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        language = load_language_model(language_folder(base["model"]["path"]), **options)
+        if base["model"]["path"] == UNTRAINED:
+            reinitialise(language, base["run"]["seed"])
+        language.model.load_adapter(str(run / "lora"))
+        return language
+    raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from ..configs.schema import Recipe
 from ..configs.soundness import FORWARD_FORMS
+from ..core.addressing import address
 from ..core.diagnostics import step_statistics
 from ..core.forward import FORWARD, Noised
 from ..core.neighbours import neighbour_log_ratio, quasi_norm
 from ..core.objectives import policy_loss
 from ..pipelines.policy import PENALTIES, Experience, FlowPolicy, part_of
-from ..samplers.rollout import Transitions, address, draw_noise
+from ..samplers.rollout import Transitions, draw_noise
 from .planning import clip_of, surrogate_of
 
 Edges = tuple[Transitions, slice]
@@ -43,18 +44,16 @@ class Outcome:
 class Objective(Protocol):
     """A form of loss over the rows of a rollout."""
 
-    def prepare(self, experience: Experience) -> None:
+    def prepare(self, experience: Any) -> None:
         """Whatever must be computed before the weights move."""
 
-    def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
+    def rows(self, experience: Any, part: int, keep: Tensor | None) -> int:
         """Rows of one part that enter the loss, on this rank."""
 
-    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Any]:
+    def batches(self, experience: Any, part: int, keep: Tensor | None) -> Iterator[Any]:
         """Batches of them."""
 
-    def backward(
-        self, experience: Experience, batch: Any, advantages: Tensor, keep: Tensor | None, rows: Tensor
-    ) -> Outcome:
+    def backward(self, experience: Any, batch: Any, advantages: Tensor, keep: Tensor | None, rows: Tensor) -> Outcome:
         """Add one batch's gradient of the loss over `rows`, the count of the whole optimizer step."""
 
 
@@ -63,7 +62,8 @@ class TransitionObjective:
 
     def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int) -> None:
         self.recipe, self.policy, self.elements = recipe, policy, elements
-        self.surrogate, self.clip = surrogate_of(recipe, elements), clip_of(recipe, elements)
+        self.surrogate = surrogate_of(recipe, elements)
+        self.clip = clip_of(self.surrogate)
 
     def prepare(self, experience: Experience) -> None:
         """Nothing: the rollout has recorded it."""
@@ -123,7 +123,8 @@ class NeighbourObjective:
 
     def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int) -> None:
         self.recipe, self.policy = recipe, policy
-        self.surrogate, self.clip = surrogate_of(recipe, elements), clip_of(recipe, elements)
+        self.surrogate = surrogate_of(recipe, elements)
+        self.clip = clip_of(self.surrogate)
         self.options = recipe.objective.form_options
 
     def prepare(self, experience: Experience) -> None:
@@ -191,7 +192,8 @@ class ForwardObjective:
     ) -> None:
         objective = recipe.objective
         self.recipe, self.policy, self.old = recipe, policy, old
-        self.surrogate, self.clip = surrogate_of(recipe, elements), clip_of(recipe, elements)
+        self.surrogate = surrogate_of(recipe, elements)
+        self.clip = clip_of(self.surrogate)
         method = form_of(recipe)
         assert method is not None
         self.method = method

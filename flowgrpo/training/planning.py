@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from ..configs.schema import Recipe, WindowConfig
-from ..core.objectives import SURROGATES
+from ..core.registry import SURROGATES
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
 from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
@@ -147,27 +147,35 @@ def surrogate_of(recipe: Recipe, elements: int) -> Callable[..., Tensor]:
     """The surrogate of a recipe with its hyper-parameters, for latents of `elements` numbers.
 
     Raises:
-        ValueError: a hyper-parameter that the surrogate does not have.
+        ValueError: as `bound_surrogate`.
     """
     objective = recipe.objective
-    function = SURROGATES[objective.surrogate]
-    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
     options = dict(objective.options)
     if objective.clip_nats is not None:
         options = {"low": objective.clip_nats / elements, "high": objective.clip_nats / elements}
-    for name in options:
-        if name not in known:
+    return bound_surrogate(objective.surrogate, options)
+
+
+def bound_surrogate(name: str, options: Mapping[str, float]) -> Callable[..., Tensor]:
+    """A surrogate with its hyper-parameters.
+
+    Raises:
+        ValueError: a hyper-parameter that the surrogate does not have.
+    """
+    function = SURROGATES[name]
+    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
             raise ValueError(
-                f"objective.options has {name!r}, which surrogate {objective.surrogate} does not take; it takes "
+                f"objective.options has {option!r}, which surrogate {name} does not take; it takes "
                 f"{', '.join(known) or 'none'}"
             )
     return partial(function, **options)
 
 
-def clip_of(recipe: Recipe, elements: int) -> tuple[float, float]:
-    """Lower and upper clip on the mean-reduced ratio; infinite where the surrogate does not clip."""
-    bound = surrogate_of(recipe, elements)
-    parameters = inspect.signature(bound).parameters
+def clip_of(surrogate: Callable[..., Tensor]) -> tuple[float, float]:
+    """Lower and upper clip of the ratio; infinite where the surrogate does not clip."""
+    parameters = inspect.signature(surrogate).parameters
     if not {"low", "high"} <= parameters.keys():
         return math.inf, math.inf
     return parameters["low"].default, parameters["high"].default
@@ -178,7 +186,7 @@ def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, flo
     nats = recipe.objective.clip_nats
     if nats is not None:
         return (nats / elements if elements else None), nats
-    high = clip_of(recipe, 1)[1]
+    high = clip_of(surrogate_of(recipe, 1))[1]
     if not math.isfinite(high):
         return None, None
     return high, (high * elements if elements else None)

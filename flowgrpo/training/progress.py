@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from .planning import clip_bounds, forecast
-
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-_HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl  images/s  s/iter     left"
+_HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl {:>9}  s/iter     left"
 _TREND = 20
 
 
@@ -33,7 +31,7 @@ class ConsoleReporter:
         self._lines = 0
         self._first = 0
         self._total = 0
-        self._images = 0
+        self._samples, self._noun = 0, "images"
         self._every = 1
         self._last = 0.0
         self._spent = {"iteration": (0.0, 0), "evaluation": (0.0, 0)}
@@ -45,26 +43,12 @@ class ConsoleReporter:
 
     def started(self, trainer: Trainer) -> None:
         """Say what will be done."""
-        recipe, denoiser = trainer.recipe, trainer.policy.denoiser
-        elements = 1
-        for size in denoiser.probe.latent_shape:
-            elements *= size
-        expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, elements)
-        self._first, self._total, self._images = trainer.next_iteration, recipe.run.iterations, expected.images
+        recipe, task = trainer.recipe, trainer.task
+        self._first, self._total = trainer.next_iteration, recipe.run.iterations
+        self._samples, self._noun = task.samples_per_iteration(), task.noun
         self._every, self._last = recipe.evaluate.every, time.perf_counter()
-        trained = sum(p.numel() for p in trainer.parameters)
-        high, nats = clip_bounds(recipe, elements)
-        clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
-        self.say(
-            f"{recipe.name}: {type(denoiser.pipe).__name__} ({recipe.model.path}), {recipe.model.train}, "
-            f"{trained:,} trained parameters, replay {denoiser.variant}"
-        )
-        self.say(
-            f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
-            f"{len(denoiser.sigmas) - 1} steps, {expected.optimizer_steps} optimizer step(s){clip}"
-        )
-        for warning in expected.warnings:
-            self.say(f"note: {warning}")
+        for line in task.describe():
+            self.say(line)
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
 
@@ -74,7 +58,7 @@ class ConsoleReporter:
         if reward is not None:
             self._rewards.append(reward)
         if self._lines % 25 == 0:
-            self.say(_HEADER)
+            self.say(_HEADER.format(f"{self._noun[:7]}/s"))
         self._lines += 1
         self._lap("iteration")
         done = record["iteration"] + 1
@@ -83,7 +67,7 @@ class ConsoleReporter:
         self.say(
             f"{done:>5}/{self._total:<5} {_cell(reward, 7, 4)} {self._trend():>6} {self._heldout:>9} "
             f"{_cell(ratio, 9, 6)} {_cell(_percent(record.get('clip_share')), 7, 1)}% {_cell(record.get('kl'), 7, 4)} "
-            f"{self._images / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(self._left(done)):>8}"
+            f"{self._samples / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(self._left(done)):>8}"
         )
         if record["iteration"] == self._first:
             error = record["ratio/first_error"]

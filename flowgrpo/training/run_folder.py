@@ -91,12 +91,20 @@ class RunFolder:
             kept = [line for line in _whole_lines(file) if json.loads(line)["iteration"] < iteration]
             write_text(file, "".join(f"{line}\n" for line in kept))
 
-    def save_samples(self, phase: str, iteration: int, images: Tensor, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) with one record each."""
+    def save_samples(
+        self, phase: str, iteration: int, samples: Tensor | list[str], records: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) or completions, with a
+        record each."""
+        if isinstance(samples, list):
+            head = {"phase": phase, "iteration": iteration}
+            texts = zip(samples, records, strict=True)
+            _append(self.index, [{**head, **record, "completion": text} for text, record in texts])
+            return
         folder = self.samples / f"iter-{iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
-        for number, (image, record) in enumerate(zip(images, records, strict=True)):
+        for number, (image, record) in enumerate(zip(samples, records, strict=True)):
             name = f"{phase}-{number:04d}.png"
             save_image(folder / name, image)
             lines.append({"phase": phase, "iteration": iteration, **record, "image": f"{folder.name}/{name}"})

@@ -15,21 +15,25 @@ import torch
 from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
-from ..configs.schema import Recipe, RewardConfig
+from ..configs.schema import AnyRecipe, LoraConfig, Recipe, RewardConfig, TextRecipe
 from ..pipelines.denoiser import Denoiser
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
+from ..text.model import LanguageWeights, load_language_model, reinitialise
 from .credit import credit_of
 from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of, read_prompts
 from .objectives import compares_with_base, form_of, penalties_of
-from .planning import forecast, planner, surrogate_of
+from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .run_folder import RunFolder
+from .tasks import FlowTask, Task
+from .text_task import TextPolicy, TextTask
 from .trainer import Data, Reporter, Trainer
 
+UNTRAINED = "arithmetic:untrained"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -109,7 +113,7 @@ def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
 
 
 class Session:
-    """A run put together: recipe, data, rewards, then model, policy and trainer.
+    """A run put together: recipe, data, rewards, then model and trainer.
 
     Args:
         recipe: what to do.
@@ -120,7 +124,7 @@ class Session:
         ValueError: anything that is wrong with files, rewards or geometry, before the model is loaded.
     """
 
-    def __init__(self, recipe: Recipe, run: RunFolder | None = None, checked: Checked | None = None) -> None:
+    def __init__(self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None) -> None:
         quiet_libraries()
         self.recipe, self.run = recipe, run
         checked = checked or Checked(recipe)
@@ -132,67 +136,106 @@ class Session:
         _check_ranks(recipe, self.accelerator.num_processes)
         if trackers:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
-        self.policy, self.evaluator = self._policies(checked.folder)
-        self.plan_for = planner(recipe, recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas)
-
-    def _policies(self, folder: str) -> tuple[FlowPolicy, FlowPolicy]:
-        model, sampler = self.recipe.model, self.recipe.sampler
-        dtype = DTYPES[model.dtype]
-        pipe = load_pipeline(folder, dtype)
-        cast_base(pipe, dtype)
-        pipe.to(self.accelerator.device)
-        call = call_arguments(folder, model.call)
-        if model.train == "lora":
-            targets = None if model.lora.targets is None else tuple(model.lora.targets)
-            spec = LoraSpec(rank=model.lora.rank, alpha=model.lora.alpha, targets=targets, init=model.lora.init)
-            weights = TrainedWeights.lora(pipe, spec, seed=self.recipe.run.seed)
+        device = self.accelerator.device
+        self.task: Task
+        if isinstance(recipe, Recipe):
+            self.task = load_flow_task(recipe, checked.folder, self.data, device)
         else:
-            weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(self.recipe))
-        weights.gradient_checkpointing(model.gradient_checkpointing)
-        cache = self.cache = PromptCache(pipe, call)
-        if model.release_text_encoders:
-            cache.encode(list(dict.fromkeys(row.text for row in [*self.data.train.rows, *self.data.heldout])))
-            cache.release()
-        steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
-        policies = []
-        for number in (steps, self.recipe.evaluate.steps or steps):
-            denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant)
-            with torch.enable_grad():
-                denoiser.self_check([row.text for row in self.data.train.rows[:2]])
-            policies.append(self._policy(denoiser, weights))
-        return policies[0], policies[1]
-
-    def _policy(self, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
-        objective, rollout = self.recipe.objective, self.recipe.rollout
-        return FlowPolicy(
-            denoiser,
-            weights,
-            ratio=objective.ratio,
-            weight=objective.weight,
-            batch=rollout.batch,
-            decode_batch=rollout.decode_batch,
-            penalties=penalties_of(self.recipe) if objective.form == "transition" else (),
-        )
+            self.task = load_text_task(recipe, checked.folder, self.data, device)
 
     def trainer(self, reporter: Reporter) -> Trainer:
         """The trainer of this run."""
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
-            self.recipe, self.policy, self.evaluator, self.plan_for, self.rewards, self.evaluation, self.data,
-            self.run, self.accelerator, reporter, self._critic(),
+            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter
+        )
+
+
+def lora_spec(config: LoraConfig) -> LoraSpec:
+    """The adapter that a recipe describes."""
+    targets = None if config.targets is None else tuple(config.targets)
+    return LoraSpec(rank=config.rank, alpha=config.alpha, targets=targets, init=config.init)
+
+
+def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device) -> FlowTask:
+    """Load a pipeline, put what is trained on it, encode the prompts and check that it replays."""
+    model, sampler = recipe.model, recipe.sampler
+    dtype = DTYPES[model.dtype]
+    pipe = load_pipeline(folder, dtype)
+    cast_base(pipe, dtype)
+    pipe.to(device)
+    call = call_arguments(folder, model.call)
+    if model.train == "lora":
+        weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
+    else:
+        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe))
+    weights.gradient_checkpointing(model.gradient_checkpointing)
+    cache = PromptCache(pipe, call)
+    if model.release_text_encoders:
+        cache.encode(list(dict.fromkeys(row.text for row in [*data.train.rows, *data.heldout])))
+        cache.release()
+    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+    policies = []
+    for number in (steps, recipe.evaluate.steps or steps):
+        denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant)
+        with torch.enable_grad():
+            denoiser.self_check([row.text for row in data.train.rows[:2]])
+        policies.append(_flow_policy(recipe, denoiser, weights))
+    policy, evaluator = policies
+    critic = None
+    if recipe.critic is not None:
+        critic = Critic(
+            recipe.critic, denoiser.probe.latent_shape, cache.features, data.train.rows[0].text,
+            seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
-
-    def _critic(self) -> Critic | None:
-        if self.recipe.critic is None:
-            return None
-        return Critic(
-            self.recipe.critic, self.policy.denoiser.probe.latent_shape, self.cache.features,
-            self.data.train.rows[0].text, seed=self.recipe.run.seed, device=self.policy.device,
-        )  # fmt: skip
+    return FlowTask(recipe, policy, evaluator, planner(recipe, sampler.sigmas or policy.denoiser.probe.sigmas), critic)
 
 
-def read_data(recipe: Recipe) -> Data:
+def _flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+    objective, rollout = recipe.objective, recipe.rollout
+    return FlowPolicy(
+        denoiser,
+        weights,
+        ratio=objective.ratio,
+        weight=objective.weight,
+        batch=rollout.batch,
+        decode_batch=rollout.decode_batch,
+        penalties=penalties_of(recipe) if objective.form == "transition" else (),
+    )
+
+
+def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.device) -> TextTask:
+    """Load a language model, put what is trained on it and check that every prompt can be encoded.
+
+    Raises:
+        ValueError: a prompt is longer than the recipe allows, or a conversation and the model has no chat template.
+    """
+    model = recipe.model
+    language = load_language_model(
+        folder, dtype=DTYPES[model.dtype], attention=model.attention, chat=model.chat, system=model.system
+    )
+    if model.path == UNTRAINED:
+        reinitialise(language, recipe.run.seed)
+    language.model.to(device)
+    most = recipe.generation.max_prompt_tokens
+    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+        for row in rows:
+            length = len(language.encode(row.text, row.messages))
+            if not 0 < length <= most:
+                raise ValueError(
+                    f"{source}: prompt {row.id + 1} has {length} tokens; generation.max_prompt_tokens is {most}: "
+                    "raise it, or leave out the prompt"
+                )
+    if model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
+    else:
+        weights = LanguageWeights.whole(language, keep_reference=recipe.objective.kl > 0)
+    weights.gradient_checkpointing(model.gradient_checkpointing)
+    return TextTask(recipe, TextPolicy(language, weights, recipe))
+
+
+def read_data(recipe: AnyRecipe) -> Data:
     """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
     train = read_prompts(recipe.data.train)
     if recipe.rollout.prompts > len(train):
@@ -211,22 +254,60 @@ class Checked:
         ValueError: whatever is wrong with prompt files, model path, rewards, their columns, plan or surrogate.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: AnyRecipe) -> None:
         self.data = read_data(recipe)
-        self.folder = model_folder(recipe.model.path)
-        forecast(recipe)
-        surrogate_of(recipe, 1)
+        if isinstance(recipe, Recipe):
+            self.folder, kind = model_folder(recipe.model.path), "images"
+            forecast(recipe)
+            surrogate_of(recipe, 1)
+            form_of(recipe)
+            _refuse_conversations(self.data)
+        else:
+            self.folder, kind = language_folder(recipe.model.path), "completions"
+            bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
         credit_of(recipe.advantage)
-        form_of(recipe)
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
         self.evaluation = RewardSet(reward_specs(evaluated))
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():
-                reward.check("images", columns_of(rows), grouped=True)
+                reward.check(kind, columns_of(rows), grouped=True)
 
 
-def _check_ranks(recipe: Recipe, ranks: int) -> None:
+def _refuse_conversations(data: Data) -> None:
+    for row in [*data.train.rows, *data.heldout]:
+        if row.messages is not None:
+            raise ValueError(
+                f"prompt {row.id + 1} is a conversation ({row.text!r}), which only language models read; write its "
+                "words as `prompt`"
+            )
+
+
+def language_folder(path: str) -> str:
+    """Resolve `arithmetic`, `arithmetic:untrained`, a folder or a hub id.
+
+    Raises:
+        ValueError: it looks like a path but there is no model there.
+    """
+    if path in ("arithmetic", UNTRAINED):
+        folder = Path(str(resources.files("flowgrpo.text") / "arithmetic"))
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                "the embedded language model is not installed; build it with `flowgrpo build arithmetic --out FOLDER`"
+            )
+        return str(folder)
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ValueError(f"model.path {path!r} holds no config.json; give the folder of a transformers model")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
+    if not folder.is_dir() and looks_local:
+        raise ValueError(
+            f"model.path {path!r} is not a folder; give a model folder, a hub id (owner/name) or arithmetic"
+        )
+    return path
+
+
+def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
     prompts, updates = recipe.rollout.prompts, recipe.optimizer.updates
     if prompts % ranks:
         raise ValueError(f"rollout.prompts is {prompts} on {ranks} ranks; use a multiple of {ranks}")
@@ -242,11 +323,11 @@ def _check_ranks(recipe: Recipe, ranks: int) -> None:
             "advantage.scale batch, how gdpo and credit value need all rewards on one rank; use one process, or scale "
             "group, how sum and another credit"
         )
-    if recipe.critic is not None and ranks > 1:
+    if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained on one rank; use one process, or a recipe without `critic`")
 
 
-def start(recipe: Recipe, folder: Path) -> Session:
+def start(recipe: AnyRecipe, folder: Path) -> Session:
     """Check a recipe, make its run folder and load its model."""
     checked = Checked(recipe)
     return Session(recipe, RunFolder.create(folder, dump_recipe(recipe)), checked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -13,20 +13,17 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..configs.schema import EmaConfig, Recipe
+from ..configs.schema import AnyRecipe, EmaConfig, Recipe
+from ..core.addressing import address
 from ..core.diagnostics import degenerate_groups, summarise
 from ..pipelines.ema import Ema
-from ..pipelines.policy import Experience, FlowPolicy
 from ..rewards.runner import RewardBatch, RewardSet
-from ..samplers.plans import Plan, StepPlan
-from ..samplers.rollout import address
 from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
-from .credit import credit_of, kept_nodes, total_reward
-from .critic import Critic
+from .credit import credit_of, kept_nodes
 from .data import PromptRow, PromptStream, columns_of
-from .objectives import objective_of
 from .run_folder import RunFolder
+from .tasks import Collected, Task
 
 EVALUATION_SEED = 20_260_101
 
@@ -62,23 +59,20 @@ class Trainer:
 
     def __init__(
         self,
-        recipe: Recipe,
-        policy: FlowPolicy,
-        evaluator: FlowPolicy,
-        plan_for: Callable[[int], Plan],
+        recipe: AnyRecipe,
+        task: Task,
         rewards: RewardSet,
         evaluation: RewardSet,
         data: Data,
         run: RunFolder,
         accelerator: Accelerator,
         reporter: Reporter,
-        critic: Critic | None = None,
     ) -> None:
-        self.recipe, self.policy, self.evaluator, self.plan_for = recipe, policy, evaluator, plan_for
+        self.recipe, self.task = recipe, task
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
         self.run, self.accelerator, self.reporter = run, accelerator, reporter
         settings = recipe.optimizer
-        self.parameters = policy.weights.parameters()
+        self.parameters = task.weights.parameters()
         self.optimizer = torch.optim.AdamW(
             self.parameters,
             lr=settings.learning_rate,
@@ -86,21 +80,20 @@ class Trainer:
             weight_decay=settings.weight_decay,
             eps=settings.eps,
         )
-        wanted = {"ema": settings.ema, "anchor": recipe.objective.anchor, "old": recipe.objective.old}
-        self.averages = {name: _average(policy, chosen) for name, chosen in wanted.items() if chosen}
+        wanted: dict[str, EmaConfig | None] = {"ema": settings.ema}
+        if isinstance(recipe, Recipe):
+            wanted |= {"anchor": recipe.objective.anchor, "old": recipe.objective.old}
+        self.averages = {name: _average(task, chosen) for name, chosen in wanted.items() if chosen}
         self.ema, self.old = self.averages.get("ema"), self.averages.get("old")
         if "anchor" in self.averages:
-            policy.reference = self.averages["anchor"].applied
-        self.critic = critic
-        self.clock = Clock(policy.device)
+            task.compare_with(self.averages["anchor"].applied)
+        self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
-        self.elements = math.prod(policy.denoiser.probe.latent_shape)
-        self.objective = objective_of(recipe, policy, self.elements, self.old.applied if self.old else None)
+        self.objective = task.objective(self.old.applied if self.old else None)
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds beside the weights, by file name."""
-        critic = {"critic": self.critic} if self.critic else {}
-        return {"optimizer": self.optimizer, **self.averages, **critic}
+        return {"optimizer": self.optimizer, **self.averages, **self.task.parts()}
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -108,7 +101,7 @@ class Trainer:
         """Continue from the newest checkpoint; from the start if there is none."""
         checkpoints = self.run.list_checkpoints()
         if checkpoints:
-            self.next_iteration = read_checkpoint(checkpoints[-1], self.policy.weights, self.parts())
+            self.next_iteration = read_checkpoint(checkpoints[-1], self.task.weights, self.parts())
         if self.accelerator.is_main_process:
             self.run.rewind(self.next_iteration)
 
@@ -146,70 +139,55 @@ class Trainer:
             scores = self.score(self.rewards, rows, experience)
         record = self._reward_record(iteration, scores, experience)
         advantages, keep = self.advantages(scores, experience), kept_nodes(experience, scores, self.recipe.advantage)
-        if self.critic is not None:
-            with self.clock.part("reward"):
-                record["critic/error"] = self.critic.fit(experience, total_reward(scores))
+        with self.clock.part("reward"):
+            record |= self.task.learn(experience, scores)
         record |= self.update(experience, advantages, keep)
-        record["evaluations"] = experience.rollout.evaluations
+        record |= experience.record()
         if iteration % self.recipe.run.sample_every == 0 and self.accelerator.is_main_process:
-            self._save_samples("train", iteration, rows, experience.images, experience.prompt_of_sample, scores)
+            self._save_samples("train", iteration, rows, experience, scores)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
 
-    def collect(self, iteration: int) -> tuple[list[PromptRow], Experience]:
+    def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
         """Sample this rank's share of the iteration's prompts."""
         settings, ranks = self.recipe.rollout, self.accelerator.num_processes
         share = settings.prompts // ranks
         first = iteration * settings.prompts + self.accelerator.process_index * share
         rows = self.data.train.take(first, share)
         keys = [address(self.recipe.run.seed, 1, first + k) for k in range(share)]
-        plan, updates = self.plan_for(iteration), self.recipe.optimizer.updates
         with self.old.applied() if self.old else nullcontext():
-            return rows, self._experience(self.policy, rows, keys, plan, updates)
+            return rows, self.task.rollout(rows, keys, iteration, self.clock)
 
-    def _experience(
-        self, policy: FlowPolicy, rows: list[PromptRow], keys: list[int], plan: Plan, updates: int = 1
-    ) -> Experience:
-        texts = [row.text for row in rows]
-        guide, guided = None, self.recipe.sampler.guide
-        if self.critic is not None and guided is not None and policy is self.policy:
-            guide = self.critic.guide(guided, texts, plan)
-        with self.clock.part("denoiser"):
-            rollout = policy.sample(texts, keys, plan, updates, guide)
-        with self.clock.part("decode"):
-            images = policy.decode(rollout, texts)
-        return Experience(rollout, plan, tuple(texts), images, updates, tuple(keys))
-
-    def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Experience) -> RewardBatch:
+    def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
         owners = [rows[p] for p in experience.prompt_of_sample]
         texts = [row.text for row in owners]
-        return rewards.score(experience.images, texts, columns_of(owners), experience.groups)
+        return rewards.score(experience.samples, texts, columns_of(owners), experience.groups)
 
-    def advantages(self, scores: RewardBatch, experience: Experience) -> Tensor:
+    def advantages(self, scores: RewardBatch, experience: Collected) -> Tensor:
         """[N] advantages of the nodes; a step has that of the node it leads to."""
         settings = self.recipe.advantage
-        found = credit_of(settings)(experience, scores, settings, self.critic).nan_to_num()
+        found = credit_of(settings)(experience, scores, settings, self.task.credit_model()).nan_to_num()
         clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
-        return clamped.to(self.policy.device)
+        return clamped.to(self.task.device)
 
     # -- the update --------------------------------------------------------------------------------------------
 
-    def update(self, experience: Experience, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
+    def update(self, experience: Collected, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
         """All optimizer steps of one rollout. `advantages` [N] and `keep` [N] (what is trained) are by node."""
-        statistics = torch.zeros(experience.plan.num_steps, 2, 4, dtype=torch.float64)
+        statistics = torch.zeros(experience.columns, 2, 4, dtype=torch.float64)
         sums: dict[str, Tensor] = {}
         first_error = torch.zeros(())
         norms = []
         settings, objective = self.recipe.optimizer, self.objective
-        with self.clock.part("denoiser"):
+        with self.clock.part(self.task.update_part):
             objective.prepare(experience)
         for number in range(settings.epochs * settings.updates):
             part = number % settings.updates
-            rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.policy.device)
+            rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.task.device)
             rows = self.accelerator.reduce(rows, "sum").clamp(min=1.0)
             for batch in objective.batches(experience, part, keep):
-                with self.clock.part("denoiser"):
+                with self.clock.part(self.task.update_part):
                     outcome = objective.backward(experience, batch, advantages, keep, rows)
                 statistics += outcome.statistics
                 sums = {name: sums.get(name, 0) + value for name, value in outcome.metrics.items()}
@@ -242,11 +220,11 @@ class Trainer:
 
     # -- records -----------------------------------------------------------------------------------------------
 
-    def _reward_record(self, iteration: int, scores: RewardBatch, experience: Experience) -> dict[str, Any]:
+    def _reward_record(self, iteration: int, scores: RewardBatch, experience: Collected) -> dict[str, Any]:
         values = scores.values[experience.outcomes]
         degenerate = degenerate_groups(values, experience.groups[experience.outcomes])
         sums = torch.stack([values.nansum(0), (~values.isnan()).float().sum(0)])
-        packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.policy.device)
+        packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.task.device)
         packed = self.accelerator.reduce(packed, "sum").cpu()
         total, count = packed[: sums.numel()].view(2, -1)
         record: dict[str, Any] = {"iteration": iteration}
@@ -269,36 +247,29 @@ class Trainer:
         return record
 
     def evaluate(self, iteration: int) -> dict[str, float | None]:
-        """Sample every held-out prompt with fixed seeds, deterministically, with the averaged weights."""
+        """Sample every held-out prompt with fixed seeds, with the averaged weights."""
         if not self.data.heldout:
             return {}
         ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
         rows = self.data.heldout[rank::ranks]
         keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
         with self.ema.applied() if self.ema else nullcontext():
-            experience = self._experience(self.evaluator, rows, keys, self.evaluation_plan())
+            experience = self.task.evaluation(rows, keys, self.clock)
         scores = self.score(self.evaluation, rows, experience)
         total = torch.stack([scores.values.nansum(0), (~scores.values.isnan()).float().sum(0)])
-        total, count = self.accelerator.reduce(total.to(self.policy.device), "sum").cpu()
+        total, count = self.accelerator.reduce(total.to(self.task.device), "sum").cpu()
         record = {f"eval/{name}": _number(mean) for name, mean in zip(scores.names, total / count)}
         if self.accelerator.is_main_process:
-            owners = experience.prompt_of_sample
-            self._save_samples("eval", iteration, rows, experience.images, owners, scores)
+            self._save_samples("eval", iteration, rows, experience, scores)
         self.reporter.evaluation(iteration, record)
         return record
 
-    def evaluation_plan(self) -> Plan:
-        """A deterministic plan over the evaluation's noise levels."""
-        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
-        sigmas = tuple(given or self.evaluator.denoiser.probe.sigmas)
-        return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=self.recipe.evaluate.seeds)
-
     def _save_samples(
-        self, phase: str, iteration: int, rows: list[PromptRow], images: Tensor, owners: list[int], scores: RewardBatch
+        self, phase: str, iteration: int, rows: list[PromptRow], experience: Collected, scores: RewardBatch
     ) -> None:
         seen: dict[int, int] = {}
         records = []
-        for sample, owner in enumerate(owners):
+        for sample, owner in enumerate(experience.prompt_of_sample):
             row = rows[owner]
             seed = seen[owner] = seen.get(owner, -1) + 1
             records.append(
@@ -311,14 +282,14 @@ class Trainer:
                     "columns": row.columns,
                 }
             )
-        self.run.save_samples(phase, iteration, images, records)
+        self.run.save_samples(phase, iteration, experience.samples, records)
 
     def _checkpoint(self) -> None:
         if self.accelerator.is_main_process:
             write = partial(
                 write_checkpoint,
                 iteration=self.next_iteration,
-                weights=self.policy.weights,
+                weights=self.task.weights,
                 parts=self.parts(),
             )
             self.run.save_checkpoint(self.next_iteration, write, self.recipe.run.keep)
@@ -326,17 +297,16 @@ class Trainer:
 
     def _save_results(self) -> None:
         if self.accelerator.is_main_process:
-            name = "lora" if self.policy.weights.kind == "lora" else "pipeline"
             with self.ema.applied() if self.ema else nullcontext():
-                self.policy.weights.save(self.run.path / name, overwrite=True)
+                self.task.weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
 
 
-def _average(policy: FlowPolicy, settings: EmaConfig) -> Ema:
-    return Ema(policy.weights, decay=settings.decay, every=settings.every, rise=settings.rise)
+def _average(task: Task, settings: EmaConfig) -> Ema:
+    return Ema(task.weights, decay=settings.decay, every=settings.every, rise=settings.rise)
 
 
-def learning_rate(recipe: Recipe, taken: int) -> float:
+def learning_rate(recipe: AnyRecipe, taken: int) -> float:
     """Of the optimizer step after `taken` ones: a linear warm-up, then the schedule's fall over the rest of the run."""
     settings = recipe.optimizer
     if taken < settings.warmup:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
-from flowgrpo.configs.schema import Recipe
+from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.configs.soundness import FORWARD_FORMS
 from flowgrpo.training.planning import forecast
 
@@ -33,7 +33,18 @@ def test_packaged_recipes_are_listed_with_their_first_comment():
     assert all(line and not line.startswith("#") for line in names.values())
 
 
-@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_are_told_apart_by_task():
+    of_text = recipe_names("text")
+    assert {"text", "text_digits"} <= set(of_text)
+    assert recipe_names("images").keys() | of_text.keys() == recipe_names().keys()
+    for name in of_text:
+        recipe = load_recipe(name)
+        assert isinstance(recipe, TextRecipe)
+        assert recipe.name == name
+        assert TextRecipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+@pytest.mark.parametrize("name", recipe_names("images"))
 def test_every_packaged_recipe_validates_and_can_be_forecast(name: str):
     recipe = load_recipe(name)
     assert recipe.name == name

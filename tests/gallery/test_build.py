@@ -36,12 +36,19 @@ def record(iteration: int, prompt_id: int, seed: int, gold: float | None, **chan
     } | changes
 
 
+def written(iteration: int, prompt_id: int, completion: object, **changes: Any) -> dict[str, Any]:
+    """A record of a text run."""
+    row = record(iteration, prompt_id, 7, float(iteration > 0), **changes)
+    del row["image"]
+    return row | {"completion": completion}
+
+
 def write_run(folder: Path, records: list[dict[str, Any]], metrics: list[dict[str, Any]] | None = None) -> Path:
     (folder / "samples").mkdir(parents=True)
     (folder / "config.yaml").write_text("name: a run\nrecipe: flow_grpo\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics or []))
     (folder / "samples" / "index.jsonl").write_text("".join(json.dumps(row) + "\n" for row in records))
-    for row in records:
+    for row in (row for row in records if "image" in row):
         image = folder / "samples" / row["image"]
         if image.resolve().is_relative_to(folder.resolve()):
             image.parent.mkdir(parents=True, exist_ok=True)
@@ -106,6 +113,7 @@ def test_page_holds_every_pair_with_its_images_and_scores(run: Path) -> None:
     assert page == run / "gallery" / "index.html"
     data = data_of(page)
     assert data["name"] == "a run"
+    assert data["text"] is False
     assert data["facts"] == [["recipe", "flow_grpo"]]
     assert data["checkpoints"] == [0, 5, 10]
     assert [(pair["id"], pair["seed"]) for pair in data["pairs"]] == [
@@ -205,6 +213,91 @@ def test_link_that_leads_outside_samples_is_refused(run: Path, tmp_path: Path) -
     with pytest.raises(ValueError, match="leads outside"):
         check_image("link.png", run / "samples", "here")
     assert check_image("iter-000000/x.png", run / "samples", "here") == "iter-000000/x.png"
+
+
+HOSTILE_COMPLETIONS = (
+    "",
+    " \n\t ",
+    "<think>a\n\n  b\tc\r\n</think>",
+    HOSTILE,
+    "<script>alert(1)</script>",
+    "</ScRiPt ><svg onload=alert(1)>",
+    "]]><!-- </style></textarea></title></noscript>",
+    "javascript:alert(1) ${alert(1)} `@@data@@` \\u003c/script>",
+    "one\u2028two\u2029three\x00\x1b[31m\x85\ufeff",
+    "\u202e\u0645\u0631\u062d\u0628\u0627 \u2066abc",
+    "\U0001f469\u200d\U0001f52c\U0001f44d\U0001f3fd Z\u0351\u036b\u0343\u036a",
+    "lone \ud800 and \udfff",
+    "x" * 1_000_000,
+    "</script>" * 100_000,
+)
+
+
+def test_completions_come_to_the_page_as_they_were_written(tmp_path: Path) -> None:
+    texts = HOSTILE_COMPLETIONS
+    records = [
+        written(iteration, prompt_id, text)
+        for iteration, order in ((0, texts), (5, texts[::-1]))
+        for prompt_id, text in enumerate(order)
+    ]
+    page = build_gallery(write_run(tmp_path / "run", records))
+    source = page.read_text()
+    assert not set("\u2028\u2029\u202e\x00") & set(source)
+    elements = Elements(source)
+    assert [tag for tag, _ in elements.tags].count("script") == 2
+    assert {"img", "svg", "textarea"}.isdisjoint(tag for tag, _ in elements.tags)
+    assert not [key for _, attributes in elements.tags for key in attributes if key.startswith("on")]
+    data = data_of(page)
+    assert data["text"] is True
+    assert [tuple(shot["completion"] for shot in pair["shots"]) for pair in data["pairs"]] == list(
+        zip(texts, texts[::-1])
+    )
+    assert data["pairs"][0]["shots"][0] == {
+        "completion": "",
+        "rewards": [0.0],
+        "parts": [["gold / dense", 0.5]],
+        "notes": [[0, "found two circles"]],
+    }
+    assert data["summary"][0]["gained"] == len(texts)
+
+
+def test_text_run_has_no_files_but_its_page(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [written(0, 1, "six"), written(5, 1, "seven"), written(5, 1, 3, phase="train")])
+    out = tmp_path / "site"
+    build_gallery(run, out)
+    assert set(files_of(out)) == {"index.html", MARKER}
+    assert data_of(out / "index.html")["pairs"][0]["shots"][1]["completion"] == "seven"
+
+
+@pytest.mark.parametrize("first", ["image", "completion"])
+def test_images_and_completions_do_not_mix(tmp_path: Path, first: str) -> None:
+    image, text = record(0, 1, 7, 1.0), written(0, 1, "six")
+    ordered = [image, text] if first == "image" else [text, image]
+    run = write_run(tmp_path / "run", [text | {"phase": "train"}, ordered[0], ordered[0], ordered[1]])
+    with pytest.raises(ValueError, match=r"index\.jsonl, line 4: .*`(image|completion)`.*either of images or of text"):
+        build_gallery(run)
+    assert not (run / "gallery").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": "iter-000000/a.png", "completion": "six"}, "this one has both"),
+        ({"image": None, "completion": "six"}, "this one has both"),
+        ({}, "this one has neither"),
+        ({"completion": None}, "`completion` is None.*must be the text"),
+        ({"completion": ["six"]}, "`completion` is .*must be the text"),
+        ({"completion": 6}, "`completion` is 6.*must be the text"),
+    ],
+)
+def test_record_is_either_an_image_or_a_completion(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    run = write_run(tmp_path / "run", [written(0, 1, "six")])
+    row = written(0, 2, "")
+    del row["completion"]
+    with (run / "samples" / "index.jsonl").open("a") as log:
+        log.write(json.dumps(row | changes) + "\n")
+    with pytest.raises(ValueError, match=rf"index\.jsonl, line 2: .*{message}"):
+        build_gallery(run)
 
 
 def test_special_characters_in_image_names_survive_as_addresses(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_guided_stage_learns_the_models_own_guided_prediction(tmp_path: Path
     with torch.no_grad():
         for parameter in training.average.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    guided = guided_training(training)
+    guided = guided_training(training.averaged(), settings)
     assert guided.teacher is not None
     tokenizer = guided.pipe.tokenizer
     texts = ["a red circle", "two blue squares", ""]

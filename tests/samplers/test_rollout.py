@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from flowgrpo.core.addressing import address
 from flowgrpo.samplers.kernels import KERNELS, Kernel, step
 from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, spine_plan, window_plan
-from flowgrpo.samplers.rollout import Rollout, RolloutRunner, Transitions, address, batches_of, draw_noise, replay
+from flowgrpo.samplers.rollout import Rollout, RolloutRunner, Transitions, batches_of, draw_noise, replay
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
 

@@ -67,6 +67,7 @@ def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) 
     settings = json.loads((out / "pipeline" / "flowgrpo.json").read_text())["build"]
     assert settings == vars(scaled_settings(3, SCALE))
     assert settings["seed"] == 3
+    assert not [file for file in out.rglob("*.json") if str(out) in file.read_text()]
 
 
 def test_it_is_measured_on_every_skill(built: tuple[Path, list[str]]) -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from flowgrpo.training import clock as clock_module
-from flowgrpo.training.clock import PARTS, Clock
+from flowgrpo.training.clock import Clock
+
+PARTS = ("denoiser", "decode", "reward", "optimizer", "rest")
 
 
 @pytest.fixture
@@ -17,7 +19,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_an_inner_part_counts_alone_and_the_uncovered_is_rest(time: SimpleNamespace):
-    clock = Clock(torch.device("cpu"))
+    clock = Clock(torch.device("cpu"), PARTS)
     time.now += 1
     with clock.part("reward"):
         time.now += 2
@@ -34,7 +36,7 @@ def test_an_inner_part_counts_alone_and_the_uncovered_is_rest(time: SimpleNamesp
 
 
 def test_a_lap_begins_at_nothing_even_within_a_part(time: SimpleNamespace):
-    clock = Clock(torch.device("cpu"))
+    clock = Clock(torch.device("cpu"), PARTS)
     with clock.part("denoiser"):
         time.now += 3
         assert clock.lap()["denoiser"] == 3
@@ -46,7 +48,7 @@ def test_a_lap_begins_at_nothing_even_within_a_part(time: SimpleNamespace):
 
 
 def test_a_part_ends_when_it_fails(time: SimpleNamespace):
-    clock = Clock(torch.device("cpu"))
+    clock = Clock(torch.device("cpu"), PARTS)
 
     def work() -> None:
         with clock.part("optimizer"):

@@ -1,6 +1,7 @@
 """Prompt files in every format, their faults by file and line, and the order a run takes prompts in."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_only_line_feeds_end_a_line(tmp_path: Path, character: str):
         ("p.csv", "prompt,n\n", ["holds no prompt"]),
         ("p.txt", " \n\n", ["holds no prompt"]),
         ("p.txt", b"caf\xe9\n", ["not UTF-8", "byte 3"]),
-        ("p.md", "a\n", [".txt, .jsonl, .json, .csv or .tsv", "'.md'"]),
+        ("p.md", "a\n", [".txt, .jsonl, .json, .csv, .tsv or .parquet", "'.md'"]),
         ("prompts", "a\n", [".txt, .jsonl", "nothing"]),
     ],
 )
@@ -142,3 +143,48 @@ def test_random_access_equals_walking_through():
 def test_the_order_is_the_seeds():
     assert stream(seed=1).take(0, 30) == stream(seed=1).take(0, 30)
     assert stream(seed=1).take(0, 30) != stream(seed=2).take(0, 30)
+
+
+TALK = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "No."}]
+
+
+def test_a_conversation_is_kept_and_called_by_its_last_message(tmp_path: Path):
+    source = written(tmp_path, "p.jsonl", json.dumps({"prompt": TALK, "answer": 2}) + "\n")
+    assert read_prompts(source) == [PromptRow(0, "No.", {"answer": 2}, tuple(TALK))]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ([], "must end with a message to be answered"),
+        (TALK[:2], "must end with a message to be answered"),
+        ([{"role": "user"}], "objects with `role` and `content`"),
+        ([{"role": "user", "content": ""}], "objects with `role` and `content`"),
+        (["hello"], "objects with `role` and `content`"),
+    ],
+)
+def test_faults_of_a_conversation_are_named(tmp_path: Path, prompt: object, said: str):
+    source = written(tmp_path, "p.jsonl", json.dumps({"prompt": prompt}) + "\n")
+    message = refused(source)
+    assert said in message
+    assert "line 1" in message
+
+
+def test_parquet_tables_are_read(tmp_path: Path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    source = str(tmp_path / "p.parquet")
+    parquet.write_table(pyarrow.table({"Prompt": ["a", "b"], "n": [1, None]}), source)
+    assert read_prompts(source) == [PromptRow(0, "a", {"n": 1}), PromptRow(1, "b", {"n": None})]
+    parquet.write_table(pyarrow.table({"prompt": [TALK]}), source)
+    assert read_prompts(source)[0].messages == tuple(TALK)
+    parquet.write_table(pyarrow.table({"text": ["a"]}), source)
+    assert "row 1: no `prompt`" in refused(source)
+    assert "is not a parquet file" in refused(written(tmp_path, "q.parquet", "a"))
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pip install pyarrow" in refused(written(tmp_path, "p.parquet", "a"))

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.samplers.rollout import address
+from flowgrpo.core.addressing import address
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
 from flowgrpo.training.session import read_data, start

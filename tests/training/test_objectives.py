@@ -32,7 +32,7 @@ def gradient(trainer: Trainer, e: Experience, advantages: torch.Tensor, keep: to
     outcomes: list[Outcome] = [
         trainer.objective.backward(e, batch, advantages, keep, rows) for batch in trainer.objective.batches(e, 0, keep)
     ]
-    found = {n: p.grad.clone() for n, p in trainer.policy.weights.named_parameters().items() if p.grad is not None}
+    found = {n: p.grad.clone() for n, p in trainer.task.weights.named_parameters().items() if p.grad is not None}
     trainer.optimizer.zero_grad(set_to_none=True)
     return found, outcomes
 
@@ -53,7 +53,7 @@ def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp
     _, e = trainer.collect(0)
     advantages = torch.linspace(-1, 1, len(e.rollout.parent))
     whole, _ = gradient(trainer, e, advantages)
-    trainer.policy.batch = 3
+    trainer.task.policy.batch = 3
     if name == "neighbor_grpo":
         # Its batches are those of the rollout.
         _, e = trainer.collect(0)
@@ -86,7 +86,7 @@ def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline
     found, _ = gradient(trainer, e, advantages)
     norm = sum(float(g.square().sum()) for g in found.values()) ** 0.5
     with torch.no_grad():
-        for n, p in trainer.policy.weights.named_parameters().items():
+        for n, p in trainer.task.weights.named_parameters().items():
             p -= 0.05 * found[n] / norm
     assert gap() < before
 
@@ -132,7 +132,7 @@ def test_the_sampling_policy_of_nft_lags_behind_and_survives_a_checkpoint(random
     for k in range(3):
         trainer.iterate(k)
     old = trainer.averages["old"].state_dict()["average"]
-    now = trainer.policy.weights.state_dict()
+    now = trainer.task.weights.state_dict()
     assert any(not torch.equal(old[n], now[n]) for n in now)
     assert set(trainer.parts()) == {"optimizer", "ema", "old"}
 
@@ -172,7 +172,7 @@ def test_the_mask_of_dppo_drops_what_moved_too_far_and_moves_on(random_pipeline,
     trainer = trainer_of("flow_dppo", random_pipeline, tmp_path / "run")
     objective = trainer.objective
     assert isinstance(objective, TransitionObjective)
-    limit = trainer.recipe.objective.trust_nats / trainer.elements
+    limit = trainer.recipe.objective.trust_nats / trainer.task.elements
     log_ratio = torch.tensor([[0.1], [0.1], [-0.1], [-0.1], [0.1]])
     advantage = torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1.0]])
     divergence = torch.tensor([[2.0], [2.0], [2.0], [2.0], [0.5]]) * limit

@@ -24,10 +24,9 @@ def test_a_slow_first_evaluation_does_not_swell_the_time_left(clock: SimpleNames
     recipe = Recipe.model_validate(
         {"rewards": [{"name": "gold"}], "run": {"iterations": 10}, "evaluate": {"every": 4}, "sampler": {"steps": 10}}
     )
-    probe = SimpleNamespace(latent_shape=(4, 8, 8), sigmas=tuple(1 - k / 10 for k in range(11)))
-    denoiser = SimpleNamespace(probe=probe, pipe=object(), variant="direct", sigmas=probe.sigmas)
-    policy = SimpleNamespace(denoiser=denoiser)
-    shown.started(SimpleNamespace(recipe=recipe, policy=policy, next_iteration=0, parameters=[]))  # type: ignore[arg-type]
+    task = SimpleNamespace(describe=lambda: ["what will be done"], samples_per_iteration=lambda: 96, noun="images")
+    shown.started(SimpleNamespace(recipe=recipe, task=task, next_iteration=0))  # type: ignore[arg-type]
+    assert output.getvalue() == "what will be done\n"
     clock.now += 60
     shown.evaluation(0, {"eval/gold": 0.5})
     clock.now += 2
@@ -35,6 +34,8 @@ def test_a_slow_first_evaluation_does_not_swell_the_time_left(clock: SimpleNames
     # Nine iterations of 2 s; evaluations before iterations 4 and 8 and at the end, 60 s each.
     first = next(line for line in output.getvalue().splitlines() if line.lstrip().startswith("1/10"))
     assert first.split()[-1] == "3:18"
+    assert first.split()[-3] == "48.0"
+    assert "images/s" in output.getvalue()
     for number in range(1, 4):
         clock.now += 2
         shown.iteration({"iteration": number, "reward/total": 0.5, "time/denoiser": 2.0})

@@ -14,12 +14,12 @@ from flowgrpo.training.session import start
 
 PUBLISHED = [
     name
-    for name in recipe_names()
+    for name in recipe_names("images")
     if name not in ("default", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion", "sage_grpo")
 ]
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", recipe_names("images"))
 def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: Path, tmp_path: Path) -> None:
     judged = "{name: win_rate, options: {judge: jpeg_compressibility}}"
     overrides = [

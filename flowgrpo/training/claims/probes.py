@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...configs.load import dump_recipe, recipe_names
 from ...configs.schema import Recipe
-from ..bench import Silent, _gradient, _gradient_spread
+from ..bench import Silent, _gradient, _gradient_spread, flow_task
 from ..planning import planner
 from ..run_folder import RunFolder
 from ..session import Session
@@ -53,7 +53,7 @@ def _probe_code() -> str:
 
 def baselines() -> list[str]:
     """Those of the methods that seconds are compared with which the package has."""
-    return [name for name in BASELINES if name in recipe_names()]
+    return [name for name in BASELINES if name in recipe_names("images")]
 
 
 def find_time(settings: Settings, method: str) -> Result | None:
@@ -173,13 +173,14 @@ def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[
         kernel → a list by noise level of `eta`, and by seed `diversity` (see `runs.apart`) and each reward.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    sigmas = trainer.policy.denoiser.probe.sigmas
+    task = flow_task(trainer)
+    sigmas = task.policy.denoiser.probe.sigmas
     for kernel, etas in ETAS.items():
         for eta in etas:
             changed = {"kernel": kernel, "eta": eta, "shared_noise": True}
             recipe = trainer.recipe.model_dump()
             recipe["sampler"] |= changed
-            trainer.plan_for = planner(Recipe.model_validate(recipe), sigmas)
+            task.plan_for = planner(Recipe.model_validate(recipe), sigmas)
             by_seed = [_explored(trainer, seed) for seed in seeds]
             entry = {"eta": eta} | {name: [one[name] for one in by_seed] for name in by_seed[0]}
             found.setdefault(kernel, []).append(entry)
@@ -193,7 +194,7 @@ def _explored(trainer: Trainer, seed: int) -> dict[str, float]:
     for batch in range(EXPLORED):
         rows, experience = trainer.collect(seed * EXPLORED + batch)
         scores = trainer.score(trainer.evaluation, rows, experience)
-        distance = apart(experience.images.flatten(1), experience.prompt_of_sample)
+        distance = apart(experience.samples.flatten(1), experience.prompt_of_sample)
         sums.setdefault("diversity", []).append(distance or 0.0)
         for name, mean in zip(scores.names, scores.values.nanmean(0).tolist()):
             sums.setdefault(name, []).append(mean)
@@ -236,7 +237,7 @@ def gradient_spread(trainer: Trainer, seeds: Sequence[int], report: Report) -> d
     """Size of the surrogate's gradient in the velocity by denoising step, with the plain ratio and with Guard's."""
     found: dict[str, list[list[float]]] = {"plain": [], "guard": []}
     for seed in seeds:
-        spread = _gradient_spread(trainer.policy, trainer.collect(seed)[1])
+        spread = _gradient_spread(flow_task(trainer).policy, trainer.collect(seed)[1])
         for form, values in spread.items():
             found[form].append(values)
     for form, by_seed in found.items():
@@ -253,5 +254,5 @@ PROBES = {
 
 def probes() -> list[str]:
     """Names of the probes whose recipe the package has."""
-    names = recipe_names()
+    names = recipe_names("images")
     return [name for name, probe in PROBES.items() if probe.method in names]

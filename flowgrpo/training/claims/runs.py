@@ -24,8 +24,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...configs.load import dump_recipe, load_recipe, recipe_names
+from ...configs.load import dump_recipe, load_image_recipe, recipe_names
 from ...configs.schema import Recipe
+from ..bench import flow_task
 from ..run_folder import RunFolder
 from ..session import Session, start
 from ..trainer import Trainer
@@ -74,7 +75,7 @@ VARIANTS = (
 
 def jobs() -> dict[str, Job]:
     """Every recipe of the package by its name, then the variants that single claims need."""
-    names = recipe_names()
+    names = recipe_names("images")
     variants = {job.label: job for job in VARIANTS if job.method in names}
     return {name: Job(name, name) for name in names} | variants
 
@@ -88,7 +89,7 @@ def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
         f"evaluate={{every: {every}, seeds: 2, steps: 10, rewards: {rewards}}}",
         f"run={{iterations: {iterations}, seed: {seed}, checkpoint_every: 10, keep: 1, sample_every: {every}}}",
     )
-    return load_recipe(job.method, [*common, *job.overrides, *settings.overrides])
+    return load_image_recipe(job.method, [*common, *job.overrides, *settings.overrides])
 
 
 def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
@@ -158,7 +159,7 @@ class Meter:
         self.trainer = trainer
         if trainer.next_iteration:
             self.report(f"{self.name}: goes on before iteration {trainer.next_iteration}")
-        for module in trainer.policy.weights.modules.values():
+        for module in trainer.task.weights.modules.values():
             module.register_forward_pre_hook(self._count, with_kwargs=True)
 
     def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -167,8 +168,8 @@ class Meter:
 
     def iteration(self, record: Mapping[str, Any]) -> None:
         """Write down what the iteration took."""
-        number, recipe = record["iteration"], self.trainer.recipe
-        edges = self.trainer.plan_for(number).counts().trained_edges * recipe.rollout.prompts
+        number, recipe = record["iteration"], flow_task(self.trainer).recipe
+        edges = flow_task(self.trainer).plan_for(number).counts().trained_edges * recipe.rollout.prompts
         line = {
             "iteration": number,
             "forward": self.states[0],

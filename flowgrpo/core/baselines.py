@@ -1,0 +1,165 @@
+"""Other things to compare a reward with than its group's mean: a virtual sample, peers, a Beta, a shared state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import group_advantages, group_moments
+from .grouped import cells, grouped, one_per_row, standardised
+
+
+def virtual_maximum_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    maximum: float = 1.0,
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages in groups that hold one more, virtual sample of the highest reward (NGRPO, arXiv 2509.18851).
+
+    A = (r - mean) / (std + eps) with mean and standard deviation over the group and `maximum`. A group that failed
+    throughout gets negative advantages; only one whose rewards all equal `maximum` gets exactly 0. The advantages of
+    a group add up to (mean - maximum) / (std + eps), not to 0.
+
+    Args:
+        rewards: [B] or [B, ...]; columns are independent. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids, in any order; groups may differ in size.
+        maximum: The highest reward that a sample can get.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages shaped like `rewards`, float32 at least.
+
+    Raises:
+        ValueError: A reward above `maximum`, an infinite one, or shapes that do not match.
+    """
+    data = grouped(rewards, groups)
+    # In the precision of the rewards, where a reward written like the maximum is equal to it.
+    top = torch.tensor(maximum, dtype=rewards.dtype if rewards.is_floating_point() else data.dtype).to(data.values)
+    if bool((data.values > top).any()):
+        raise ValueError(f"`rewards` holds a value above `maximum`, {maximum}; give the highest reward that can occur")
+    everyone = torch.arange(data.count, device=data.index.device)
+    values = torch.cat([data.values, top.expand(data.count, data.values.shape[1])])
+    moments = group_moments(values, torch.cat([data.index, everyone]), data.count, ddof)
+    return data.restore(standardised(data.values, data.index, moments, eps))
+
+
+def stratified_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    strata: Tensor | Sequence[int],
+    *,
+    alpha: float = 0.8,
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages among peers, blended with those in the whole group (Stratified GRPO, arXiv 2510.06214).
+
+    A = alpha S + (1 - alpha) G: S standardises a reward among the rows of its group and its stratum (a resolution, a
+    number of tool calls), G in its whole group. A row alone in its stratum has S = 0.
+
+    Args:
+        rewards: [B] or [B, ...]; columns are independent. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids.
+        strata: [B] integer ids; the same id in two groups is two strata.
+        alpha: Weight of the stratum in [0, 1]; 0 is GRPO.
+        eps: Added to standard deviations.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages shaped like `rewards`, float32 at least.
+
+    Raises:
+        ValueError: `alpha` out of range, or as `group_advantages`.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise ValueError(f"`alpha` is {alpha}; use a weight from 0 (the group alone) to 1 (the stratum alone)")
+    data = grouped(rewards, groups)
+    stratum, count = cells(data.index, strata, "strata")
+    inside = standardised(data.values, stratum, group_moments(data.values, stratum, count, ddof), eps)
+    whole = standardised(data.values, data.index, data.moments(ddof), eps)
+    return data.restore(alpha * inside + (1.0 - alpha) * whole)
+
+
+def beta_advantages(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+    """Binary rewards normalised by a Beta density of their group's success rate (BNPO, arXiv 2506.02864).
+
+    A = (r - p) / f(p; 1 + a / 3, 1 + b / 3) for the success rate p of the group and the density f of a Beta
+    distribution. Beta(a, b) is the one with the mean m and the (population) variance v of the rates of all groups
+    given here, found by moments: a = (m (1 - m) / v - 1) m and b = (m (1 - m) / v - 1) (1 - m). With a = b = 0, f is 1
+    and A is that of REINFORCE with a baseline; with a = b = 3/2, f is 8/pi sqrt(p (1 - p)) and A that of GRPO times
+    pi/8. Where all rates are equal there is no Beta to find, and the latter is taken.
+
+    Args:
+        rewards: [B] or [B, ...], 0 or 1; columns are independent, so that several rewards may be normalised apart
+            and added. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids. Gather the batch first if it is spread over ranks.
+
+    Returns:
+        Advantages shaped like `rewards`, float32 at least; 0 in a group of one outcome.
+
+    Raises:
+        ValueError: A reward that is neither 0 nor 1, or shapes that do not match.
+    """
+    data = grouped(rewards, groups)
+    values = data.values
+    if bool(((values != 0) & (values != 1) & ~values.isnan()).any()):
+        raise ValueError("`rewards` holds a value that is neither 0 nor 1; give binary rewards, NaN where none applies")
+    moments = data.moments(0)
+    rate = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
+    over = group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), 1, 0)
+    mean, variance = (over.minimum + over.offset)[0], over.std.square()[0]
+    spread = mean * (1.0 - mean) / variance - 1.0
+    a, b = (torch.where(over.degenerate[0], 1.5, spread * share) for share in (mean, 1.0 - mean))
+    log_beta = torch.lgamma(1.0 + a / 3.0) + torch.lgamma(1.0 + b / 3.0) - torch.lgamma(2.0 + (a + b) / 3.0)
+    log_density = torch.xlogy(a / 3.0, rate) + torch.xlogy(b / 3.0, 1.0 - rate) - log_beta
+    scale = torch.where(moments.degenerate, 0.0, (-log_density).exp())[data.index]
+    return data.restore((values - rate[data.index]) * scale)
+
+
+def anchor_state_advantages(
+    returns: Tensor,
+    groups: Tensor | Sequence[int],
+    states: Tensor | Sequence[int],
+    episode: Tensor,
+    *,
+    weight: float = 1.0,
+    scale: str = "group",
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages of steps that start in the same state, added to their episodes' (GiGPO, arXiv 2505.10978).
+
+    A = E + weight * S for every step of every trajectory: E is the advantage of the step's trajectory in its group,
+    S that of the step's return among the steps of the group that were taken in the same state, whichever trajectory
+    they belong to. A state met once has S = 0.
+
+    Args:
+        returns: [N] discounted reward from each step on. NaN leaves every statistic and has S = 0.
+        groups: [N] integer ids.
+        states: [N] integer ids of the states in which the steps were taken (a hash of the state, a branch).
+        episode: [N] `group_advantages` of the trajectories, repeated for their steps; NaN counts as 0.
+        weight: Of the comparison by state.
+        scale: "group" divides by the standard deviation, "none" does not.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages [N], float32 at least.
+
+    Raises:
+        ValueError: For an unknown `scale`, an infinite return, or shapes that do not match.
+    """
+    if scale not in ("group", "none"):
+        raise ValueError(f"`scale` is {scale!r}; use 'group' or 'none'")
+    data = grouped(returns, groups, "returns")
+    one_per_row(returns, len(returns), "returns")
+    macro = one_per_row(episode.detach(), len(returns), "episode").to(data.values)
+    anchor, _ = cells(data.index, states, "states")
+    micro = group_advantages(data.values[:, 0], anchor, scale=scale, eps=eps, ddof=ddof)
+    return (torch.where(macro.isnan(), 0.0, macro) + weight * micro).to(data.dtype)

@@ -1,0 +1,163 @@
+"""Clip bounds that are not constants: by a token's own probability, or by the balance of a whole step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise
+from .surrogates import LOG_LIMIT, per_column, pessimistic
+
+Path = Sequence[tuple[float, float]]
+
+
+def dcpo(
+    log_ratio: Tensor,
+    adv: Tensor,
+    logp: Tensor,
+    mask: Tensor,
+    *,
+    low: float = 0.16,
+    high: float = 0.2,
+    most: float = 10.0,
+) -> Tensor:
+    """Clip whose bounds widen as a token was rarer (DCPO, arXiv 2509.02333).
+
+    With the token's old probability q, the ratio is bounded where |r - 1| times the *new* probability r q reaches a
+    constant, -low <= (r - 1) r q <= high:
+
+        1/2 + sqrt(max(1 - 4 low / q, 0)) / 2  <=  r  <=  1/2 + sqrt(1 + 4 high / q) / 2,
+
+    pessimistically by the sign of A, as PPO's. Whatever the sign, no ratio above `most` counts for more than `most`
+    (the paper's dual clip). q is read off as exp(logp - log_ratio), so use `level="token"`, and log-probs of
+    tokens: a density has no such bound.
+
+    Raises:
+        ValueError: If `low` or `high` is negative or `most` is not above 1.
+    """
+    if not (low >= 0 and high >= 0 and most > 1):
+        raise ValueError(f"DCPO bounds are low={low}, high={high}, most={most}; use low, high >= 0 and most > 1")
+    adv = per_column(adv)
+    rarity = 4 * (log_ratio - logp).detach().clamp(max=3 * LOG_LIMIT).exp()
+    above = high * rarity
+    # sqrt(1 + x) - 1, without the difference of two numbers near 1.
+    upper = torch.log1p(0.5 * above / ((1 + above).sqrt() + 1))
+    lower = torch.log1p(0.5 * ((1 - low * rarity).clamp(min=0).sqrt() - 1))
+    ceiling = math.log(most)
+    bounded = pessimistic(log_ratio, adv, lower, upper.clamp(max=ceiling))
+    return -adv * torch.where((adv < 0) & (bounded > ceiling), ceiling, bounded).exp()
+
+
+def bapo(
+    log_ratio: Tensor,
+    adv: Tensor,
+    logp: Tensor,
+    mask: Tensor,
+    *,
+    lower: Tensor | float = 0.6,
+    upper: Tensor | float = 1.2,
+) -> Tensor:
+    """PPO's clip between two ratios that may be tensors: one number, or [B, T] for bounds of each column.
+
+    With the bounds of `balanced_bounds` this is BAPO (arXiv 2510.18927); the defaults are where its search starts.
+    `logp` is not used.
+
+    Raises:
+        ValueError: If a bound that is a number is on the wrong side of 1.
+    """
+    if not isinstance(lower, Tensor) and not 0 < lower <= 1:
+        raise ValueError(f"`lower` is {lower}; use a ratio in (0, 1]")
+    if not isinstance(upper, Tensor) and not upper >= 1:
+        raise ValueError(f"`upper` is {upper}; use a ratio of at least 1")
+    low, high = (bound.log() if isinstance(bound, Tensor) else math.log(bound) for bound in (lower, upper))
+    adv = per_column(adv)
+    return -adv * pessimistic(log_ratio, adv, low, high).exp()
+
+
+def balance_path(
+    *,
+    lower: tuple[float, float] = (0.6, 0.9),
+    upper: tuple[float, float] = (1.2, 3.0),
+    lower_step: float = 0.02,
+    upper_step: float = 0.05,
+) -> list[tuple[float, float]]:
+    """Pairs of bounds (lower, upper) that BAPO tries in turn.
+
+    First the upper bound rises to its end, letting more of the good tokens in, then the lower one, which takes more
+    of the bad ones out. (The released code moves the lower bound first.)
+
+    Args:
+        lower: first and last lower bound of the ratio, above 0, rising.
+        upper: first and last upper bound, rising.
+        lower_step: how far the lower bound moves at a time, above 0.
+        upper_step: how far the upper bound moves at a time, above 0.
+
+    Raises:
+        ValueError: bounds out of order, or a step that is not positive.
+    """
+    if not (0 < lower[0] <= lower[1] <= 1 <= upper[0] <= upper[1] < math.inf):
+        raise ValueError(f"bounds are lower={lower}, upper={upper}; use 0 < lower <= 1 <= upper, each rising")
+    if not (lower_step > 0 and upper_step > 0):
+        raise ValueError(f"steps are lower_step={lower_step}, upper_step={upper_step}; use positive numbers")
+    highs, lows = _rising(*upper, upper_step), _rising(*lower, lower_step)
+    return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
+
+
+def _rising(first: float, last: float, step: float) -> list[float]:
+    count = math.ceil((last - first) / step - 1e-9)
+    return [*(first + i * step for i in range(count)), last]
+
+
+def balance_sums(log_ratio: Tensor, adv: Tensor, mask: Tensor | None, path: Path) -> Tensor:
+    """What good tokens, and all tokens, contribute to the gradient under each pair of bounds.
+
+    The contribution of a column is |A| r while its gradient survives the clip, and 0 beyond. (With the clipped
+    *value* in its place, as the released code has it, a higher lower bound would make the bad tokens count for
+    more.) The result adds over micro-batches and ranks.
+
+    Args:
+        log_ratio: [B, T]; only its value is used.
+        adv: [B] or [B, T].
+        mask: [B, T] bool or 0/1; what it leaves out may be NaN. None for all.
+        path: K pairs of ratios (lower, upper), as of `balance_path`.
+
+    Returns:
+        [K, 2]: contribution of the columns of A > 0, and of all.
+    """
+    kept = torch.ones_like(log_ratio, dtype=torch.bool) if mask is None else mask.bool()
+    ratio = torch.where(kept, as_precise(log_ratio), 0.0).exp()
+    wide = torch.where(kept, as_precise(per_column(adv)), 0.0)
+    weight = wide.abs() * ratio
+    good = {u: (weight * ((wide > 0) & (ratio <= u))).sum() for _, u in path}
+    bad = {low: (weight * ((wide < 0) & (ratio >= low))).sum() for low, _ in path}
+    return torch.stack([torch.stack([good[upper], good[upper] + bad[low]]) for low, upper in path])
+
+
+def balanced_bounds(sums: Tensor, path: Path, target: float = 0.4) -> tuple[Tensor, Tensor]:
+    """The first bounds under which good tokens contribute at least `target` of the gradient (BAPO's search).
+
+    Args:
+        sums: [K, 2] of the whole optimizer step, from `balance_sums`.
+        path: the K pairs of bounds that `sums` was made with.
+        target: rho_0 in (0, 1); the last pair is taken where none reaches it.
+
+    Returns:
+        Lower and upper bound of the ratio, tensors without dimensions, for `bapo`.
+
+    Raises:
+        ValueError: a `target` out of range, or a `path` of another length.
+    """
+    if not 0 < target < 1:
+        raise ValueError(f"`target` is {target}; use a share of the gradient in (0, 1), such as 0.4")
+    if sums.shape != (len(path), 2):
+        raise ValueError(
+            f"`sums` has shape {tuple(sums.shape)}; give that of `balance_sums` on the same {len(path)} pairs"
+        )
+    reached = sums[:, 0] >= target * sums[:, 1]
+    last = torch.arange(len(path), device=sums.device) == len(path) - 1
+    first = (reached | last).int().argmax()
+    lower, upper = sums.new_tensor(list(path)).index_select(0, first[None])[0].unbind()
+    return lower, upper

@@ -1,0 +1,222 @@
+"""Several rewards in one: gates, constraints with multipliers, and ensembles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise, group_index, group_moments, sum_by_group
+from .grouped import one_per_row
+
+
+def gated_rewards(rewards: Tensor, main: Tensor, *, threshold: float, closed: float = 0.0) -> Tensor:
+    """Let rewards count only where the main one reaches a threshold (G-RA, arXiv 2508.10548; Posterior-GRPO).
+
+    Args:
+        rewards: [B] or [B, K], the rewards behind the gate; NaN stays.
+        main: [B]; NaN, where nobody knows whether the gate is open, gives NaN.
+        threshold: Smallest `main` that opens the gate.
+        closed: The reward behind a closed gate: 0, or NaN to keep it out of the statistics.
+
+    Returns:
+        Rewards shaped like `rewards`, float32 at least, without a gradient.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    gate = one_per_row(main.detach().to(rewards.device), len(rewards), "main")
+    gate = gate.reshape(-1, *[1] * (rewards.dim() - 1))
+    values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    # Compared in its own precision, where a reward written like the threshold reaches it.
+    counted = torch.where(gate >= threshold, values, torch.where(values.isnan(), torch.nan, closed))
+    return counted.masked_fill(gate.isnan(), torch.nan).to(values.dtype)
+
+
+def group_gated_rewards(
+    rewards: Tensor,
+    success: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    closed: float = 0.0,
+) -> Tensor:
+    """Let rewards count only in groups with enough, or few enough, successes.
+
+    `at_least=1` is ConciseR (arXiv 2505.21178), where length counts once all samples of a prompt are right; a smaller
+    one is GRPO-lambda (2505.18086), which leaves the length alone while a group is often wrong.
+
+    Args:
+        rewards: [B] or [B, K], such as a length penalty; NaN stays.
+        success: [B] bool, or 0 and 1 with NaN where unknown, which is left out of the share.
+        groups: [B] integer ids.
+        at_least: Smallest share of successes that counts.
+        at_most: Largest share of successes that counts.
+        closed: The reward in the other groups, and in those whose successes are all unknown.
+
+    Returns:
+        Rewards shaped like `rewards`, float32 at least, without a gradient.
+
+    Raises:
+        ValueError: No bound or one outside 0..1, a success other than 0 and 1, or shapes that do not match.
+    """
+    bounds = {"at_least": at_least, "at_most": at_most}
+    if at_least is None and at_most is None:
+        raise ValueError("Neither `at_least` nor `at_most` is given; give the share of successes that opens the gate")
+    for name, bound in bounds.items():
+        if bound is not None and not 0.0 <= bound <= 1.0:
+            raise ValueError(f"`{name}` is {bound}; use a share from 0 to 1")
+    right = as_precise(one_per_row(success, len(rewards), "success").to(rewards.device))
+    if bool(((right != 0) & (right != 1) & ~right.isnan()).any()):
+        raise ValueError("`success` holds a value that is neither 0 nor 1; give verdicts, NaN where unknown")
+    index, count = group_index(groups, len(rewards), right.device)
+    known = sum_by_group((~right.isnan()).to(right)[:, None], index, count)
+    share = (sum_by_group(right.nan_to_num(0.0)[:, None], index, count) / known)[index, 0]
+    is_open = torch.ones_like(share, dtype=torch.bool)
+    if at_least is not None:
+        is_open = is_open & (share >= at_least)
+    if at_most is not None:
+        is_open = is_open & (share <= at_most)
+    values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    is_open = is_open.reshape(-1, *[1] * (rewards.dim() - 1))
+    return torch.where(is_open | values.isnan(), values, closed).to(values.dtype)
+
+
+def _members(rewards: Tensor) -> Tensor:
+    if rewards.dim() != 2 or rewards.shape[1] == 0:
+        raise ValueError(f"`rewards` has shape {tuple(rewards.shape)}; give one column per model, (B, K)")
+    return as_precise(rewards)
+
+
+def worst_case_rewards(rewards: Tensor) -> Tensor:
+    """The least of an ensemble's rewards (worst-case optimisation, arXiv 2310.02743, §3).
+
+    Args:
+        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply, which is left out.
+
+    Returns:
+        [B], float32 at least, without a gradient; NaN where no model applies.
+
+    Raises:
+        ValueError: Another shape.
+    """
+    values = _members(rewards)
+    least = values.where(~values.isnan(), torch.inf).amin(1).masked_fill(values.isnan().all(1), torch.nan)
+    return least.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def uncertainty_weighted_rewards(rewards: Tensor, *, weight: float = 0.5) -> Tensor:
+    """The mean of an ensemble less its disagreement: mean - weight * variance (UWO, arXiv 2310.02743, §3).
+
+    Args:
+        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply, which is left out.
+        weight: Not negative, of the (population) variance over the models.
+
+    Returns:
+        [B], float32 at least, without a gradient; NaN where no model applies.
+
+    Raises:
+        ValueError: A negative `weight` or another shape.
+    """
+    if weight < 0:
+        raise ValueError(f"`weight` is {weight}; use 0 or more, a negative one would reward disagreement")
+    values = _members(rewards).T
+    one = torch.zeros(len(values), dtype=torch.long, device=values.device)
+    moments = group_moments(values, one, 1, ddof=0)
+    found = (moments.minimum + moments.offset - weight * moments.std.square())[0]
+    return found.masked_fill(moments.count[0] == 0, torch.nan).to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def constrained_advantages(main: Tensor, constraints: Tensor, multipliers: Tensor) -> Tensor:
+    """A = (A_main + sum over k of lambda_k A_k) / (1 + sum over k of lambda_k) (Faithful GRPO, arXiv 2604.08476).
+
+    The weights add up to 1, so that no multiplier, however large, makes the update larger.
+
+    Args:
+        main: [B] advantages of the reward.
+        constraints: [B, K] advantages of the constraints, each normalised by itself.
+        multipliers: [K], not negative (`Multipliers.values`).
+
+    Returns:
+        Advantages [B], float32 at least, without a gradient.
+
+    Raises:
+        ValueError: A negative multiplier, or shapes that do not match.
+    """
+    if constraints.dim() != 2 or constraints.shape[:1] != main.shape or constraints.shape[1:] != multipliers.shape:
+        raise ValueError(
+            f"`main` has shape {tuple(main.shape)}, `constraints` {tuple(constraints.shape)} and `multipliers` "
+            f"{tuple(multipliers.shape)}; give (B,), (B, K) and (K,)"
+        )
+    weight = as_precise(multipliers.to(main.device))
+    if bool((weight < 0).any()):
+        raise ValueError("`multipliers` holds a negative value; one of a constraint that may be ignored is 0")
+    total = (as_precise(main) + as_precise(constraints) @ weight) / (1.0 + weight.sum())
+    return total.to(torch.promote_types(main.dtype, torch.float32))
+
+
+class Multipliers:
+    """Lagrange multipliers of constraints, adapted by dual ascent (Faithful GRPO, arXiv 2604.08476).
+
+    Constraint k asks for a batch mean of at least `thresholds[k]`. A multiplier grows by `rate` times what is
+    missing, shrinks by as much as is exceeded, and stays within 0..`maximum`.
+
+    Args:
+        thresholds: Wanted mean of each constraint.
+        rate: Above 0, of the ascent.
+        initial: Where multipliers start, 0..`maximum`.
+        maximum: Largest multiplier; one constraint then weighs up to maximum / (1 + maximum).
+
+    Raises:
+        ValueError: No threshold, or a number out of range.
+    """
+
+    def __init__(
+        self, thresholds: Sequence[float], *, rate: float = 0.05, initial: float = 0.0, maximum: float = 10.0
+    ) -> None:
+        if len(thresholds) == 0:
+            raise ValueError("`thresholds` is empty; give the wanted mean of each constraint")
+        if not rate > 0:
+            raise ValueError(f"`rate` is {rate}; use a number above 0")
+        if not 0.0 <= initial <= maximum:
+            raise ValueError(f"`initial` is {initial} and `maximum` {maximum}; use 0 <= initial <= maximum")
+        self.thresholds = torch.tensor([float(t) for t in thresholds])
+        self.rate = rate
+        self.maximum = maximum
+        self.values = torch.full_like(self.thresholds, initial)
+
+    def step(self, constraints: Tensor) -> Tensor:
+        """Adapt to the constraint rewards [B, K] of a whole batch (all ranks'); return the multipliers [K].
+
+        NaN is left out; a constraint that applies to no sample keeps its multiplier.
+
+        Raises:
+            ValueError: Another number of constraints.
+        """
+        if constraints.dim() != 2 or constraints.shape[1:] != self.values.shape:
+            raise ValueError(
+                f"`constraints` has shape {tuple(constraints.shape)}; give one column per threshold, "
+                f"(B, {len(self.values)})"
+            )
+        mean = as_precise(constraints).nanmean(0).to(self.values)
+        moved = (self.values + self.rate * (self.thresholds - mean)).clamp(0.0, self.maximum)
+        self.values = torch.where(mean.isnan(), self.values, moved)
+        return self.values
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"values": self.values.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the multipliers of `state_dict`.
+
+        Raises:
+            ValueError: They belong to another number of constraints.
+        """
+        if state["values"].shape != self.values.shape:
+            raise ValueError(
+                f"the state holds {len(state['values'])} multipliers but there are {len(self.values)} thresholds; "
+                "resume with the constraints that the run was started with"
+            )
+        self.values = state["values"].to(self.values).clone()

@@ -1,0 +1,148 @@
+"""Surrogates without a clip, sound on samples of an older policy: a pull towards it, a regression, a negative policy.
+
+The signature is that of `surrogates`. Group-relative REINFORCE needs no on-policy samples: with a regulariser it is
+the minimiser of a pairwise consistency loss for *any* distribution of the data (arXiv 2509.24203). Its family here is
+`opmd`, `asymre` and `rec`; its RED-Weight is `weight=(advantages / tau).exp()` of `policy_loss`, for any surrogate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .bounds import bapo, dcpo
+from .surrogates import LOG_LIMIT, log_bounds, per_column
+from .units import dhpo
+
+
+def _excess(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(max=LOG_LIMIT).expm1()
+
+
+def ratio_variance(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """tensor([sum of (r - 1)^2, columns]) over `mask`: what the dual update of `r2vpo` measures.
+
+    It adds over micro-batches and ranks. The second moment about 1 is the variance of the ratio, whose mean under
+    the policy that sampled is 1. Detached; outside `mask` `log_ratio` [B, T] may be NaN.
+    """
+    kept = mask.bool()
+    square = _excess(torch.where(kept, log_ratio.detach(), 0.0)).square()
+    return torch.stack([square.sum(), kept.sum().to(square.dtype)])
+
+
+def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: float = 1.0) -> Tensor:
+    """Plain ratio with its variance held down, `-A r + lam (r - 1)^2` (R2VPO, arXiv 2601.03320).
+
+    The Lagrangian of "variance of the ratio at most a target". `lam` is a constant, or the value of a
+    `controllers.variance_dual` that is told `ratio_variance` after every step. The log-ratio is bounded at 20.
+    `logp` is not used.
+
+    Raises:
+        ValueError: If `lam` is negative.
+    """
+    if not lam >= 0:
+        raise ValueError(f"`lam` is {lam}; use a non-negative price of the ratio's variance")
+    excess = _excess(log_ratio)
+    return -per_column(adv) * (excess + 1) + lam * excess.square()
+
+
+def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: float = 0.1) -> Tensor:
+    """Online policy mirror descent, `-A logp + tau / 2 (log r of the whole row)^2` (arXiv 2509.24203; Kimi k1.5).
+
+    A quadratic pull of the row's summed log-ratio; `dro` is the same per column. Summed over the row's columns
+    (`reduce="sum"`) value and gradient are those of the formula, and the graph stays per column.
+
+    Raises:
+        ValueError: If `tau` is negative.
+    """
+    if not tau >= 0:
+        raise ValueError(f"`tau` is {tau}; use a non-negative strength of the pull to the old policy")
+    fixed = torch.where(mask.bool(), log_ratio.detach(), 0.0)
+    row = fixed.sum(1, keepdim=True)
+    return -per_column(adv) * logp + tau * row * (log_ratio - 0.5 * fixed)
+
+
+def asymre(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, shift: float = 0.1) -> Tensor:
+    """REINFORCE with a lower baseline, `-(A + shift) logp` (AsymRE, arXiv 2506.20520, 2509.24203).
+
+    Off-policy, bad samples are worth less than good ones; the shift is also a pull to imitate the data. It reaches
+    rows of advantage 0 as well: mask those that must not be imitated. `log_ratio` is not used.
+    """
+    return -(per_column(adv) + shift) * logp
+
+
+def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.2, high: float = 0.2) -> Tensor:
+    """REINFORCE that stops where PPO's clip would, `-A logp` inside and no gradient outside (REC, arXiv 2509.24203).
+
+    The one-sided variant without importance sampling: a column leaves the loss where A > 0 and r > 1 + high, or
+    A < 0 and r < 1 - low.
+
+    Raises:
+        ValueError: If a bound is negative.
+    """
+    lower, upper = log_bounds(low, high)
+    adv = per_column(adv)
+    beyond = torch.where(adv > 0, log_ratio > upper, log_ratio < lower)
+    return torch.where(beyond, 0.0, -adv * logp)
+
+
+def regression(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 1.0) -> Tensor:
+    """Predict the advantage from the log-ratio, `(A - beta log r)^2 / (2 beta)` (Reg-GRPO, arXiv 2506.07464).
+
+    The optimum of the KL-regularised objective has beta log r = A up to a constant of the prompt, which vanishes for
+    advantages that are centred in their group; `preferences.group_regression` removes it exactly. The scale makes
+    the gradient at r = 1 REINFORCE's. With `level="sequence"` the row's mean log-ratio predicts. `logp` is not used.
+
+    Raises:
+        ValueError: If `beta` is not positive.
+    """
+    if not beta > 0:
+        raise ValueError(f"`beta` is {beta}; use a positive number of advantages per unit of log-ratio")
+    return (per_column(adv) - beta * log_ratio).square() / (2 * beta)
+
+
+def implicit_negative(log_ratio: Tensor, odds: Tensor, floor: float) -> Tensor:
+    """Log-ratio of NFT's negative policy, `log max_v((1 - q r) / (1 - q), floor)`, for odds = q / (1 - q).
+
+    Where q is the share of correct answers, the old policy is q pi+ + (1 - q) pi-; with pi+ = r pi_old the bad
+    answers come from pi-. max_v bounds the value and passes the gradient on.
+    """
+    share = 1 - odds * _excess(log_ratio)
+    # In this order: the difference is exactly 0, however far below the floor the share is.
+    return (share - share.detach() + share.detach().clamp(min=floor)).log()
+
+
+def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: float = 1.0) -> Tensor:
+    """Likelihood of good answers, and of bad ones under an implicit negative policy (NFT, arXiv 2505.18116).
+
+    With the share q of correct answers to the prompt, a correct answer has the loss -w log r and a wrong one
+    -w log max_v((1 - q r) / (1 - q), floor). The weight w = sqrt((1 - q) / q) makes it GRPO on-policy: advantages
+    scaled by the group's standard deviation (`eps=0`, `ddof=0`) of 0/1 rewards are sqrt((1 - q) / q) and
+    -sqrt(q / (1 - q)), so they tell w and q, and the loss is -A log r for A > 0 and
+    log max_v(1 - A^2 (r - 1), floor) / A for A < 0. In that form it takes any advantages. `logp` is not used.
+    For the ratio of a whole answer give log-probs summed to [B, 1].
+
+    Raises:
+        ValueError: If `floor` is not positive.
+    """
+    if not floor > 0:
+        raise ValueError(f"`floor` is {floor}; use a positive lower bound of the negative policy's ratio")
+    adv = per_column(adv)
+    wrong = adv < 0
+    size = torch.where(wrong, adv, -1.0)  # -1 only so that a branch that is dropped stays finite
+    return torch.where(wrong, implicit_negative(log_ratio, size.square(), floor) / size, -adv * log_ratio)
+
+
+MORE_SURROGATES: dict[str, Callable[..., Tensor]] = {
+    "asymre": asymre,
+    "bapo": bapo,
+    "dcpo": dcpo,
+    "dhpo": dhpo,
+    "nft": nft,
+    "opmd": opmd,
+    "r2vpo": r2vpo,
+    "rec": rec,
+    "regression": regression,
+}

@@ -1,0 +1,194 @@
+"""What the outcomes of a group look like as a distribution: their entropy and their quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import as_precise, group_advantages, group_index, group_moments, sum_by_group
+from .grouped import Grouped, cells, grouped, one_per_row, standardised
+
+FORMS = ("linear", "exponential")
+
+
+def _entropy(index: Tensor, num_groups: int, ids: Tensor | Sequence[int], valid: Tensor, name: str) -> Tensor:
+    """Entropy in nats of the ids in each group, and the number of valid rows: [M, 2]."""
+    cell, count = cells(index, ids, name)
+    weight = as_precise(valid)[:, None]
+    size = sum_by_group(weight, index, num_groups)
+    share = sum_by_group(weight, cell, count)[cell] / size[index]
+    # Each row brings -log(share) / size, which adds up to -share log(share) over the rows of an outcome.
+    surprise = torch.where(weight > 0, -share.log(), 0.0)
+    return torch.cat([sum_by_group(surprise, index, num_groups) / size.clamp(min=1), size], dim=1)
+
+
+def outcome_entropy(
+    outcomes: Tensor | Sequence[int], groups: Tensor | Sequence[int], *, valid: Tensor | None = None
+) -> Tensor:
+    """Entropy of the outcomes of each row's group, in nats: -sum over outcomes of share * log(share).
+
+    Args:
+        outcomes: [B] integer ids, such as the cluster of meaning of each answer.
+        groups: [B] integer ids.
+        valid: [B] bool, rows that count; None for all.
+
+    Returns:
+        [B] in 0..log(size of the group), the same for the rows of a group; 0 where none of them counts.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    ids = torch.as_tensor(outcomes)
+    index, count = group_index(groups, len(ids), ids.device)
+    kept = torch.ones_like(index, dtype=torch.bool) if valid is None else one_per_row(valid, len(ids), "valid")
+    return _entropy(index, count, ids, kept.to(ids.device).bool(), "outcomes")[index, 0].to(torch.float32)
+
+
+def semantic_entropy_weights(
+    clusters: Tensor | Sequence[int],
+    groups: Tensor | Sequence[int],
+    *,
+    alpha: float = 1.0,
+    form: str = "linear",
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Factor of the advantages of a prompt, small where its answers disagree (SEED-GRPO, arXiv 2505.12346).
+
+    With the entropy H of the clusters of meaning in the group, and x = H / log(size) in [0, 1], the factor is
+    1 - alpha x ("linear") or exp(-alpha x) ("exponential"). A group of one has x = 0. The paper weighs clusters by
+    the probability of their answers; here each answer counts alike.
+
+    Args:
+        clusters: [B] integer ids of the meaning of each answer.
+        groups: [B] integer ids.
+        alpha: How far disagreement is held back: in [0, 1] for "linear", not negative for "exponential".
+        form: "linear" or "exponential".
+        valid: [B] bool, rows that count; None for all.
+
+    Returns:
+        [B] in [0, 1]; multiply advantages by it.
+
+    Raises:
+        ValueError: For an unknown `form`, `alpha` out of range, or shapes that do not match.
+    """
+    if form not in FORMS:
+        raise ValueError(f"`form` is {form!r}; use one of {', '.join(FORMS)}")
+    if alpha < 0 or (form == "linear" and alpha > 1):
+        raise ValueError(f"`alpha` is {alpha}; use 0 or more, and 1 at most with form='linear'")
+    ids = torch.as_tensor(clusters)
+    index, count = group_index(groups, len(ids), ids.device)
+    kept = torch.ones_like(index, dtype=torch.bool) if valid is None else one_per_row(valid, len(ids), "valid")
+    entropy, size = _entropy(index, count, ids, kept.to(ids.device).bool(), "clusters").unbind(1)
+    relative = entropy / size.clamp(min=2).log()
+    factor = 1.0 - alpha * relative if form == "linear" else (-alpha * relative).exp()
+    # Rounding of log(size) against a sum of logs must not turn a factor of 0 negative.
+    return factor.clamp(min=0.0)[index].to(torch.float32)
+
+
+def consistency_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    sharpness: float = 10.0,
+    threshold: float = 0.3,
+    outcomes: Tensor | Sequence[int] | None = None,
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages that pass from the group to the batch where a group agrees with itself (COPO, arXiv 2508.04138).
+
+    A = w L + (1 - w) G with w = sigmoid(sharpness * (H - threshold)) for the entropy H of the group's outcomes, in
+    nats. L compares a reward with its group. G compares the mean reward of its group with those of the other groups,
+    so that a group of equal rewards still learns whether it did well. The abstract has no equations; this is its
+    plainest form, and the defaults are ours (two outcomes have an H of 0.69 at most).
+
+    Args:
+        rewards: [B]. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids. Gather the batch first if it is spread over ranks.
+        sharpness: Not negative; how fast the weight passes from one to the other.
+        threshold: Entropy at which both count alike.
+        outcomes: [B] integer ids of the answers; None takes equal rewards for equal outcomes.
+        eps: Added to standard deviations.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages [B], float32 at least.
+
+    Raises:
+        ValueError: A negative `sharpness`, or as `group_advantages`.
+    """
+    if sharpness < 0:
+        raise ValueError(f"`sharpness` is {sharpness}; use 0 or more")
+    data = grouped(rewards, groups)
+    one_per_row(rewards, len(rewards), "rewards")
+    valid = ~data.values[:, 0].isnan()
+    answers = torch.unique(data.values[:, 0], return_inverse=True)[1] if outcomes is None else outcomes
+    entropy = _entropy(data.index, data.count, answers, valid, "outcomes")[:, :1]
+    moments = data.moments(ddof)
+    level = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
+    batch = torch.zeros_like(data.index[:1]).expand(data.count)
+    whole = standardised(level, batch, group_moments(level, batch, 1, ddof), eps)
+    share = torch.sigmoid(sharpness * (entropy - threshold))[data.index]
+    own = standardised(data.values, data.index, moments, eps)
+    return data.restore(share * own + (1.0 - share) * whole[data.index])
+
+
+def _quantile(data: Grouped, level: float) -> Tensor:
+    """The smallest value of each group that `level` of its values do not exceed, [M, K]."""
+    ordered = data.values.where(~data.values.isnan(), torch.inf)
+    first = ordered.argsort(dim=0, stable=True)
+    order = first.gather(0, data.index[first].argsort(dim=0, stable=True))
+    size = sum_by_group(torch.ones_like(data.values[:, :1]), data.index, data.count)
+    count = data.moments(0).count
+    # A product such as 0.07 * 100 comes out above the whole number it stands for.
+    place = (count * level - 1e-6).ceil().clamp(min=1) - 1 + size.cumsum(0) - size
+    return ordered.gather(0, order).gather(0, place.long())
+
+
+def quantile_advantages(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    low: float = 0.2,
+    high: float = 0.8,
+    omega: float = 1.0,
+    scale: str = "group",
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages that weigh the regions of the reward distribution apart (RiskPO, arXiv 2510.00911).
+
+    The objective is a Mixed Value-at-Risk, (1 + omega) times the integral of the quantile function over [0, low] plus
+    that over [low, high]. Its policy gradient has the weight u(r) = (1 + omega) min(r - q_low, 0) + clamp(r, q_low,
+    q_high) up to a baseline, with the quantiles q of the group: the worst samples count 1 + omega times, those above
+    `high` are all alike. The result is `group_advantages` of u; with omega = 0 and high = 1 it is GRPO. With binary
+    rewards few quantiles differ: the paper adds up the rewards of several prompts (a bundle) first.
+
+    Args:
+        rewards: [B] or [B, ...]; columns are independent. NaN leaves every statistic and gets 0.
+        groups: [B] integer ids of prompts or bundles.
+        low: Level of the lower quantile, 0 to `high`.
+        high: Level of the upper quantile, up to 1.
+        omega: Not negative; additional weight of the worst samples.
+        scale: As in `group_advantages`.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        Advantages shaped like `rewards`, float32 at least.
+
+    Raises:
+        ValueError: Levels or `omega` out of range, or as `group_advantages`.
+    """
+    if not 0.0 <= low < high <= 1.0:
+        raise ValueError(f"`low` is {low} and `high` is {high}; use 0 <= low < high <= 1")
+    if omega < 0:
+        raise ValueError(f"`omega` is {omega}; use 0 or more")
+    data = grouped(rewards, groups)
+    bottom = _quantile(data, low)[data.index]
+    top = _quantile(data, high)[data.index]
+    above = data.values - bottom
+    utility = (1.0 + omega) * above.clamp(max=0.0) + above.clamp(min=0.0).minimum(top - bottom)
+    return data.restore(group_advantages(utility, data.index, scale=scale, eps=eps, ddof=ddof))

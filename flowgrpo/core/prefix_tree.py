@@ -1,0 +1,122 @@
+"""Credit from the prefixes that the completions of a group share (P2T and TEMPO, arXiv 2509.18314)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .advantages import group_moments
+from .grouped import Grouped, grouped, one_per_row, standardised
+
+
+def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Node of the prefix of t tokens of each row, for every t = 0, 1, ... at which two rows still share one.
+
+    A row that has ended before t has a node of its own there. The last column is the first without a shared prefix.
+    """
+    columns = [list(index)]
+    count = max(index, default=-1) + 1
+    while len(set(columns[-1])) < len(columns[-1]):
+        t = len(columns)
+        found: dict[tuple[int, int | None, int], int] = {}
+        column = []
+        for row, (node, tokens) in enumerate(zip(columns[-1], completions)):
+            key = (node, int(tokens[t - 1]), -1) if t <= len(tokens) else (node, None, row)
+            column.append(found.setdefault(key, count + len(found)))
+        count += len(found)
+        columns.append(column)
+    return columns, count
+
+
+def _values(data: Grouped, completions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Mean reward of the rows below each prefix, and their number: [B, T + 1] each."""
+    columns, count = _prefix_nodes(completions, [int(i) for i in data.index])
+    nodes = torch.tensor(columns, device=data.index.device)
+    depth = len(columns)
+    moments = group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, 0)
+    mean = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
+    lengths = torch.tensor([len(tokens) for tokens in completions], device=data.index.device)
+    steps = torch.arange(max((len(tokens) for tokens in completions), default=0) + 1, device=data.index.device)
+    # Past the last shared prefix a row is alone, and its value stays its own reward.
+    node = nodes[steps.clamp(max=depth - 1)].T
+    beyond = steps[None, :] > lengths[:, None]
+    return mean[node, 0].masked_fill(beyond, torch.nan), moments.count[node, 0]
+
+
+def _prepared(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Tensor | Sequence[int]) -> Grouped:
+    data = grouped(rewards, groups)
+    one_per_row(rewards, len(rewards), "rewards")
+    if len(completions) != len(rewards):
+        raise ValueError(
+            f"`completions` has {len(completions)} lists of tokens for {len(rewards)} rewards; give one per reward"
+        )
+    return data
+
+
+def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+    """Value of every prefix of every completion: the mean reward of the group's completions that begin with it.
+
+    Args:
+        completions: B lists of token ids, without padding; include the token that ends one, or a completion that is
+            the beginning of another counts as passing through it.
+        rewards: [B]; NaN leaves every mean.
+        groups: [B] integer ids; only completions of one group share prefixes.
+
+    Returns:
+        [B, T + 1], float32 at least, for the prefixes of 0..T tokens of the longest completion. Column 0 is the mean
+        of the group. NaN past the end of a completion, and where no reward is known.
+
+    Raises:
+        ValueError: If numbers of rows do not match, or a reward is infinite.
+    """
+    data = _prepared(completions, rewards, groups)
+    if len(rewards) == 0:
+        return torch.zeros(0, 1, dtype=data.dtype, device=rewards.device)
+    return _values(data, completions)[0].to(data.dtype)
+
+
+def prefix_tree_advantages(
+    completions: Sequence[Sequence[int]],
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    root: bool = False,
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages per token: the group's, and what a token gained where completions part (TEMPO, arXiv 2509.18314).
+
+    A_t = (r - mean + g_t (V_{t+1} - V_t)) / (std + eps) with the moments of the group's rewards and the values V of
+    the prefixes before and after token t. The gate g_t is 1 where completions that share the prefix before the token
+    do not all share the one after it, and 0 elsewhere. A completion that shares no token with another has GRPO's
+    advantage throughout. The abstract has no equation; this is its plainest form.
+
+    Args:
+        completions: As in `prefix_values`.
+        rewards: [B]. NaN leaves every statistic and gets 0; its completion makes no branch.
+        groups: [B] integer ids.
+        root: Count the prompt as a shared prefix too, so that a first token is a branch.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        [B, T], float32 at least; 0 past the end of a completion, and in groups without two different rewards.
+
+    Raises:
+        ValueError: As `prefix_values`.
+    """
+    data = _prepared(completions, rewards, groups)
+    if len(rewards) == 0:
+        return torch.zeros(0, 0, dtype=data.dtype, device=rewards.device)
+    values, below = _values(data, completions)
+    branch = below[:, 1:] < below[:, :-1]
+    if not root:
+        branch[:, :1] = False
+    gain = torch.where(branch, values.diff(dim=1), 0.0)
+    moments = data.moments(ddof)
+    scale = (moments.std + eps)[data.index]
+    token = standardised(data.values, data.index, moments, eps) + gain / scale
+    silent = values[:, 1:].isnan() | data.values.isnan() | moments.degenerate[data.index]
+    return torch.where(silent, 0.0, token).to(data.dtype)

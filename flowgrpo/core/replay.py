@@ -1,0 +1,156 @@
+"""What is remembered of a prompt: how much its rewards vary, and answers that succeeded."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+
+class VarianceCurriculum:
+    """Prompts are drawn more often the more their rewards vary (MMR1, arXiv 2509.21268).
+
+    The gradient of a group is at least in proportion to the variance of its rewards, p (1 - p) for a success rate p.
+    A prompt is drawn with probability mix / N + (1 - mix) v / sum of v over the N candidates, with
+    v = variance + diversity, the latter whatever measure of its answers' variety the caller has.
+    """
+
+    def __init__(self, *, decay: float = 0.9, mix: float = 0.5) -> None:
+        """Start with no history.
+
+        Args:
+            decay: weight of a prompt's past at each new observation of it, in [0, 1].
+            mix: share of uniform sampling in [0, 1], which keeps every prompt in play.
+
+        Raises:
+            ValueError: a number out of range.
+        """
+        for name, value in (("decay", decay), ("mix", mix)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"`{name}` is {value}; use a number in [0, 1]")
+        self._decay, self._mix = decay, mix
+        self._sums: dict[Hashable, list[float]] = {}  # samples, rewards, squares, diversity; all decayed
+
+    def observe(self, prompt: Hashable, rewards: Sequence[float], diversity: float = 0.0) -> None:
+        """Add a group's rewards to the history of its prompt; NaN is left out.
+
+        Args:
+            prompt: its id, a string or a number.
+            rewards: of the group.
+            diversity: of the group's answers, on the scale of a variance.
+        """
+        known = [r for r in rewards if not math.isnan(r)]
+        if not known:
+            return
+        new = [len(known), sum(known), sum(r * r for r in known), len(known) * diversity]
+        old = self._sums.get(prompt, [0.0] * 4)
+        self._sums[prompt] = [self._decay * before + float(now) for before, now in zip(old, new)]
+
+    def rate(self, prompt: Hashable) -> float | None:
+        """Decayed mean reward, the success rate of 0/1 rewards; None for a prompt without history."""
+        sums = self._sums.get(prompt)
+        return None if sums is None else sums[1] / sums[0]
+
+    def score(self, prompt: Hashable) -> float | None:
+        """Decayed variance of the rewards, plus diversity; None for a prompt without history."""
+        sums = self._sums.get(prompt)
+        if sums is None:
+            return None
+        count, first, second, diversity = sums
+        spread = second / count - (first / count) ** 2
+        # Equal rewards leave a trace of rounding, which must not make them a curriculum of their own.
+        return (spread if spread > 1e-12 * second / count else 0.0) + diversity / count
+
+    def probabilities(self, prompts: Sequence[Hashable]) -> list[float]:
+        """Probability of drawing each candidate; one without history counts as the best that is known.
+
+        Raises:
+            ValueError: no candidate.
+        """
+        if not prompts:
+            raise ValueError("`prompts` is empty; give the ids of the candidates")
+        known = [self.score(prompt) for prompt in prompts]
+        best = max((score for score in known if score is not None), default=1.0)
+        scores = [best if score is None else score for score in known]
+        total = sum(scores)
+        if not total > 0:
+            return [1 / len(prompts)] * len(prompts)
+        return [self._mix / len(prompts) + (1 - self._mix) * score / total for score in scores]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `load_state_dict` needs, in plain numbers."""
+        return {"sums": {prompt: list(sums) for prompt, sums in self._sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._sums = {prompt: [float(s) for s in sums] for prompt, sums in state["sums"].items()}
+
+
+class Successes:
+    """Past successes of every prompt, to put one in the place of a failure where a group has nothing else.
+
+    The experience replay of ARPO for GUI agents (arXiv 2505.16282). The latest are kept: they are closest to the
+    policy. What is put back is off-policy, so keep the log-probs it was sampled with among its data.
+    """
+
+    def __init__(self, keep: int = 4) -> None:
+        """Start empty.
+
+        Args:
+            keep: successes remembered of a prompt, at least 1.
+
+        Raises:
+            ValueError: a `keep` below 1.
+        """
+        if keep < 1:
+            raise ValueError(f"`keep` is {keep}; remember at least 1 success of a prompt")
+        self._keep = keep
+        self._items: dict[Hashable, deque[Any]] = {}
+
+    def add(self, prompt: Hashable, item: Any) -> None:
+        """Remember a success.
+
+        Args:
+            prompt: its id, a string or a number.
+            item: plain data (numbers, strings, tensors, lists and dicts of them), so that a checkpoint can hold it.
+        """
+        self._items.setdefault(prompt, deque(maxlen=self._keep)).append(item)
+
+    def of(self, prompt: Hashable) -> list[Any]:
+        """Remembered successes of a prompt, the latest first."""
+        return list(reversed(self._items.get(prompt, ())))
+
+    def repairs(
+        self, rewards: Iterable[float], prompts: Iterable[Hashable], success: float = 0.5
+    ) -> list[tuple[int, Any]]:
+        """Which rows to replace, and by what: one failure of every group that has no success but remembers one.
+
+        Args:
+            rewards: of each row; a NaN neither fails nor succeeds, and is not replaced.
+            prompts: of each row; rows of one prompt are a group.
+            success: the least reward of a success.
+
+        Returns:
+            (row, item) pairs: the worst row of the group, the first of equals, and the prompt's latest success.
+        """
+        worst: dict[Hashable, tuple[float, int]] = {}
+        solved: set[Hashable] = set()
+        for row, (reward, prompt) in enumerate(zip(rewards, prompts)):
+            if reward >= success:
+                solved.add(prompt)
+            elif not math.isnan(reward):
+                worst[prompt] = min(worst.get(prompt, (reward, row)), (reward, row))
+        return [
+            (row, self._items[prompt][-1])
+            for prompt, (_, row) in worst.items()
+            if prompt not in solved and prompt in self._items
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `load_state_dict` needs, as plain data."""
+        return {"items": {prompt: list(items) for prompt, items in self._items.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state."""
+        self._items = {prompt: deque(items, maxlen=self._keep) for prompt, items in state["items"].items()}

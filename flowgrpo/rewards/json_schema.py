@@ -1,0 +1,61 @@
+"""How much of a JSON schema a value satisfies, as `json_output` asks for it in a process of its own; without torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples")
+
+
+def share(schema: Any, value: Any) -> float:
+    """The share of a schema's requirements that a value satisfies, in [0, 1]; 1 if and only if it is valid.
+
+    The requirements of a schema, each of which counts the same:
+
+    - every property that is required, and every other one that is there: the share of its own schema, 0 if absent;
+    - `items`: the mean of the shares of the items;
+    - all the rest together (type, bounds, additionalProperties, anyOf, $ref, ...): satisfied or not.
+
+    May take for ever.
+
+    Raises:
+        ValueError: the schema is none, or refers to something outside of itself.
+    """
+    kind = validator_for(schema)
+    try:
+        kind.check_schema(schema)
+        # With a registry of its own, a reference to an address is an error and not a download.
+        return _share(kind(schema, registry=Registry()), schema, value)
+    except SchemaError as error:
+        raise ValueError(f"{error.message}, at {error.json_path}") from None
+    except Unresolvable as error:
+        raise ValueError(f"the reference {error.ref!r} leads nowhere in the schema") from None
+
+
+def _share(validator: Any, schema: Any, value: Any) -> float:
+    if validator.evolve(schema=schema).is_valid(value):
+        return 1.0
+    if not isinstance(schema, dict):
+        return 0.0
+    properties, items = schema.get("properties", {}), schema.get("items")
+    members = value if isinstance(value, dict) else {}
+    names = [*schema.get("required", []), *(name for name in properties if name in members)]
+    parts = [
+        _share(validator, properties.get(name, True), members[name]) if name in members else 0.0
+        for name in dict.fromkeys(names)
+    ]
+    rest = {key: inner for key, inner in schema.items() if key not in {"required", *ANNOTATIONS}}
+    # Other keywords look at the names of the properties.
+    by_name: dict[str, Any] = {"properties": dict.fromkeys(properties, True)} if properties else {}
+    if isinstance(items, dict) and isinstance(value, list) and value and "prefixItems" not in schema:
+        parts.append(math.fsum(_share(validator, items, item) for item in value) / len(value))
+        by_name["items"] = True
+    if rest.keys() - by_name.keys():
+        parts.append(float(validator.evolve(schema={**rest, **by_name}).is_valid(value)))
+    return math.fsum(parts) / len(parts)

@@ -1,0 +1,87 @@
+"""Mathematical answers, equal as formulas by the package math-verify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .answer import check_rule, note, references
+from .base import require
+from .extraction import canonical, final_answer
+from .options import check_memory, check_seconds
+from .scores import Scores
+from .worker import GaveUp, Worker
+
+LONGEST_FORMULA = 1000
+
+
+class MathAnswer:
+    r"""The final answer equals the column `answer` as a formula: 1, else 0. Needs the package math-verify.
+
+    The final answer is found as by the reward `answer`. It is right if it is equal there, or if math-verify, which
+    reads LaTeX and plain formulas with sympy, finds the two equal: `x^2-1` and `(x-1)(x+1)`, `\frac{\sqrt{2}}{2}`
+    and `1/\sqrt{2}`, `\{1, 2\}` and `\{2, 1\}`. A word is read as a product of letters, so for words use `answer`.
+
+    Every comparison runs in a process of its own, which is killed after `seconds`; that counts as not equal. So does
+    an answer of more than 1000 characters that is not the very text.
+
+    Args:
+        extract: what counts as the answer of a completion without box and tag, see `answer`.
+        seconds: how long a comparison may take.
+        memory_mb: most megabytes of address space for the comparisons.
+
+    Raises:
+        ValueError: an option is wrong.
+        ModuleNotFoundError: math-verify is not installed.
+    """
+
+    name = "math"
+
+    def __init__(self, extract: str = "whole", seconds: float = 5.0, memory_mb: int = 2048) -> None:
+        check_rule(self.name, extract)
+        check_seconds(self.name, seconds)
+        check_memory(self.name, memory_mb)
+        require("math_verify")
+        self.extract, self.seconds = extract, seconds
+        self._worker = Worker(f"{__package__}.math_equality:equal", memory_mb)
+
+    def __call__(self, completions: Sequence[str], prompts: Sequence[str], answer: Sequence[Any]) -> Scores:
+        """Compare final answers as formulas.
+
+        Args:
+            completions: B strings.
+            prompts: B strings, not used.
+            answer: B references: a formula, a number, or a list of several that are right; None where there is none.
+
+        Returns:
+            Scores with B values, 0, 1, or NaN without a reference. Sub-scores: `found`, whether there is an answer;
+            `exact`, whether it is equal without algebra. Notes are the answers, and why one was given up.
+
+        Raises:
+            ValueError: a reference is empty or of another type.
+        """
+        found = [final_answer(text, self.extract) for text in completions]
+        notes = [note(given) for given in found]
+        values, exact = [], []
+        for row, (given, reference) in enumerate(zip(found, answer, strict=True)):
+            accepted = references(self.name, reference)
+            same = given is not None and canonical(given) in [canonical(other) for other in accepted]
+            exact.append(float(same) if accepted else math.nan)
+            equal = same or (given is not None and bool(accepted) and self._equal(given, accepted, notes, row))
+            values.append(float(equal) if accepted else math.nan)
+        return Scores(values, {"found": [float(given is not None) for given in found], "exact": exact}, notes)
+
+    def close(self) -> None:
+        """End the process that compares."""
+        self._worker.close()
+
+    def _equal(self, given: str, accepted: list[str], notes: list[str], row: int) -> bool:
+        if len(given) > LONGEST_FORMULA:
+            notes[row] += f"; {len(given)} characters are too long for a formula"
+            return False
+        try:
+            return bool(self._worker(given, accepted, seconds=self.seconds))
+        except GaveUp as error:
+            notes[row] += f"; the comparison was given up: {error}"
+            return False

@@ -1,0 +1,55 @@
+"""Checks of options that several rewards have, each with an error that says what to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .base import nearest
+
+
+def check_flag(reward: str, name: str, value: Any) -> None:
+    """Refuse an option that is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{reward}: {name} is {value!r}; give true or false")
+
+
+def check_seconds(reward: str, seconds: Any) -> None:
+    """Refuse a time limit that is no positive, finite number."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise ValueError(f"{reward}: seconds is {seconds!r}; give a number above 0, such as 2")
+
+
+def check_memory(reward: str, memory_mb: Any) -> None:
+    """Refuse a memory limit that no interpreter could start with."""
+    if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 64:
+        raise ValueError(f"{reward}: memory_mb is {memory_mb!r}; give a whole number of 64 or more, such as 512")
+
+
+def check_weights(reward: str, weights: Any, defaults: Mapping[str, float]) -> dict[str, float]:
+    """Weights of a reward's parts, those not named as in `defaults`.
+
+    Raises:
+        ValueError: one is unknown, no number of 0 or more, or all are 0.
+    """
+    if not isinstance(weights, (Mapping, type(None))):
+        raise ValueError(f"{reward}: weights is {weights!r}; give part: weight for some of {', '.join(defaults)}")
+    for part, weight in (weights or {}).items():
+        if part not in defaults:
+            raise ValueError(
+                f"{reward}: weights names {part!r}{nearest(str(part), defaults)} The parts are {', '.join(defaults)}"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < math.inf:
+            raise ValueError(f"{reward}: the weight of {part} is {weight!r}; give a number of 0 or more")
+    merged = {**defaults, **(weights or {})}
+    if not any(merged.values()):
+        raise ValueError(f"{reward}: all weights are 0; give one of {', '.join(defaults)} a weight above 0")
+    return merged
+
+
+def weighted(weights: Mapping[str, float], parts: Mapping[str, float]) -> float:
+    """Mean of the parts that are not NaN, by weight; NaN if there is none of a weight above 0."""
+    known = {part: value for part, value in parts.items() if not math.isnan(value)}
+    total = math.fsum(weights[part] for part in known)
+    return math.fsum(weights[part] * value for part, value in known.items()) / total if total else math.nan

@@ -1,0 +1,1 @@
+"""Causal language models as policies: sampling, scoring, trained weights, and an embedded model of arithmetic."""

@@ -1,0 +1,155 @@
+"""The embedded language model: sums and differences of two numbers below a hundred, a character a token.
+
+The model is a small `Olmo2ForCausalLM` with a character tokenizer, trained from nothing by `flowgrpo build arithmetic`
+and stopped long before it can calculate. Prompts look like `47+85=`, the completion is the number and the end.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
+
+CHARACTERS = "0123456789+-= abcdefghijklmnopqrstuvwxyz"
+SPECIAL = ("<pad>", "<eos>", "<unk>")
+LIMIT = 100
+TRAIN, HELDOUT = 4_000, 300
+WIDTH = 11  # of the longest problem with its answer and its end: 99+99=198
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ArithmeticSettings:
+    """How the embedded model is trained; the defaults make the shipped one."""
+
+    seed: int = 0
+    steps: int = 640
+    batch: int = 256
+    learning_rate: float = 1e-3
+    warmup: int = 50
+
+
+def problems() -> list[tuple[str, str]]:
+    """All prompts with their answers, in an order that is always the same."""
+    found = []
+    for a in range(LIMIT):
+        for b in range(LIMIT):
+            found.append((f"{a}+{b}=", str(a + b)))
+            found.append((f"{a}-{b}=", str(a - b)))
+    order = np.random.default_rng(20_260_101).permutation(len(found))
+    return [found[k] for k in order]
+
+
+def split_problems() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Problems to learn to calculate from (the model before any reward), to be rewarded on, and held out."""
+    every = problems()
+    return every[HELDOUT + TRAIN :], every[HELDOUT : HELDOUT + TRAIN], every[:HELDOUT]
+
+
+def write_problem_files(folder: Path) -> None:
+    """Write `train.jsonl` and `heldout.jsonl`: an object a line, with `prompt` and `answer`."""
+    _, train, heldout = split_problems()
+    for name, rows in (("train", train), ("heldout", heldout)):
+        lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def build_character_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
+    """A tokenizer in which each character is a token."""
+    vocabulary = {token: k for k, token in enumerate([*SPECIAL, *characters])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split(Regex("."), behavior="isolated")
+    tokenizer.decoder = Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Save a tokenizer under the class name that every supported transformers knows."""
+    tokenizer.save_pretrained(folder)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def build_model(vocabulary: int, *, width: int = 128, layers: int = 2, heads: int = 4) -> Olmo2ForCausalLM:
+    """An untrained OLMo 2 of this size, with its end and padding tokens set.
+
+    For a Qwen or Llama, transformers would replace the character tokenizer by that family's own.
+    """
+    return Olmo2ForCausalLM(
+        Olmo2Config(
+            vocab_size=vocabulary,
+            hidden_size=width,
+            intermediate_size=4 * width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            pad_token_id=SPECIAL.index("<pad>"),
+            bos_token_id=None,
+            eos_token_id=SPECIAL.index("<eos>"),
+        )
+    )
+
+
+def build_arithmetic(folder: Path, settings: ArithmeticSettings, report: Report) -> None:
+    """Train the model on the problems set apart for it, and write model (in half precision) and tokenizer to
+    `folder`.
+
+    Deterministic for a seed on one kind of machine.
+
+    Raises:
+        ValueError: the folder holds a model already.
+    """
+    if (folder / "config.json").exists():
+        raise ValueError(f"{folder} already holds a model; name a new folder")
+    tokenizer = build_character_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(settings.seed)
+        model = build_model(len(tokenizer))
+    ids, wanted = _sequences(tokenizer, split_problems()[0])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
+    generator = torch.Generator().manual_seed(settings.seed + 1)
+    began = time.perf_counter()
+    for step in range(1, settings.steps + 1):
+        rows = torch.randint(len(ids), (settings.batch,), generator=generator)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * min(step / settings.warmup, 1.0)
+        logits = model(input_ids=ids[rows, :-1], use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted[rows, 1:].flatten(), ignore_index=-100)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0:
+            speed = step * settings.batch / (time.perf_counter() - began)
+            report(f"arithmetic {step:>5}  loss {float(loss.detach()):.4f}  {speed:.0f} problems/s")
+    model.eval().half().save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    (folder / "flowgrpo.json").write_text(json.dumps({"build": asdict(settings)}, indent=2) + "\n", encoding="utf-8")
+
+
+def _sequences(tokenizer: Any, rows: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [N, WIDTH], padded on the right, and the same with everything but answers and ends at -100."""
+    ids = torch.full((len(rows), WIDTH), tokenizer.pad_token_id)
+    wanted = torch.full((len(rows), WIDTH), -100)
+    for k, (prompt, answer) in enumerate(rows):
+        head, tail = tokenizer(prompt).input_ids, [*tokenizer(answer).input_ids, tokenizer.eos_token_id]
+        ids[k, : len(head) + len(tail)] = torch.tensor(head + tail)
+        wanted[k, len(head) : len(head) + len(tail)] = torch.tensor(tail)
+    return ids, wanted

@@ -1,0 +1,170 @@
+"""A causal language model of transformers with its tokenizer, and its trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..pipelines.lora import LoraSpec
+from ..pipelines.saving import new_folder
+from ..pipelines.weights import TrainedWeights
+
+_COMPONENT = "model"
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model.
+
+    Attributes:
+        model: of transformers, with `logits` in its output and a key-value cache.
+        tokenizer: its own.
+        system: a system message, for chat templates.
+        chat: whether prompts go through the chat template.
+    """
+
+    model: Any
+    tokenizer: Any
+    system: str | None = None
+    chat: bool = False
+
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """The parts that can be trained."""
+        return {_COMPONENT: self.model}
+
+    @property
+    def pad(self) -> int:
+        """Token that fills up; where the tokenizer has none, the end of the text, which no mask lets through."""
+        found = self.tokenizer.pad_token_id
+        return self.ends[0] if found is None else int(found)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Tokens that end a completion.
+
+        Raises:
+            ValueError: neither the model's generation settings nor its tokenizer name one.
+        """
+        config = getattr(self.model, "generation_config", None)
+        listed = getattr(config, "eos_token_id", None)
+        found = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        if self.tokenizer.eos_token_id is not None:
+            found.append(self.tokenizer.eos_token_id)
+        if not found:
+            raise ValueError("the tokenizer has no eos_token, so completions never end; give it one and save it")
+        return tuple(dict.fromkeys(int(token) for token in found))
+
+    def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
+        """Token ids of a prompt, or of a conversation so far, ready for the model to go on."""
+        if not self.chat:
+            if messages is not None:
+                raise ValueError(
+                    "the prompts are conversations, but the tokenizer has no chat template; use a model that has one, "
+                    "or plain prompts"
+                )
+            plain: list[int] = self.tokenizer(prompt).input_ids
+            return plain
+        talk = list(messages) if messages is not None else [{"role": "user", "content": prompt}]
+        if self.system is not None and talk[0]["role"] != "system":
+            talk.insert(0, {"role": "system", "content": self.system})
+        text = self.tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
+        # The template writes the special tokens itself.
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a completion, without special tokens."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def load_language_model(
+    path: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    attention: str | None = None,
+    chat: bool | None = None,
+    system: str | None = None,
+) -> LanguageModel:
+    """Load a folder or hub id of transformers, in evaluation mode: dropout makes log-probs irreproducible.
+
+    Args:
+        path: what `from_pretrained` takes.
+        dtype: of the weights.
+        attention: transformers' `attn_implementation`.
+        chat: use the chat template; None does where there is one.
+        system: a system message; needs a chat template.
+
+    Raises:
+        ValueError: a chat template is asked for and there is none.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {} if attention is None else {"attn_implementation": attention}
+    # The name that every supported version takes; newer ones prefer `dtype`.
+    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    has = bool(getattr(tokenizer, "chat_template", None))
+    if (chat or system is not None) and not has:
+        asked = "model.chat is true" if chat else "model.system is given"
+        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave it out")
+    return LanguageModel(model, tokenizer, system, has if chat is None else chat)
+
+
+def reinitialise(language: LanguageModel, seed: int) -> None:
+    """Draw all weights of a model again, as its class does for a new one; the global generator stays as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.random.default_generator.manual_seed(seed)
+        fresh = type(language.model)(language.model.config)
+    language.model.load_state_dict(fresh.state_dict())
+
+
+class LanguageWeights(TrainedWeights):
+    """The trained part of a language model; made by `LanguageWeights.adapter` or `LanguageWeights.whole`."""
+
+    @classmethod
+    def adapter(cls, language: LanguageModel, spec: LoraSpec, *, seed: int) -> LanguageWeights:
+        """Freeze the model and add a LoRA adapter, in float32, on every linear layer but the output's.
+
+        Raises:
+            ValueError: as `TrainedWeights.lora`.
+        """
+        if spec.targets is None:
+            spec = LoraSpec(spec.rank, spec.alpha, linear_layers(language.model), spec.init, spec.dropout)
+        return cls.lora(language, spec, seed=seed, modules=language.components)
+
+    @classmethod
+    def whole(cls, language: LanguageModel, *, keep_reference: bool = False) -> LanguageWeights:
+        """Train every weight."""
+        return cls.full(language, keep_reference=keep_reference, modules=language.components)
+
+    def save(self, folder: str | Path, *, source: str | Path | None = None, overwrite: bool = False) -> None:
+        """Write what plain libraries load: an adapter for `PeftModel.from_pretrained(base, folder)`, or a model for
+        `AutoModelForCausalLM.from_pretrained(folder)`; with the tokenizer.
+
+        Raises:
+            ValueError: the folder exists and `overwrite` is off.
+        """
+        with new_folder(folder, overwrite=overwrite) as target:
+            self.pipe.model.save_pretrained(target)
+            self.pipe.tokenizer.save_pretrained(target)
+
+    def gradient_checkpointing(self, on: bool) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        model = self.pipe.model
+        if on:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
+
+
+def linear_layers(model: Any) -> tuple[str, ...]:
+    """Full names of a model's linear layers but its output's, which LoRA on text leaves alone."""
+    head = model.get_output_embeddings()
+    return tuple(name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head)

@@ -1,0 +1,228 @@
+"""What the loop knows of the models it trains, and images as such a task; text is the other (`text_task.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import Recipe
+from ..pipelines.policy import Experience, FlowPolicy
+from ..pipelines.weights import TrainedWeights
+from ..rewards.runner import RewardBatch
+from ..samplers.plans import Plan, StepPlan
+from .checkpoint import Stateful
+from .clock import Clock
+from .credit import total_reward
+from .critic import Critic
+from .data import PromptRow
+from .objectives import Objective, objective_of
+from .planning import clip_bounds, forecast
+
+
+class Collected(Protocol):
+    """A finished rollout: L samples of some prompts, and N nodes that lead to them (for completions, N = L)."""
+
+    @property
+    def samples(self) -> Tensor | list[str]:
+        """L images, videos or completions, as rewards take them."""
+
+    @property
+    def prompt_of_sample(self) -> list[int]:
+        """[L] index of the prompt of each sample."""
+
+    @property
+    def groups(self) -> Tensor:
+        """[L] ids of the groups in which samples are compared."""
+
+    @property
+    def outcomes(self) -> Tensor:
+        """[L] bool: samples that are results, not previews of a state."""
+
+    @property
+    def columns(self) -> int:
+        """How many parts the statistics of the ratio distinguish: denoising steps, or stretches of a completion."""
+
+    def record(self) -> dict[str, float]:
+        """What the metrics say of the rollout itself."""
+
+    def node_advantages(self, leaf: Tensor) -> Tensor:
+        """[N] advantages of the nodes from those of the samples [L]."""
+
+    def siblings(self, among: str) -> Tensor:
+        """[L] ids of the samples among which some are selected."""
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """[N] bool: nodes that are trained if of the samples only the chosen [L] are."""
+
+
+class Task(Protocol):
+    """What is sampled and trained."""
+
+    noun: str
+    """What a sample is called, in the plural."""
+    clock_parts: tuple[str, ...]
+    """Where the time of its iterations goes."""
+    update_part: str
+    """Which of them the gradients count as."""
+
+    @property
+    def weights(self) -> TrainedWeights:
+        """What is trained."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model."""
+
+    @property
+    def result(self) -> str:
+        """The folder of a run that gets the trained weights."""
+
+    def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
+        """Take the model in this context as what penalties compare with, in place of the base model."""
+
+    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The loss of the recipe; `old` is a context with the sampling policy, where that lags behind."""
+
+    def rollout(self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock) -> Any:
+        """Sample prompts for training; `keys` address the randomness of each."""
+
+    def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
+        """Sample prompts for an evaluation."""
+
+    def learn(self, experience: Any, scores: RewardBatch) -> dict[str, float]:
+        """Whatever learns from a rollout beside the policy; returns metrics."""
+
+    def credit_model(self) -> Critic | None:
+        """What the credit of steps may ask."""
+
+    def parts(self) -> dict[str, Stateful]:
+        """What of it a checkpoint holds beside the weights, by file name."""
+
+    def describe(self) -> Iterator[str]:
+        """Lines on what will be done, for the start of a run."""
+
+    def samples_per_iteration(self) -> int:
+        """Over all ranks."""
+
+
+class FlowTask:
+    """Images or videos of a flow-matching pipeline.
+
+    Args:
+        recipe: what to do.
+        policy: samples and scores in training.
+        evaluator: samples in evaluations; the same weights, on another number of steps.
+        plan_for: the plan of each iteration.
+        critic: predicts rewards of states, where the recipe has one.
+    """
+
+    noun = "images"
+    clock_parts: tuple[str, ...] = ("denoiser", "decode", "reward", "optimizer", "rest")
+    update_part = "denoiser"
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        policy: FlowPolicy,
+        evaluator: FlowPolicy,
+        plan_for: Callable[[int], Plan],
+        critic: Critic | None = None,
+    ) -> None:
+        self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
+            recipe, policy, evaluator, plan_for, critic,
+        )  # fmt: skip
+        self.elements = math.prod(policy.denoiser.probe.latent_shape)
+
+    @property
+    def weights(self) -> TrainedWeights:
+        """Of the denoiser."""
+        return self.policy.weights
+
+    @property
+    def device(self) -> torch.device:
+        """Of the denoiser."""
+        return self.policy.device
+
+    @property
+    def result(self) -> str:
+        """`lora`, or for full weights `pipeline`."""
+        return "lora" if self.weights.kind == "lora" else "pipeline"
+
+    def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
+        """Compare with the pipeline in this context."""
+        self.policy.reference = reference
+
+    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """The form that the recipe asks for."""
+        return objective_of(self.recipe, self.policy, self.elements, old)
+
+    def rollout(self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock) -> Experience:
+        """Roll out the plan of an iteration, with the critic's guide where the recipe has one."""
+        plan, guided, guide = self.plan_for(iteration), self.recipe.sampler.guide, None
+        if self.critic is not None and guided is not None:
+            guide = self.critic.guide(guided, [row.text for row in rows], plan)
+        updates = self.recipe.optimizer.updates
+        texts = tuple(row.text for row in rows)
+        with clock.part("denoiser"):
+            rollout = self.policy.sample(texts, keys, plan, updates, guide)
+        with clock.part("decode"):
+            images = self.policy.decode(rollout, texts)
+        return Experience(rollout, plan, texts, images, updates, tuple(keys))
+
+    def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
+        """Deterministic steps over the evaluation's noise levels."""
+        texts, plan = tuple(row.text for row in rows), self.evaluation_plan()
+        with clock.part("denoiser"):
+            rollout = self.evaluator.sample(texts, keys, plan)
+        with clock.part("decode"):
+            images = self.evaluator.decode(rollout, texts)
+        return Experience(rollout, plan, texts, images, 1, tuple(keys))
+
+    def evaluation_plan(self) -> Plan:
+        """A deterministic plan over the evaluation's noise levels."""
+        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
+        sigmas = tuple(given or self.evaluator.denoiser.probe.sigmas)
+        return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=self.recipe.evaluate.seeds)
+
+    def learn(self, experience: Experience, scores: RewardBatch) -> dict[str, float]:
+        """The critic's lesson."""
+        return {} if self.critic is None else {"critic/error": self.critic.fit(experience, total_reward(scores))}
+
+    def credit_model(self) -> Critic | None:
+        """The critic."""
+        return self.critic
+
+    def parts(self) -> dict[str, Stateful]:
+        """The critic."""
+        return {} if self.critic is None else {"critic": self.critic}
+
+    def describe(self) -> Iterator[str]:
+        """Pipeline, sizes, steps and the clip."""
+        recipe, denoiser = self.recipe, self.policy.denoiser
+        expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, self.elements)
+        high, nats = clip_bounds(recipe, self.elements)
+        clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
+        yield (
+            f"{recipe.name}: {type(denoiser.pipe).__name__} ({recipe.model.path}), {recipe.model.train}, "
+            f"{trained_numbers(self):,} trained parameters, replay {denoiser.variant}"
+        )
+        yield (
+            f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
+            f"{len(denoiser.sigmas) - 1} steps, {expected.optimizer_steps} optimizer step(s){clip}"
+        )
+        yield from (f"note: {warning}" for warning in expected.warnings)
+
+    def samples_per_iteration(self) -> int:
+        """Images."""
+        sigmas = self.recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas
+        return forecast(self.recipe, sigmas, self.elements).images
+
+
+def trained_numbers(task: Task) -> int:
+    """How many numbers are trained."""
+    return sum(parameter.numel() for parameter in task.weights.parameters())

@@ -1,0 +1,31 @@
+"""A random language model with a character tokenizer, small enough for a test."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.text.arithmetic import build_character_tokenizer, build_model, save_tokenizer
+from flowgrpo.text.model import LanguageModel, load_language_model
+
+
+@pytest.fixture(scope="session")
+def random_language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language") / "model"
+    tokenizer = build_character_tokenizer()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = build_model(len(tokenizer), width=32, layers=2, heads=2)
+    # Larger than a new model's, so that its distributions are far from uniform and differ by prompt.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(8)
+    model.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def language(random_language_folder: Path) -> LanguageModel:
+    return load_language_model(str(random_language_folder))

@@ -1,0 +1,48 @@
+"""Votes of a group, counted by hand."""
+
+import math
+
+import pytest
+
+from flowgrpo.rewards import RewardSet, RewardSpec
+from flowgrpo.rewards.majority import Majority
+
+
+def test_equal_answers_vote_together_in_their_own_group():
+    completions = ["0.5", "7", "1/2", "8", r"\boxed{7}", "", "50%", "7"]
+    groups = [0, 1, 0, 1, 0, 1, 0, 1]
+    batch = RewardSet([RewardSpec("majority")]).score(completions, ["p"] * 8, groups=groups)
+    assert batch.values[:, 0].tolist() == [1, 1, 1, 0, 0, 0, 1, 1]
+    assert batch.sub_scores["majority"]["votes"] == [0.75, 0.5, 0.75, 0.25, 0.25, 0, 0.75, 0.5]
+    assert batch.notes["majority"][4:6] == ["answer: 7", "no answer"]
+
+
+def test_a_tie_has_several_right_answers_in_any_order():
+    reward = Majority()
+    assert reward(["1", "2", "1", "2", "3"], [""] * 5, [0] * 5).values == [1, 1, 1, 1, 0]
+    assert reward(["3", "2", "1", "2", "1"], [""] * 5, [0] * 5).values == [0, 1, 1, 1, 1]
+    assert reward(["1", "2", "3"], [""] * 3, [0] * 3).values == [1, 1, 1]
+
+
+def test_a_group_without_a_majority_gets_nan():
+    values = Majority(least=0.5)(
+        ["1", "1", "2", "", "5", "6", "7", "", ""], [""] * 9, [0, 0, 0, 0, 1, 1, 1, 2, 2]
+    ).values
+    assert values[:4] == [1, 1, 0, 0]
+    assert all(map(math.isnan, values[4:]))
+    assert all(map(math.isnan, Majority()(["", ""], [""] * 2, [0, 0]).values))
+
+
+def test_the_rule_of_extraction_is_that_of_answer():
+    assert Majority("last_number")(["is 3", "so 3", "4"], [""] * 3, [0] * 3).values == [1, 1, 0]
+
+
+@pytest.mark.parametrize("options", [{"extract": "first"}, {"least": 1.5}, {"least": True}])
+def test_wrong_options_are_named(options):
+    with pytest.raises(ValueError, match=rf"majority: {next(iter(options))} is {next(iter(options.values()))!r}"):
+        Majority(**options)
+
+
+def test_groups_are_needed():
+    with pytest.raises(ValueError, match="compares whole groups"):
+        RewardSet([RewardSpec("majority")]).score(["1"], ["p"])

@@ -1,0 +1,96 @@
+"""Log-probs of completions: against the definition, and the shared prefix against the plain path."""
+
+import pytest
+import torch
+
+from flowgrpo.text import scoring
+from flowgrpo.text.model import LanguageModel
+from flowgrpo.text.scoring import completion_log_probs, right_padded, token_log_probs
+
+PROMPTS = ["1+2=", "47-85=", "9"]
+OWNER = [0, 0, 1, 2, 2, 2]
+COMPLETIONS = ["3", "12", "-38", "9-9+", "", "1"]
+
+
+def inputs(language: LanguageModel) -> tuple[list[list[int]], list[list[int]]]:
+    end = language.ends[0]
+    return [language.encode(p) for p in PROMPTS], [[*language.encode(c), end] for c in COMPLETIONS]
+
+
+def gradients(language: LanguageModel, shared: bool, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    prompts, completions = inputs(language)
+    found, _ = completion_log_probs(language, prompts, completions, OWNER, shared_prefix=shared)
+    language.model.zero_grad()
+    (found * weights).sum().backward()
+    return {name: p.grad.clone() for name, p in language.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_against_one_sequence_at_a_time(language: LanguageModel, shared: bool, temperature: float) -> None:
+    prompts, completions = inputs(language)
+    found, mask = completion_log_probs(
+        language, prompts, completions, OWNER, temperature=temperature, shared_prefix=shared
+    )
+    assert found.shape == mask.shape == (6, 5)
+    assert mask.sum(1).tolist() == [2, 3, 4, 5, 1, 2]
+    assert (found[~mask] == 0).all()
+    for row, (p, ids) in enumerate(zip(OWNER, completions)):
+        whole = torch.tensor([prompts[p] + ids])
+        with torch.no_grad():
+            chances = (language.model(whole).logits[0].double() / temperature).log_softmax(-1)
+        wanted = [float(chances[len(prompts[p]) - 1 + t, token]) for t, token in enumerate(ids)]
+        assert found[row, : len(ids)].tolist() == pytest.approx(wanted, abs=2e-4)
+
+
+def test_a_shared_prefix_has_the_gradient_of_the_plain_path(language: LanguageModel) -> None:
+    weights = torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    plain, shared = (gradients(language, how, weights) for how in (False, True))
+    assert plain.keys() == shared.keys()
+    largest = max(float(g.abs().max()) for g in plain.values())
+    for name in plain:
+        assert torch.allclose(plain[name], shared[name], atol=2e-5 * largest), name
+
+
+def test_a_shared_prefix_encodes_each_prompt_once(language: LanguageModel) -> None:
+    prompts, completions = inputs(language)
+    seen: list[int] = []
+    handle = language.model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: seen.append(args[0].numel())
+    )
+    with torch.no_grad():
+        completion_log_probs(language, prompts, completions, OWNER)
+        completion_log_probs(language, prompts, completions, OWNER, shared_prefix=False)
+    handle.remove()
+    longest_prompt, longest = 6, 5
+    assert seen == [3 * longest_prompt, 6 * (longest - 1), 6 * (longest_prompt + longest)]
+
+
+def test_completions_of_one_token_need_the_prompt_alone(language: LanguageModel) -> None:
+    prompts, _ = inputs(language)
+    ids = [[4], [5], [6]]
+    shared, _ = completion_log_probs(language, prompts, ids, [0, 1, 2])
+    plain, _ = completion_log_probs(language, prompts, ids, [0, 1, 2], shared_prefix=False)
+    assert torch.allclose(shared, plain, atol=1e-5)
+
+
+def test_right_padding_by_hand() -> None:
+    ids, mask = right_padded([[5, 6], [7]], 9, torch.device("cpu"))
+    assert ids.tolist() == [[5, 6], [7, 9]]
+    assert mask.tolist() == [[True, True], [True, False]]
+
+
+def test_half_precision_logits_are_scored_in_float32_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "CHUNK", 4)
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(2, 5, 7, generator=generator)).bfloat16().requires_grad_()
+    ids = torch.randint(7, (2, 5), generator=generator)
+    found = token_log_probs(logits, ids, 0.5)
+    assert found.dtype == torch.float32
+    exact = logits.detach().double().requires_grad_()
+    wanted = (exact / 0.5).log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+    assert torch.allclose(found.double(), wanted, atol=1e-5)
+    found.sum().backward()
+    wanted.sum().backward()
+    # The gradient comes back in bfloat16, which has 8 bits.
+    assert torch.allclose(logits.grad.double(), exact.grad, atol=2**-8 * float(exact.grad.abs().max()))

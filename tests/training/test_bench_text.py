@@ -1,0 +1,28 @@
+"""The measurement of the shared prefix, at a size for a test."""
+
+import sys
+
+import pytest
+
+from flowgrpo.training import bench_text
+
+
+def test_the_two_paths_agree_and_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PROMPT": 24, "COMPLETION": 5, "GROUP": 3, "WIDTH": 16, "LAYERS": 2, "HEADS": 2}.items():
+        monkeypatch.setattr(bench_text, name, value)
+    peaks = {True: 10.0, False: 30.0}
+    monkeypatch.setattr(bench_text, "_peak", peaks.__getitem__)
+    lines: list[str] = []
+    found = bench_text.shared_prefix(lines.append, repeats=3)
+    assert found["loss"]["plain"] == pytest.approx(found["loss"]["shared"], abs=1e-6)
+    assert 0 <= found["gradient_difference"] < 1e-5
+    assert [len(found["seconds"][name]) for name in ("plain", "shared")] == [3, 3]
+    assert found["peak_megabytes"] == {"plain": 30.0, "shared": 10.0}
+    assert lines[-1] == "peak memory 30 MB plain, 10 MB shared: 0.33×"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_resident_memory_is_read() -> None:
+    assert 10_000 < bench_text._status("VmRSS") <= bench_text._status("VmHWM")
+    with pytest.raises(ValueError, match="has no VmNothing"):
+        bench_text._status("VmNothing")

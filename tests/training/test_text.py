@@ -1,0 +1,324 @@
+"""Language models on the one loop: exact at rest, gradients that add, resumed to the bit, results that others load."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.configs.schema import TextRecipe
+from flowgrpo.core.objectives import policy_loss
+from flowgrpo.core.surrogates import clip
+from flowgrpo.text.sampling import Sampled
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.session import Session
+from flowgrpo.training.text_task import Completions, TextTask
+from flowgrpo.training.trainer import Trainer
+
+
+@pytest.fixture
+def small(random_language_folder: Path, tmp_path: Path) -> list[str]:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def nines(completions, prompts, **columns):\n"
+        "    return [text.count('9') - 0.1 * len(text) for text in completions]\n"
+    )
+    return [
+        f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
+        "rollout={prompts: 3, group: 4, batch: 8, tokens: 60}", "generation.max_tokens=6", "model.train=lora",
+        "evaluate={every: 2, prompts: 5}", "run={iterations: 4, checkpoint_every: 1, sample_every: 2}",
+        "optimizer.learning_rate=0.01",
+    ]  # fmt: skip
+
+
+def trainer_of(small: list[str], folder: Path, *more: str) -> Trainer:
+    recipe = load_recipe("text", [*small, *more])
+    return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
+
+
+def task_of(trainer: Trainer) -> TextTask:
+    assert isinstance(trainer.task, TextTask)
+    return trainer.task
+
+
+def gradient(trainer: Trainer, e: Completions, advantages: torch.Tensor) -> dict[str, torch.Tensor]:
+    trainer.objective.prepare(e)
+    rows = torch.tensor(float(trainer.objective.rows(e, 0, None)))
+    for batch in trainer.objective.batches(e, 0, None):
+        trainer.objective.backward(e, batch, advantages, None, rows)
+    found = {n: p.grad.clone() for n, p in trainer.task.weights.named_parameters().items() if p.grad is not None}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def made_up(lengths: list[int], ended: list[bool], owner: list[int], **more: object) -> Completions:
+    ids = [[3 + k % 9 for k in range(length)] for length in lengths]
+    chances = [[-1.0] * length for length in lengths]
+    prompts = [[4, 5, 6] for _ in range(max(owner) + 1)]
+    return Completions(prompts, Sampled(ids, chances, ended), [""] * len(lengths), owner, **more)
+
+
+def numbers(run: Path) -> list[dict[str, object]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+@pytest.mark.parametrize("more", [(), ("optimizer.updates=3",), ("optimizer.epochs=2", "model.train=full")])
+def test_the_ratio_is_exactly_one_before_the_first_update(small: list[str], tmp_path: Path, more: tuple[str]) -> None:
+    trainer = trainer_of(small, tmp_path / "run", *more, "objective.kl=0.1")
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["kl"] == 0.0 or more
+    again = trainer.iterate(1)
+    assert again["ratio/first_error"] == 0.0
+    assert again["kl"] > 0
+    # Sampling and scoring go different ways through the model, so they agree to rounding.
+    assert record["sampler_gap"] < 1e-4
+
+
+def test_several_updates_move_the_ratio(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(small, tmp_path / "run", "optimizer.epochs=4")
+    record = trainer.iterate(0)
+    assert record["log_ratio_sq"] > 0
+    assert set(record["steps"]) <= {str(k) for k in range(8)}
+    assert record["steps"]["0"]["count"] > 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("objective.reduce=sequence",),
+        ("objective.reduce=sum", "objective.constant=true"),
+        ("objective.level=sequence", "objective.reduce=sequence"),
+        ("objective.kl=0.3", "optimizer.epochs=2"),
+    ],
+)
+def test_micro_batches_add(small: list[str], tmp_path: Path, more: tuple[str]) -> None:
+    found = []
+    for tokens in (10_000, 60, 1):
+        trainer = trainer_of(small, tmp_path / f"run-{tokens}", f"rollout.tokens={tokens}", *more)
+        rows, e = trainer.collect(0)
+        advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e)
+        found.append(gradient(trainer, e, advantages))
+    largest = max(float(g.abs().max()) for g in found[0].values())
+    assert largest > 0
+    for other in found[1:]:
+        for name, value in found[0].items():
+            assert torch.allclose(value, other[name], atol=2e-5 * largest), name
+
+
+def test_batches_hold_whole_groups_within_the_budget(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(small, tmp_path / "run", "rollout.tokens=40")
+    e = made_up([2, 2, 2, 2, 5, 5, 1, 1], [True] * 8, [0, 0, 1, 1, 2, 2, 3, 3])
+    # Groups of 2·(3+2) = 10 tokens: two fit in 40, and with the third all six rows would be padded to 8: 48.
+    assert list(trainer.objective.batches(e, 0, None)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    tight = trainer_of(small, tmp_path / "tight", "rollout.tokens=10")
+    assert list(tight.objective.batches(e, 0, None)) == [[0, 1], [2, 3], [4], [5], [6, 7]]
+    assert trainer.objective.rows(e, 0, None) == 20
+    two = made_up([2, 2, 2, 2], [True] * 4, [0, 0, 1, 1], updates=2)
+    assert [list(trainer.objective.batches(two, part, None)) for part in (0, 1)] == [[[0, 1]], [[2, 3]]]
+
+
+def test_denominators(small: list[str], tmp_path: Path) -> None:
+    e = made_up([2, 6, 4, 6], [True, False, True, False], [0, 0, 1, 1])
+    cut = made_up([2, 6, 4, 6], [True, False, True, False], [0, 0, 1, 1], drop_truncated=True)
+    keep = torch.tensor([True, True, False, True])
+    for more, whole, ended, kept in (
+        (("objective.reduce=token",), 18, 6, 14),
+        (("objective.reduce=sequence",), 4, 2, 3),
+        (("objective.reduce=sum",), 4, 2, 3),
+        (("objective.reduce=sum", "objective.constant=true"), 24, 12, 18),
+    ):
+        objective = trainer_of(small, tmp_path / str(whole) / more[0][-3:], *more).objective
+        assert objective.rows(e, 0, None) == whole
+        assert objective.rows(cut, 0, None) == ended
+        assert objective.rows(e, 0, keep) == kept
+
+
+def test_the_loss_is_that_of_the_core(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(small, tmp_path / "run", "rollout.tokens=10000", "optimizer.epochs=2")
+    rows, e = trainer.collect(0)
+    advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e)
+    task = task_of(trainer)
+    everything = list(range(12))
+    with torch.no_grad():
+        old, mask = task.policy.log_probs(e, everything)
+    trainer.objective.prepare(e)
+    trainer.update(e, advantages)
+    outcome = trainer.objective.backward(e, everything, advantages, None, torch.tensor(7.0))
+    new, _ = task.policy.log_probs(e, everything)
+    loss, metrics = policy_loss(
+        new, old, advantages, mask, surrogate=lambda *a: clip(*a, low=0.2, high=0.28), denom=7.0
+    )
+    assert torch.allclose(outcome.metrics["loss"], metrics["loss"])
+    assert torch.allclose(outcome.metrics["ratio"], metrics["ratio"])
+    mine = {n: p.grad.clone() for n, p in task.weights.named_parameters().items()}
+    trainer.optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    for name, parameter in task.weights.named_parameters().items():
+        assert torch.allclose(mine[name], parameter.grad, atol=1e-6), name
+
+
+def test_truncated_completions_leave_every_statistic(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(small, tmp_path / "run", "objective.drop_truncated=true")
+    rows, e = trainer.collect(0)
+    assert 0 < int(e.outcomes.sum()) < 12
+    assert e.outcomes.tolist() == e.sampled.ended
+    scores = trainer.score(trainer.rewards, rows, e)
+    advantages = trainer.advantages(scores, e)
+    assert (advantages[~e.outcomes] == 0).all()
+    for group in range(3):
+        mine = e.outcomes & (e.groups == group)
+        assert float(advantages[mine].sum()) == pytest.approx(0, abs=1e-5)
+
+
+def test_correction_by_hand(small: list[str], tmp_path: Path) -> None:
+    gap = torch.tensor([[0.0, 0.5, -1.0], [2.0, 0.5, 0.0]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    for kind, wanted in (
+        ("token", [[1.0, 1.6487213, 0.3678794], [2.0, 1.6487213, 1.0]]),
+        ("sequence", [[0.6065307] * 3, [2.0] * 3]),
+    ):
+        objective = trainer_of(small, tmp_path / kind, f"objective.correction={kind}").objective
+        assert torch.allclose(objective._correction(gap, mask), torch.tensor(wanted))
+    assert trainer_of(small, tmp_path / "none").objective._correction(gap, mask) is None
+
+
+def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:
+    more = ("optimizer.ema={decay: 0.5}", "objective.kl=0.05", "optimizer.updates=3")
+    whole = trainer_of(small, tmp_path / "whole", *more)
+    whole.train()
+    broken = trainer_of(small, tmp_path / "broken", *more, "run.iterations=2")
+    broken.train()
+    recipe = load_recipe("text", [*small, *more])
+    for file in (tmp_path / "broken" / "lora").iterdir():
+        file.unlink()
+    (tmp_path / "broken" / "lora").rmdir()
+    again = Session(recipe, RunFolder(tmp_path / "broken")).trainer(Silent())
+    again.resume()
+    assert again.next_iteration == 2
+    again.train()
+    assert numbers(tmp_path / "whole") == numbers(tmp_path / "broken")
+    one, two = (load_file(tmp_path / name / "lora" / "adapter_model.safetensors") for name in ("whole", "broken"))
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    index = [(tmp_path / name / "samples" / "index.jsonl").read_text() for name in ("whole", "broken")]
+    assert index[0] == index[1]
+
+
+def test_an_adapter_loads_with_plain_peft_and_a_model_with_plain_transformers(
+    small: list[str], random_language_folder: Path, tmp_path: Path
+) -> None:
+    ids = torch.tensor([[4, 5, 6, 7]])
+    for kind, name in (("lora", "lora"), ("full", "model")):
+        trainer = trainer_of(small, tmp_path / kind, f"model.train={kind}", "run.iterations=2", "optimizer.ema=null")
+        trainer.train()
+        with torch.no_grad():
+            mine = task_of(trainer).policy.language.model(ids).logits
+            folder = tmp_path / kind / name
+            if kind == "lora":
+                base = AutoModelForCausalLM.from_pretrained(random_language_folder)
+                assert not torch.allclose(base(ids).logits, mine, atol=1e-4)
+                loaded = PeftModel.from_pretrained(base, folder).eval()
+            else:
+                loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
+            assert torch.allclose(loaded(ids).logits, mine, atol=1e-5)
+
+
+def test_samples_are_recorded_with_their_completions(small: list[str], tmp_path: Path) -> None:
+    trainer_of(small, tmp_path / "run").train()
+    records = [json.loads(line) for line in (tmp_path / "run" / "samples" / "index.jsonl").read_text().splitlines()]
+    evaluated = [r for r in records if r["phase"] == "eval"]
+    assert [r["iteration"] for r in evaluated] == [0] * 5 + [2] * 5 + [4] * 5
+    assert all(isinstance(r["completion"], str) and "image" not in r for r in records)
+    assert [r["seed"] for r in records if r["phase"] == "train"][:5] == [0, 1, 2, 3, 0]
+    assert all(r["rewards"].keys() == {"nines"} for r in records)
+
+
+def test_training_raises_the_reward(small: list[str], tmp_path: Path) -> None:
+    trainer = trainer_of(
+        small, tmp_path / "run", "rollout={prompts: 8, group: 8, batch: 64, tokens: 4096}", "run.iterations=25",
+        "data.heldout=null",
+    )  # fmt: skip
+    first = [trainer.iterate(k)["reward/nines"] for k in range(25)]
+    assert sum(first[-5:]) / 5 > sum(first[:3]) / 3 + 1.0
+
+
+def test_the_random_model_is_that_of_the_seed(tmp_path: Path) -> None:
+    states = []
+    for seed in (0, 0, 1):
+        recipe = load_recipe("text", ["model.path=arithmetic:untrained", f"run.seed={seed}"])
+        task = Session(recipe).task
+        states.append(task.weights.state_dict())
+    name = next(iter(states[0]))
+    assert torch.equal(states[0][name], states[1][name])
+    assert not torch.equal(states[0][name], states[2][name])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.group=1", "group of one"),
+        ("advantage.credit=depth", "denoising tree"),
+        ("objective.constant=true", "objective.reduce sum"),
+        ("generation.top_k=1", "likeliest token"),
+        ("objective.levle=token", "did you mean 'level'"),
+        ("sampler.steps=10", "unknown key 'sampler'"),
+        ("optimizer.updates=99", "whole groups"),
+        ("task=sound", "neither images nor text"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("text", [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["generation.max_prompt_tokens=3"], r"prompt \d+ has \d tokens; generation.max_prompt_tokens is 3"),
+        (["model.chat=true"], "no chat template"),
+        (["model.system=Be brief."], "no chat template"),
+        (["model.path=/nowhere/at/all"], "is not a folder"),
+        (["rewards=[{name: jpeg_compressibility}]"], "scores `images`, but this run makes completions"),
+        (["objective.options={lwo: 0.1}"], "does not take"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_starts(small: list[str], overrides: list[str], message: str) -> None:
+    recipe = load_recipe("text", [*small, *overrides])
+    assert isinstance(recipe, TextRecipe)
+    with pytest.raises(ValueError, match=message):
+        Session(recipe)
+
+
+def test_conversations_go_through_the_chat_template(
+    small: list[str], random_language_folder: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "chat"
+    tokenizer_folder = Session(load_recipe("text", small)).task.policy.language.tokenizer
+    tokenizer_folder.chat_template = (
+        "{% for m in messages %}{{ '+' if m.role == 'user' else '-' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}={% endif %}"
+    )
+    AutoModelForCausalLM.from_pretrained(random_language_folder).save_pretrained(model)
+    tokenizer_folder.save_pretrained(model)
+    prompts = tmp_path / "talk.jsonl"
+    talk = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "45"}]
+    prompts.write_text(json.dumps({"prompt": talk, "answer": "9"}) + "\n" + json.dumps({"prompt": "7"}) + "\n" * 2)
+    overrides = [*small, f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]
+    with pytest.raises(ValueError, match="no chat template"):
+        Session(load_recipe("text", overrides))
+    session = Session(load_recipe("text", [*overrides, f"model.path={model}", "model.system='99'"]))
+    language = session.task.policy.language
+    row, plain = session.data.train.rows
+    assert row.text == "45"
+    assert language.decode(language.encode(row.text, row.messages)) == "-99+12-3+45="
+    assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
+    with pytest.raises(ValueError, match="which only language models read"):
+        Session(load_recipe("default", [f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]))
