@@ -110,7 +110,29 @@ class Task(Protocol):
         """Over all ranks."""
 
 
-class FlowTask:
+class PolicyTask:
+    """What tasks have in common that are a policy, with the weights that are trained."""
+
+    policy: Any
+
+    @property
+    def weights(self) -> TrainedWeights:
+        """Of the model."""
+        weights: TrainedWeights = self.policy.weights
+        return weights
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model."""
+        device: torch.device = self.policy.device
+        return device
+
+    def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
+        """Compare with the model in this context."""
+        self.policy.reference = reference
+
+
+class FlowTask(PolicyTask):
     """Images or videos of a flow-matching pipeline.
 
     Args:
@@ -139,23 +161,9 @@ class FlowTask:
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
 
     @property
-    def weights(self) -> TrainedWeights:
-        """Of the denoiser."""
-        return self.policy.weights
-
-    @property
-    def device(self) -> torch.device:
-        """Of the denoiser."""
-        return self.policy.device
-
-    @property
     def result(self) -> str:
         """`lora`, or for full weights `pipeline`."""
         return "lora" if self.weights.kind == "lora" else "pipeline"
-
-    def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
-        """Compare with the pipeline in this context."""
-        self.policy.reference = reference
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The form that the recipe asks for."""

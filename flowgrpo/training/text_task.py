@@ -23,7 +23,7 @@ from .clock import Clock
 from .data import PromptRow
 from .objectives import Objective, Outcome
 from .planning import bound_surrogate, clip_of
-from .tasks import trained_numbers
+from .tasks import PolicyTask, trained_numbers
 
 STRETCHES = 8
 """Parts of equal length of the longest completion, by which the drift of the ratio is reported."""
@@ -282,7 +282,7 @@ def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -
     return torch.tensor([list(row) + [0.0] * (width - len(row)) for row in rows], device=device)
 
 
-class TextTask:
+class TextTask(PolicyTask):
     """Completions of a causal language model.
 
     Args:
@@ -298,23 +298,9 @@ class TextTask:
         self.recipe, self.policy = recipe, policy
 
     @property
-    def weights(self) -> LanguageWeights:
-        """Of the model."""
-        return self.policy.weights
-
-    @property
-    def device(self) -> torch.device:
-        """Of the model."""
-        return self.policy.device
-
-    @property
     def result(self) -> str:
         """`lora`, or for full weights `model`."""
         return "lora" if self.weights.kind == "lora" else "model"
-
-    def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
-        """Compare with the model in this context."""
-        self.policy.reference = reference
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """That of tokens."""
