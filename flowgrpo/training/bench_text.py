@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core.objectives import policy_loss
+from ..core.surrogates import reinforce
 from ..text.arithmetic import build_character_tokenizer, build_model
 from ..text.model import LanguageModel
 from ..text.scoring import completion_log_probs
@@ -25,8 +26,8 @@ def shared_prefix(report: Report, repeats: int = 5) -> dict[str, Any]:
     """Scoring with a prompt encoded once per group against once per completion: equal loss and gradient, time, memory.
 
     A random model of 4 layers of 256, 2 prompts of 512 tokens with 16 completions of 64 tokens each: forward and
-    backward of a GRPO loss. The two paths take turns in this process; the peak of each is that of a process of its own,
-    over what it held before.
+    backward of a REINFORCE loss. The two paths take turns in this process; the peak of each is that of a process of
+    its own, over what it held before.
     """
     language, prompts, completions, owner = _inputs()
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -79,7 +80,8 @@ def _backward(
     language.model.zero_grad(set_to_none=True)
     log_probs, mask = completion_log_probs(language, prompts, completions, owner, shared_prefix=shared)
     advantages = torch.linspace(-1, 1, len(owner))
-    loss, _ = policy_loss(log_probs, log_probs.detach(), advantages, mask)
+    # On-policy the value of a ratio's loss does not depend on the log-probs; that of REINFORCE does.
+    loss, _ = policy_loss(log_probs, None, advantages, mask, surrogate=reinforce)
     loss.backward()
     return float(loss.detach())
 
