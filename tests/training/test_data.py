@@ -171,7 +171,7 @@ def test_faults_of_a_conversation_are_named(tmp_path: Path, prompt: object, said
 
 
 def test_parquet_tables_are_read(tmp_path: Path):
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     from pyarrow import parquet
 
     source = str(tmp_path / "p.parquet")
