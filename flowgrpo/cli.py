@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+
+from .cli_output import console, say, timed_report
+from .cli_rewards import rewards_app
 
 if TYPE_CHECKING:
     from .configs.schema import Recipe, TextRecipe
@@ -20,7 +22,7 @@ app = typer.Typer(
 )  # fmt: skip
 build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
 app.add_typer(build_app, name="build")
-console = Console()
+app.add_typer(rewards_app, name="rewards")
 
 RecipeArgument = Annotated[
     list[str] | None,
@@ -34,10 +36,6 @@ def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
     if given and "=" not in given[0]:
         return given[0], given[1:]
     return None, given
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _new_run_name(name: str) -> Path:
@@ -55,7 +53,7 @@ def train(
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
-    console.print(f"run folder {folder}", highlight=False, markup=False, soft_wrap=True)
+    say(f"run folder {folder}")
     from .training.session import start
 
     _run(start(recipe, folder), resume=False)
@@ -108,33 +106,33 @@ def plan(
 
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
-    _say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
         return _plan_text(recipe)
     expected = forecast(recipe)
-    _say(
+    say(
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
         f"images an iteration, {recipe.run.iterations} iterations"
     )
-    _say(
+    say(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"
     )
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
-        _say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
-    _say("per prompt, by window of trained steps:")
-    _say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
+        say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
+    say("per prompt, by window of trained steps:")
+    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
     for counts, uses in zip(expected.counts, expected.windows):
         steps = step_ranges(counts.trained_steps)
-        _say(
+        say(
             f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
             f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
         )
     for warning in expected.warnings:
-        _say(f"note: {warning}")
+        say(f"note: {warning}")
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
 
@@ -142,12 +140,12 @@ def plan(
 def _plan_text(recipe: TextRecipe) -> None:
     rollout, optimizer = recipe.rollout, recipe.optimizer
     texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
-    _say(
+    say(
         f"{rollout.prompts} prompts × {rollout.group} completions = {texts} completions an iteration, at most "
         f"{longest} tokens each, {recipe.run.iterations} iterations"
     )
-    _say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
-    _say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
+    say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
+    say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
 
 
 def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
@@ -171,7 +169,7 @@ def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> 
     if svg is not None:
         svg.parent.mkdir(parents=True, exist_ok=True)
         write_text(svg, draw_svg(tree, title, note))
-        _say(f"drawing: {svg}")
+        say(f"drawing: {svg}")
 
 
 @app.command()
@@ -187,7 +185,7 @@ def sample(
     from .training.inference import sample_images
 
     for path in sample_images(model, prompts, out, steps=steps, seed=seed, count=count):
-        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+        say(str(path))
 
 
 @app.command()
@@ -205,7 +203,7 @@ def evaluate(
     recipe = load_recipe(source, overrides)
     noun = "images" if recipe.task == "images" else "completions"
     for name, (mean, error, count) in evaluate_model(model, recipe).items():
-        _say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
+        say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
 
 
 @app.command()
@@ -216,7 +214,7 @@ def gallery(
     """Write the static gallery of a run."""
     from .gallery.build import build_gallery
 
-    console.print(str(build_gallery(run, out)), highlight=False, markup=False, soft_wrap=True)
+    say(str(build_gallery(run, out)))
 
 
 @app.command()
@@ -244,18 +242,18 @@ def bench(
         from .training.claims.command import claims, settings_of
 
         settings, methods = settings_of(results, words or [], seeds, scale, any_code)
-        return claims(settings, methods, out or results / "report", _say, report_only)
+        return claims(settings, methods, out or results / "report", say, report_only)
     from .training.bench import MEASUREMENTS
     from .training.bench_text import TEXT_MEASUREMENTS
 
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
-        figures = TEXT_MEASUREMENTS[name](_say)
+        figures = TEXT_MEASUREMENTS[name](say)
     elif name in MEASUREMENTS:
         source, overrides = _split(words)
         with tempfile.TemporaryDirectory() as folder:
-            figures = MEASUREMENTS[name](load_image_recipe(source, overrides), Path(folder) / "run", _say)
+            figures = MEASUREMENTS[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
     else:
         raise ValueError(
             f"no measurement {name!r}; use one of {', '.join([*MEASUREMENTS, *TEXT_MEASUREMENTS, 'claims'])}"
@@ -273,16 +271,7 @@ def recipes() -> None:
     from .configs.load import recipe_names
 
     for name, line in recipe_names().items():
-        console.print(f"{name:<20} {line}", highlight=False, markup=False, soft_wrap=True)
-
-
-@app.command()
-def rewards() -> None:
-    """List the rewards that are installed."""
-    from .rewards.registry import available
-
-    for name, line in available().items():
-        console.print(f"{name:<24} {line}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{name:<20} {line}")
 
 
 @build_app.command("scenes")
@@ -294,7 +283,7 @@ def build_scenes_command(
     """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
     from .training.build import build_all
 
-    build_all(out, seed=seed, scale=scale, report=_timed_report())
+    build_all(out, seed=seed, scale=scale, report=timed_report())
 
 
 @build_app.command("arithmetic")
@@ -306,12 +295,7 @@ def build_arithmetic_command(
     """Train the embedded language model from nothing (a minute or two on 2 cores)."""
     from .training.build import build_arithmetic_all
 
-    build_arithmetic_all(out, seed=seed, scale=scale, report=_timed_report())
-
-
-def _timed_report() -> Callable[[str], None]:
-    began = time.perf_counter()
-    return lambda text: _say(f"{time.perf_counter() - began:7.0f} s  {text}")
+    build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
 
 
 def main() -> None:
