@@ -4,43 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from .soundness import credit_faults, objective_faults, sampler_faults, text_faults
-
-SurrogateName = Literal[
-    "clip",
-    "cispo",
-    "sapo",
-    "gmpo",
-    "vespo",
-    "dro",
-    "reinforce",
-    "asymre",
-    "bapo",
-    "dcpo",
-    "dhpo",
-    "nft",
-    "opmd",
-    "r2vpo",
-    "rec",
-    "regression",
-]
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys are refused and values are not silently converted between types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), strict=True)
-
-
-class LoraConfig(Section):
-    """Low-rank adapters on the denoiser's attention (all matching linear layers)."""
-
-    rank: int = Field(32, ge=1, description="Rank of the update.")
-    alpha: float = Field(64.0, gt=0, description="Scale; the update is alpha / rank times B A.")
-    targets: list[str] | None = Field(None, description="Linear layers; the attention projections if left out.")
-    init: Literal["gaussian", "default"] = "gaussian"
+from .sections import (
+    AdvantageConfig,
+    BudgetConfig,
+    DataConfig,
+    EmaConfig,
+    HeldOutConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RunConfig,
+    Section,
+    SurrogateName,
+    distinct_labels,
+)
+from .soundness import credit_faults, objective_faults, sampler_faults, shared_faults, text_faults
 
 
 class ModelConfig(Section):
@@ -54,13 +34,6 @@ class ModelConfig(Section):
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward"] = "auto"
     gradient_checkpointing: bool = False
     release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
-
-
-class DataConfig(Section):
-    """Prompt files: .txt (a prompt a line), .jsonl or .csv (a `prompt` column, other columns go to the rewards)."""
-
-    train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
-    heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
 
 
 class WindowConfig(Section):
@@ -116,35 +89,7 @@ class RolloutConfig(Section):
     group: int = Field(12, ge=1, description="Images per prompt.")
     batch: int = Field(32, ge=1, description="States in one call of the denoiser, in sampling and in training.")
     decode_batch: int = Field(32, ge=1)
-
-
-class RewardConfig(Section):
-    """One reward: a registry name, an entry point, `file.py:name`, or `module:name`."""
-
-    name: str
-    weight: float = 1.0
-    label: str | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
-
-
-def _distinct(rewards: list[RewardConfig]) -> list[RewardConfig]:
-    labels = [r.label or r.name for r in rewards]
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
-        raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")
-    return rewards
-
-
-class SelectConfig(Section):
-    """Which samples of a group enter the gradient; all enter the statistics."""
-
-    keep: int = Field(ge=1, description="Samples kept of each.")
-    among: Literal["group", "split"] = Field("group", description="`split`: the images below a tree's last split.")
-    choice: Literal["extremes", "best", "widest", "balanced"] = Field(
-        "extremes",
-        description="The best and the worst in equal parts (DanceGRPO); the best; the subset of greatest variance "
-        "(PODS, D³S); rewards of at least 0.5 and below it in equal parts (Reinforce-Ada).",
-    )
+    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
 
 
 class CriticConfig(Section):
@@ -154,41 +99,6 @@ class CriticConfig(Section):
     passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")
     warmup: int = Field(10, ge=0, description="Iterations before it has any influence.")
     width: int = Field(64, ge=4, description="Channels.")
-
-
-class AdvantageConfig(Section):
-    """(reward − baseline) / scale, within the images of one prompt."""
-
-    estimator: Literal["group", "anchored", "virtual_maximum", "beta", "quantile", "consistency"] = Field(
-        "group", description="How a group is compared; all but `group` take the weighted sum of rewards."
-    )
-    estimator_options: dict[str, float] = Field(default_factory=dict, description="Its hyper-parameters.")
-    how: Literal["sum", "gdpo"] = "sum"
-    baseline: Literal["mean", "loo", "length", "none"] = Field(
-        "mean", description="`length`: of completions, weighted by their lengths (OPO)."
-    )
-    scale: Literal["group", "batch", "none"] = "group"
-    eps: float = Field(1e-4, ge=0)
-    ddof: Literal[0, 1] = 1
-    clamp: float | None = Field(5.0, gt=0)
-    credit: Literal["leaf", "depth", "turning", "value", "critic", "process"] = Field(
-        "leaf",
-        description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
-        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's.",
-    )
-    fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
-    options: dict[str, float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
-    select: SelectConfig | None = Field(None, description="Which images enter the gradient; all if left out.")
-
-
-class EmaConfig(Section):
-    """Average of the trained weights, used for evaluation and for the saved result."""
-
-    decay: float = Field(0.9, ge=0, lt=1, description="Largest share of the old average; 0 copies the weights.")
-    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
-    rise: float | None = Field(
-        None, gt=0, description="The share grows by this an optimizer step, from 0; as (1 + s) / (10 + s) if left out."
-    )
 
 
 class ObjectiveConfig(Section):
@@ -217,52 +127,10 @@ class ObjectiveConfig(Section):
     old: EmaConfig | None = Field(None, description="The sampling policy follows the weights; it is them if left out.")
 
 
-class OptimizerConfig(Section):
-    """AdamW, and how a rollout is cut into optimizer steps."""
-
-    learning_rate: float = Field(3e-4, gt=0)
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
-    weight_decay: float = Field(1e-4, ge=0)
-    eps: float = Field(1e-8, gt=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    warmup: int = Field(0, ge=0, description="Optimizer steps over which the learning rate rises.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls after the warm-up: to 0 after the last iteration."
-    )
-    updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
-    epochs: int = Field(1, ge=1, description="Passes over a rollout.")
-    ema: EmaConfig | None = EmaConfig()
-
-
-class HeldOutConfig(Section):
-    """Evaluation on held-out prompts with fixed seeds."""
-
-    every: int = Field(50, ge=1, description="Iterations between evaluations; the first and last are always made.")
-    prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
-    seeds: int = Field(1, ge=1, description="Samples per prompt.")
-    rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
-
-    @field_validator("rewards")
-    @classmethod
-    def _labels_differ(cls, rewards: list[RewardConfig] | None) -> list[RewardConfig] | None:
-        return rewards and _distinct(rewards)
-
-
 class EvaluateConfig(HeldOutConfig):
     """Evaluation of images, sampled without noise in the steps."""
 
     steps: int | None = Field(None, ge=1, description="Denoising steps; those of the rollout if left out.")
-
-
-class RunConfig(Section):
-    """Length, seed and what is written."""
-
-    iterations: int = Field(100, ge=1)
-    seed: int = Field(0, ge=0)
-    checkpoint_every: int = Field(25, ge=1)
-    keep: int = Field(2, ge=1, description="Checkpoints kept.")
-    sample_every: int = Field(25, ge=1, description="Iterations between saved training samples.")
-    trackers: list[str] = Field(default_factory=list, description="accelerate's: tensorboard, wandb, …")
 
 
 class BaseRecipe(Section):
@@ -279,7 +147,7 @@ class BaseRecipe(Section):
     @field_validator("rewards")
     @classmethod
     def _labels_differ(cls, rewards: list[RewardConfig]) -> list[RewardConfig]:
-        return _distinct(rewards)
+        return distinct_labels(rewards)
 
 
 def _updates_fault(updates: int, prompts: int) -> list[str]:
@@ -304,7 +172,7 @@ class Recipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
-        faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self)]
+        faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self), *shared_faults(self)]
         faults += _updates_fault(self.optimizer.updates, self.rollout.prompts)
         if faults:
             raise ValueError("\n".join(faults))
@@ -347,6 +215,10 @@ class TextRolloutConfig(Section):
     group: int = Field(8, ge=1, description="Completions per prompt.")
     batch: int = Field(64, ge=1, description="Completions sampled at once.")
     tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is not cut.")
+    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
+    replay: int = Field(
+        0, ge=0, description="Successes remembered of a prompt, to replace a failure where a group has no success."
+    )
 
 
 class TextObjectiveConfig(Section):
@@ -386,7 +258,11 @@ class TextRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> TextRecipe:
-        faults = [*text_faults(self), *_updates_fault(self.optimizer.updates, self.rollout.prompts)]
+        faults = [
+            *text_faults(self),
+            *shared_faults(self),
+            *_updates_fault(self.optimizer.updates, self.rollout.prompts),
+        ]
         if faults:
             raise ValueError("\n".join(faults))
         return self

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .schema import ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
+    from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
+    from .sections import RewardConfig
 
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
+REMEMBERING = ("tracked", "cumulative")
 
 
 def _window_faults(window: WindowConfig, steps: int, name: str) -> list[str]:
@@ -184,4 +186,65 @@ def text_faults(recipe: TextRecipe) -> list[str]:
         faults.append("surrogate gmpo pools the row after its clip; use objective.level token")
     if recipe.generation.top_k == 1:
         faults.append("generation.top_k 1 always takes the likeliest token, so a group has one completion; use more")
+    return faults
+
+
+def shared_faults(recipe: AnyRecipe) -> list[str]:
+    """Of what images and text have in common: estimators with a memory, budgets, and rewards that refer to others."""
+    advantage = recipe.advantage
+    faults = _reward_faults(recipe)
+    if advantage.estimator in REMEMBERING and advantage.credit != "leaf":
+        faults.append(
+            f"advantage.estimator {advantage.estimator} remembers prompts, not steps; use advantage.credit leaf"
+        )
+    if advantage.how in ("worst", "agreement") and advantage.credit != "leaf":
+        faults.append(f"advantage.how {advantage.how} is of samples; use advantage.credit leaf")
+    if recipe.rollout.budget is not None:
+        faults += _budget_faults(recipe)
+    return faults
+
+
+def _budget_faults(recipe: AnyRecipe) -> list[str]:
+    budget = recipe.rollout.budget
+    assert budget is not None
+    faults = []
+    if recipe.optimizer.updates > 1:
+        faults.append("rollout.budget makes rounds of unequal sizes, which are one optimizer step; use updates 1")
+    if recipe.advantage.credit != "leaf":
+        faults.append("rollout.budget compares samples of several rounds; use advantage.credit leaf")
+    if recipe.task == "text" and recipe.rollout.replay:
+        faults.append("rollout.replay mends a group that is complete, and rollout.budget grows it; leave one out")
+    if budget.choice != "until" and budget.most is not None and budget.most < budget.rounds:
+        faults.append(f"rollout.budget.most is {budget.most} with {budget.rounds} rounds a prompt on average; use more")
+    if recipe.task == "images":
+        if recipe.sampler.plan not in ("window", "ode") or recipe.sampler.probe is not None:
+            faults.append("rollout.budget needs chains; use sampler.plan window or ode, without probe")
+        if recipe.objective.form in ("neighbour", "dgpo", "flow_dpo"):
+            faults.append(
+                f"objective.form {recipe.objective.form} takes a whole group in a call, and rollout.budget cuts it "
+                "into rounds; leave one of them out"
+            )
+    return faults
+
+
+def _reward_faults(recipe: AnyRecipe) -> list[str]:
+    rewards: list[RewardConfig] = recipe.rewards
+    labels = [reward.label or reward.name for reward in rewards]
+    faults = []
+    for label, reward in zip(labels, rewards):
+        if reward.gate is not None and (reward.gate.reward not in labels or reward.gate.reward == label):
+            others = ", ".join(other for other in labels if other != label) or "none, so add one"
+            faults.append(f"the gate of reward {label} asks {reward.gate.reward!r}; the other rewards are {others}")
+        if reward.noise is not None and reward.noise.false_positive + reward.noise.false_negative >= 1:
+            faults.append(f"the rates in noise of reward {label} add up to 1 or more: such a verdict tells nothing")
+    constrained = [label for label, reward in zip(labels, rewards) if reward.at_least is not None]
+    advantage = recipe.advantage
+    if constrained and len(constrained) == len(rewards):
+        faults.append(f"every reward has `at_least` ({', '.join(constrained)}); leave one without, as the aim")
+    if constrained and (advantage.estimator != "group" or advantage.how != "sum" or advantage.credit != "leaf"):
+        faults.append(
+            "a reward with `at_least` is normalised by itself; use advantage.estimator group, how sum, credit leaf"
+        )
+    if advantage.multipliers.initial > advantage.multipliers.maximum:
+        faults.append("advantage.multipliers.initial is above its maximum")
     return faults

@@ -73,7 +73,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     policy = flow_task(trainer).policy
     rows, experience = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, experience)
-    advantages = trainer.advantages(scores, experience)
+    advantages = trainer.advantages(scores, experience, rows)
     before = max(float(s.log_ratio.abs().max()) for s in _scored(policy, experience))
     report(f"largest |log ratio| before the first update: {before!r} (ratio {'exactly 1' if before == 0 else 'NOT 1'})")
     spread = _gradient_spread(policy, experience)
@@ -176,7 +176,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
     images = policy.decode(whole, texts)
     leaves = Experience(whole, plan, texts, images, 1)
     scores = trainer.score(trainer.rewards, rows, leaves)
-    advantages = trainer.advantages(scores, leaves)
+    advantages = trainer.advantages(scores, leaves, rows)
     results: dict[str, Any] = {}
     reference: dict[str, Tensor] = {}
     for size in (10**9, 4, 1):

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..configs.schema import AdvantageConfig
+from ..configs.sections import AdvantageConfig
+from ..configs.soundness import REMEMBERING
 from ..core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
 from ..core.process import future_rewards, turning_point_rewards
 from ..core.registry import SELECTIONS, advantage_of
+from ..core.subsets import degenerate_rows
 from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
 from ..samplers.rollout import Rollout
@@ -143,6 +145,8 @@ def credit_of(settings: AdvantageConfig) -> Credit:
     Raises:
         ValueError: a hyper-parameter that it does not have, or a value it cannot take.
     """
+    if settings.estimator in REMEMBERING:
+        return CREDITS[settings.credit]
     if settings.estimator != "group":
         advantage_of(settings.estimator, settings.estimator_options)
     elif settings.estimator_options:
@@ -205,9 +209,14 @@ def _scatter(experience: Experience, nodes: Tensor, advantages: Tensor) -> Tenso
 
 def kept_nodes(experience: Any, scores: RewardBatch, settings: AdvantageConfig) -> Tensor | None:
     """[N] bool: nodes whose edges are trained; None for all."""
-    chosen = settings.select
-    if chosen is None:
+    chosen, skip = settings.select, settings.degenerate == "skip"
+    if chosen is None and not skip:
         return None
     ranked = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
-    kept: Tensor = experience.kept(SELECTIONS[chosen.choice](ranked, experience.siblings(chosen.among), chosen.keep))
+    mine = torch.ones(len(ranked), dtype=torch.bool)
+    if chosen is not None:
+        mine = SELECTIONS[chosen.choice](ranked, experience.siblings(chosen.among), chosen.keep)
+    if skip:
+        mine = mine & ~degenerate_rows(ranked, experience.groups)
+    kept: Tensor = experience.kept(mine)
     return kept

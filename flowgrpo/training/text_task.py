@@ -40,6 +40,7 @@ class Completions:
         prompt_of_sample: [B], rising.
         updates: how many parts of whole prompts the rollout is cut into.
         drop_truncated: whether completions that did not end are left out.
+        replayed: how many are past successes in the place of failures.
     """
 
     prompts: list[list[int]]
@@ -48,6 +49,7 @@ class Completions:
     prompt_of_sample: list[int]
     updates: int = 1
     drop_truncated: bool = False
+    replayed: int = 0
     columns: int = field(default=STRETCHES, init=False)
 
     @cached_property
@@ -85,6 +87,7 @@ class Completions:
             "tokens": float(lengths.sum()),
             "length": float(lengths.mean()),
             "truncated": float((~ended).float().mean()),
+            **({"replayed": float(self.replayed)} if self.replayed else {}),
         }
 
 

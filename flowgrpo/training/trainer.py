@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,15 @@ from ..pipelines.ema import Ema
 from ..rewards.runner import RewardBatch, RewardSet
 from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
+from .combining import combine
 from .credit import credit_of, kept_nodes
 from .data import PromptRow, PromptStream, columns_of
+from .memory import Memory
+from .objectives import Objective
+from .rounds import RoundsObjective, collect_rounds
 from .run_folder import RunFolder
 from .tasks import Collected, Task
+from .text_replay import replay_successes
 
 EVALUATION_SEED = 20_260_101
 
@@ -89,11 +94,16 @@ class Trainer:
             task.compare_with(self.averages["anchor"].applied)
         self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
-        self.objective = task.objective(self.old.applied if self.old else None)
+        self.memory = Memory(recipe, accelerator.process_index)
+        make = partial(task.objective, self.old.applied if self.old else None)
+        self.objective: Objective = make()
+        if recipe.rollout.budget is not None:
+            _refuse_comparisons(rewards)
+            self.objective = RoundsObjective(make)
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds beside the weights, by file name."""
-        return {"optimizer": self.optimizer, **self.averages, **self.task.parts()}
+        return {"optimizer": self.optimizer, **self.averages, **self.task.parts(), **self.memory.parts()}
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -134,13 +144,14 @@ class Trainer:
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration: collect, score, advantage, update. Returns its metrics."""
-        rows, experience = self.collect(iteration)
-        with self.clock.part("reward"):
-            scores = self.score(self.rewards, rows, experience)
+        rows, experience, scores = self.sample(iteration)
         record = self._reward_record(iteration, scores, experience)
-        advantages, keep = self.advantages(scores, experience), kept_nodes(experience, scores, self.recipe.advantage)
+        advantages = self.advantages(scores, experience, rows)
+        keep = kept_nodes(experience, self.combined(scores, experience), self.recipe.advantage)
         with self.clock.part("reward"):
             record |= self.task.learn(experience, scores)
+        self.memory.observe(scores, _prompts(rows, experience))
+        record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
         record |= experience.record()
         if iteration % self.recipe.run.sample_every == 0 and self.accelerator.is_main_process:
@@ -148,15 +159,53 @@ class Trainer:
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
 
+    def sample(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
+        """This rank's share of the iteration's prompts, sampled and scored, in rounds if the recipe has a budget."""
+        budget = self.recipe.rollout.budget
+        if budget is None:
+            rows, experience = self.collect(iteration)
+            with self.clock.part("reward"):
+                scores = self.score(self.rewards, rows, experience)
+            if self.memory.successes is not None:
+                experience, scores = replay_successes(self.memory.successes, rows, experience, scores)
+            return rows, experience, scores
+        rows, first = self.rows(iteration), self._first(iteration)
+
+        def sampled(prompts: Sequence[int], numbers: Sequence[int]) -> Any:
+            keys = [self._key(first + p, number) for p, number in zip(prompts, numbers)]
+            with self.old.applied() if self.old else nullcontext():
+                return self.task.rollout([rows[p] for p in prompts], keys, iteration, self.clock)
+
+        def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
+            with self.clock.part("reward"):
+                return self.score(self.rewards, [rows[p] for p in prompts], part)
+
+        return rows, *collect_rounds(budget, len(rows), self.recipe.rollout.group, sampled, scored)
+
     def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
-        """Sample this rank's share of the iteration's prompts."""
-        settings, ranks = self.recipe.rollout, self.accelerator.num_processes
-        share = settings.prompts // ranks
-        first = iteration * settings.prompts + self.accelerator.process_index * share
-        rows = self.data.train.take(first, share)
-        keys = [address(self.recipe.run.seed, 1, first + k) for k in range(share)]
+        """One round of this rank's share of the iteration's prompts, not scored."""
+        rows, first = self.rows(iteration), self._first(iteration)
+        keys = [self._key(first + k, 0) for k in range(len(rows))]
         with self.old.applied() if self.old else nullcontext():
             return rows, self.task.rollout(rows, keys, iteration, self.clock)
+
+    def rows(self, iteration: int) -> list[PromptRow]:
+        """This rank's share of the prompts of an iteration, in the order of the stream or by the curriculum."""
+        share = self.recipe.rollout.prompts // self.accelerator.num_processes
+        if self.memory.curriculum is None:
+            return self.data.train.take(self._first(iteration), share)
+        everything = self.memory.draw(self.data.train.rows, iteration, self.recipe.rollout.prompts)
+        return everything[self.accelerator.process_index * share :][:share]
+
+    def _first(self, iteration: int) -> int:
+        """Number, over the run, of this rank's first prompt in an iteration."""
+        prompts = self.recipe.rollout.prompts
+        return iteration * prompts + self.accelerator.process_index * (prompts // self.accelerator.num_processes)
+
+    def _key(self, number: int, round_number: int) -> int:
+        """What addresses the randomness of a prompt's round."""
+        seed = self.recipe.run.seed
+        return address(seed, 1, number) if round_number == 0 else address(seed, 8, number, round_number)
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
@@ -164,10 +213,23 @@ class Trainer:
         texts = [row.text for row in owners]
         return rewards.score(experience.samples, texts, columns_of(owners), experience.groups)
 
-    def advantages(self, scores: RewardBatch, experience: Collected) -> Tensor:
-        """[N] advantages of the nodes; a step has that of the node it leads to."""
-        settings = self.recipe.advantage
-        found = credit_of(settings)(experience, scores, settings, self.task.credit_model()).nan_to_num()
+    def combined(self, scores: RewardBatch, experience: Collected) -> RewardBatch:
+        """The rewards as the recipe combines them."""
+        return combine(scores, experience.groups, self.recipe.rewards, self.recipe.advantage)
+
+    def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
+        """[N] advantages of the nodes; a step has that of the node it leads to.
+
+        Estimators that remember prompts learn from the rollout: for them, call it once an iteration.
+        """
+        settings, combined = self.recipe.advantage, self.combined(scores, experience)
+        if self.memory.estimates:
+            prompts = _prompts(rows, experience)
+            leaf = self.memory.advantages(combined, prompts, experience.groups, experience.outcomes)
+            found = experience.node_advantages(leaf)
+        else:
+            found = credit_of(settings)(experience, combined, settings, self.task.credit_model())
+        found = found.nan_to_num()
         clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
         return clamped.to(self.task.device)
 
@@ -300,6 +362,19 @@ class Trainer:
             with self.ema.applied() if self.ema else nullcontext():
                 self.task.weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def _prompts(rows: Sequence[PromptRow], experience: Collected) -> list[int]:
+    """[L] ids of the prompts of the samples, which stay the same over the run."""
+    return [rows[p].id for p in experience.prompt_of_sample]
+
+
+def _refuse_comparisons(rewards: RewardSet) -> None:
+    whole = [reward.name for reward in rewards.rewards if reward.whole_group]
+    if whole:
+        raise ValueError(
+            f"rollout.budget scores round by round, and {', '.join(whole)} compares whole groups; leave one of them out"
+        )
 
 
 def _average(task: Task, settings: EmaConfig) -> Ema:

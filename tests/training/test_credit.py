@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowgrpo.configs.schema import AdvantageConfig, SelectConfig
+from flowgrpo.configs.sections import AdvantageConfig, SelectConfig
 from flowgrpo.pipelines.policy import Experience
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import Kernel

@@ -1,6 +1,7 @@
 """One advantage, one objective and one subset of a rollout, chosen by the same recipe lines for images and for text."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_advantages(lines: tuple[str, list[str]], tmp_path: Path) -> None:
         )  # fmt: skip
         rows, e = trainer.collect(0)
         scores = trainer.score(trainer.rewards, rows, e)
-        values = trainer.advantages(scores, e)
+        values = trainer.advantages(scores, e, rows)
         found[name] = values[e.rollout.leaf] if hasattr(e, "rollout") else values
     # The virtual sample is better than all others, so every sample is below the mean of five.
     assert (found["virtual_maximum"] < 0).all()
@@ -83,8 +84,127 @@ def test_subsets_of_a_rollout(lines: tuple[str, list[str]], tmp_path: Path, choi
             assert float(values[chosen].sum()) == pytest.approx(float(values.topk(2).values.sum()))
     whole, part = (trainer.objective.rows(e, 0, k) for k in (None, keep))
     assert 0 < part < whole
-    record = trainer.update(e, trainer.advantages(scores, e), keep)
+    record = trainer.update(e, trainer.advantages(scores, e, rows), keep)
     assert record["ratio/first_error"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "budget", ["{choice: until, rounds: 3, positives: 5, success: 0.0}", "{choice: variance, rounds: 2, most: 4}"]
+)
+def test_a_budget_in_rounds(lines: tuple[str, list[str]], tmp_path: Path, budget: str) -> None:
+    trainer = trainer_of(lines, tmp_path / "run", f"rollout.budget={budget}", "optimizer.epochs=2")
+    rows, e, scores = trainer.sample(0)
+    counts = torch.bincount(e.groups, minlength=2)
+    # Nobody fails here (or succeeds, with rewards below 0), so groups are never complete.
+    assert counts.tolist() == [12, 12] if "until" in budget else int(counts.sum()) == 16 and int(counts.min()) >= 4
+    assert len(e.samples) == len(scores.values) == int(counts.sum())
+    # The samples of later rounds are their own, not those of the first again.
+    values = total_reward(scores)
+    assert all(values[e.groups == p].unique().numel() > 4 for p in (0, 1) if counts[p] > 4)
+    advantages = trainer.advantages(scores, e, rows)
+    leaf = advantages[torch.cat([_leaves(part) + nodes.start for part, nodes in zip(e.parts, e.nodes)])]
+    for p in (0, 1):
+        mine = values[e.groups == p]
+        expected = (mine - mine.mean()) / (mine.std() + 1e-4)
+        assert torch.allclose(leaf[e.groups == p].cpu(), expected.clamp(-5, 5), atol=1e-3)
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["grad_norm"] > 0
+    assert record["samples"] == int(counts.sum())
+
+
+def _leaves(part: Any) -> torch.Tensor:
+    return part.rollout.leaf if hasattr(part, "rollout") else torch.arange(len(part.samples))
+
+
+def test_a_round_for_every_prompt_is_the_plain_rollout(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    plain = trainer_of(lines, tmp_path / "plain")
+    rounds = trainer_of(lines, tmp_path / "rounds", "rollout.budget={rounds: 2, positives: 0, negatives: 0}")
+    first, second = plain.iterate(0), rounds.iterate(0)
+    assert second["rounds"] == 1
+    same = ("reward/total", "grad_norm", "loss", "log_ratio_sq")
+    assert {name: first[name] for name in same} == {name: second[name] for name in same}
+    for one, other in zip(plain.parameters, rounds.parameters):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("estimator", ["tracked", "cumulative"])
+def test_estimators_that_remember(lines: tuple[str, list[str]], tmp_path: Path, estimator: str) -> None:
+    # The rewards of the pipeline are negative sizes; SPO's rate needs 0 to 1.
+    reward = tmp_path / "share.py"
+    reward.write_text(
+        "def share(prompts, groups, **columns):\n    return [(k * (1 + k) % 7) / 6 for k in range(len(prompts))]\n"
+    )
+    trainer = trainer_of(
+        lines, tmp_path / "run", f"advantage.estimator={estimator}", f"rewards=[{{name: '{reward}:share'}}]",
+        "advantage.clamp=null",
+    )  # fmt: skip
+    rows, e = trainer.collect(0)
+    scores = trainer.score(trainer.rewards, rows, e)
+    first, second = (trainer.advantages(scores, e, rows) for _ in range(2))
+    assert not torch.equal(first, second)
+    trainer._checkpoint()
+    [folder] = trainer.run.list_checkpoints()
+    assert (folder / "tracker.pt").exists()
+
+
+def test_prompts_by_the_variance_of_their_rewards(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    trainer = trainer_of(lines, tmp_path / "run", "data.curriculum={mix: 0.0}")
+    drawn = [row.id for row in trainer.rows(0)]
+    assert [row.id for row in trainer.rows(0)] == drawn
+    known = trainer.data.train.rows
+    curriculum = trainer.memory.curriculum
+    assert curriculum is not None
+    for row in known:
+        # Only the third prompt and the fifth have anything to teach.
+        curriculum.observe(row.id, [0.0, 1.0] if row.id in (2, 4) else [1.0, 1.0])
+    assert {row.id for k in range(5) for row in trainer.rows(k)} == {2, 4}
+    trainer.iterate(0)
+    assert curriculum.state_dict()["sums"][2][0] > 2
+
+
+def test_groups_without_a_difference_leave_the_count(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    reward = tmp_path / "half.py"
+    reward.write_text(
+        "def half(prompts, **columns):\n"
+        "    first = prompts[0]\n"
+        "    return [k % 2 if p == first else 0.5 for k, p in enumerate(prompts)]\n"
+    )
+    rows = {}
+    for how in ("keep", "skip"):
+        trainer = trainer_of(
+            lines, tmp_path / how, f"advantage.degenerate={how}", f"rewards=[{{name: '{reward}:half'}}]"
+        )
+        prompts, e = trainer.collect(0)
+        scores = trainer.score(trainer.rewards, prompts, e)
+        keep = kept_nodes(e, scores, trainer.recipe.advantage)
+        rows[how] = trainer.objective.rows(e, 0, keep)
+        if how == "skip":
+            assert keep is not None
+            mine = keep[_leaves(e)]
+            assert mine.tolist() == [True] * 4 + [False] * 4
+        assert trainer.iterate(0)["grad_norm"] > 0
+    assert 0 < rows["skip"] < rows["keep"]
+
+
+def test_a_constraint_gets_a_weight(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    reward = tmp_path / "two.py"
+    reward.write_text(
+        "def aim(prompts, **columns):\n    return [k % 3 for k in range(len(prompts))]\n"
+        "def kept(prompts, **columns):\n    return [k % 2 for k in range(len(prompts))]\n"
+    )
+    rewards = f"rewards=[{{name: '{reward}:aim'}}, {{name: '{reward}:kept', label: kept, at_least: 0.9}}]"
+    trainer = trainer_of(lines, tmp_path / "run", rewards, "advantage.multipliers={rate: 0.5}")
+    record = trainer.iterate(0)
+    # Half of the samples keep it, 0.9 are wanted: the multiplier is half of what is missing.
+    assert record["multiplier/kept"] == pytest.approx(0.2)
+    rows, e = trainer.collect(1)
+    leaf = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)[_leaves(e)].cpu()
+    aim, kept = (torch.tensor([k % n for k in range(4)], dtype=torch.float32) for n in (3, 2))
+    shares = [(v - v.mean()) / (v.std() + 1e-4) for v in (aim, kept)]
+    assert torch.allclose(leaf[:4], (shares[0] + 0.2 * shares[1]) / 1.2, atol=1e-5)
+    trainer._checkpoint()
+    assert (trainer.run.list_checkpoints()[-1] / "multipliers.pt").exists()
 
 
 def test_options_of_another_estimator_are_refused(lines: tuple[str, list[str]], tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_micro_batches_add(small: list[str], tmp_path: Path, more: tuple[str]) -
     for tokens in (10_000, 60, 1):
         trainer = trainer_of(small, tmp_path / f"run-{tokens}", f"rollout.tokens={tokens}", *more)
         rows, e = trainer.collect(0)
-        advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e)
+        advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
         found.append(gradient(trainer, e, advantages))
     largest = max(float(g.abs().max()) for g in found[0].values())
     assert largest > 0
@@ -144,7 +144,7 @@ def test_denominators(small: list[str], tmp_path: Path) -> None:
 def test_the_loss_is_that_of_the_core(small: list[str], tmp_path: Path) -> None:
     trainer = trainer_of(small, tmp_path / "run", "rollout.tokens=10000", "optimizer.epochs=2")
     rows, e = trainer.collect(0)
-    advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e)
+    advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
     task = task_of(trainer)
     everything = list(range(12))
     with torch.no_grad():
@@ -171,7 +171,7 @@ def test_truncated_completions_leave_every_statistic(small: list[str], tmp_path:
     assert 0 < int(e.outcomes.sum()) < 12
     assert e.outcomes.tolist() == e.sampled.ended
     scores = trainer.score(trainer.rewards, rows, e)
-    advantages = trainer.advantages(scores, e)
+    advantages = trainer.advantages(scores, e, rows)
     assert (advantages[~e.outcomes] == 0).all()
     for group in range(3):
         mine = e.outcomes & (e.groups == group)

@@ -219,7 +219,7 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
             recipe = kept.model_dump()
             recipe["advantage"] |= {"baseline": baseline, "scale": "none"}
             trainer.recipe = Recipe.model_validate(recipe)
-            found = _gradient(trainer, experience, trainer.advantages(scores, experience))
+            found = _gradient(trainer, experience, trainer.advantages(scores, experience, rows))
             gradients.setdefault(baseline, []).append(torch.cat([g.flatten().cpu() for g in found.values()]))
         trainer.recipe = kept
     squared, norm = {}, {}

@@ -1,0 +1,226 @@
+"""Sections of a recipe that images and text have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+SurrogateName = Literal[
+    "clip",
+    "cispo",
+    "sapo",
+    "gmpo",
+    "vespo",
+    "dro",
+    "reinforce",
+    "asymre",
+    "bapo",
+    "dcpo",
+    "dhpo",
+    "nft",
+    "opmd",
+    "r2vpo",
+    "rec",
+    "regression",
+]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused and values are not silently converted between types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), strict=True)
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on the denoiser's attention (all matching linear layers)."""
+
+    rank: int = Field(32, ge=1, description="Rank of the update.")
+    alpha: float = Field(64.0, gt=0, description="Scale; the update is alpha / rank times B A.")
+    targets: list[str] | None = Field(None, description="Linear layers; the attention projections if left out.")
+    init: Literal["gaussian", "default"] = "gaussian"
+
+
+class CurriculumConfig(Section):
+    """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order."""
+
+    decay: float = Field(0.9, ge=0, le=1, description="Weight of a prompt's past at each new observation of it.")
+    mix: float = Field(0.5, ge=0, le=1, description="Share of uniform sampling, which keeps every prompt in play.")
+
+
+class DataConfig(Section):
+    """Prompt files: .txt (a prompt a line), .jsonl or .csv (a `prompt` column, other columns go to the rewards)."""
+
+    train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
+    heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
+    curriculum: CurriculumConfig | None = Field(None, description="A seeded shuffle, pass by pass, if left out.")
+
+
+class BudgetConfig(Section):
+    """Groups of unequal sizes: several rounds of `rollout.group` samples, more of them where they teach more.
+
+    Every prompt has the first round. Statistics are of all samples of a prompt.
+    """
+
+    choice: Literal["until", "knapsack", "interval", "variance"] = Field(
+        "until",
+        description="`until`: rounds until a group has successes and failures enough (Reinforce-Ada, 2510.04996); or "
+        "the rounds after the first shared by what one more is worth: `knapsack` by success rates (Knapsack RL, "
+        "2509.25849), `interval` by uncertainty of the mean (XRPO, 2510.06672), `variance` by Neyman's rule.",
+    )
+    rounds: int = Field(4, ge=2, description="`until`: at most, of a prompt; else on average.")
+    most: int | None = Field(None, ge=2, description="Rounds of a prompt at most; no limit if left out.")
+    positives: int = Field(1, ge=0, description="`until`: successes wanted.")
+    negatives: int = Field(1, ge=0, description="`until`: failures wanted.")
+    success: float = Field(0.5, description="`until`, `knapsack`: the least reward of a success.")
+    bonus: float = Field(0.0, ge=0, description="`interval`: weight of a prompt's being sampled little.")
+
+
+class GateConfig(Section):
+    """A reward counts only where another one is high enough."""
+
+    reward: str = Field(description="Label (or name) of the other reward.")
+    at_least: float = Field(0.5, description="Its least value that opens the gate (G-RA, 2508.10548).")
+    share: float | None = Field(
+        None, ge=0, le=1, description="Open for a whole group, where so large a share of it has that value (ConciseR)."
+    )
+
+
+class NoiseConfig(Section):
+    """Rates at which a verifier of 0 and 1 errs; its rewards are corrected to be right in the mean."""
+
+    false_positive: float = Field(0.0, ge=0, lt=1, description="Share of wrong samples that pass.")
+    false_negative: float = Field(0.0, ge=0, lt=1, description="Share of right samples that fail.")
+
+
+class RewardConfig(Section):
+    """One reward: a registry name, an entry point, `file.py:name`, or `module:name`."""
+
+    name: str
+    weight: float = 1.0
+    label: str | None = None
+    options: dict[str, Any] = Field(default_factory=dict)
+    noise: NoiseConfig | None = Field(None, description="Of a verifier that errs; none if left out.")
+    gate: GateConfig | None = Field(None, description="Always open if left out.")
+    at_least: float | None = Field(
+        None,
+        description="Makes a constraint of it: its mean should be this, and dual ascent finds its weight "
+        "(Faithful GRPO, 2604.08476), in place of `weight`.",
+    )
+
+
+def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
+    labels = [r.label or r.name for r in rewards]
+    repeated = sorted({label for label in labels if labels.count(label) > 1})
+    if repeated:
+        raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")
+    return rewards
+
+
+class SelectConfig(Section):
+    """Which samples of a group enter the gradient; all enter the statistics."""
+
+    keep: int = Field(ge=1, description="Samples kept of each.")
+    among: Literal["group", "split"] = Field("group", description="`split`: the images below a tree's last split.")
+    choice: Literal["extremes", "best", "widest", "balanced"] = Field(
+        "extremes",
+        description="The best and the worst in equal parts (DanceGRPO); the best; the subset of greatest variance "
+        "(PODS, D³S); rewards of at least 0.5 and below it in equal parts (Reinforce-Ada).",
+    )
+
+
+class MultiplierConfig(Section):
+    """Dual ascent on the weights of rewards with `at_least`."""
+
+    rate: float = Field(0.05, gt=0, description="Change per unit of what is missing.")
+    initial: float = Field(0.0, ge=0)
+    maximum: float = Field(10.0, ge=0)
+
+
+class AdvantageConfig(Section):
+    """(reward − baseline) / scale, within the images of one prompt."""
+
+    estimator: Literal[
+        "group", "anchored", "virtual_maximum", "beta", "quantile", "consistency", "tracked", "cumulative"
+    ] = Field(
+        "group",
+        description="How a group is compared; all but `group` take the weighted sum of rewards. `tracked` (SPO) and "
+        "`cumulative` (DCPO) remember every prompt over the run.",
+    )
+    estimator_options: dict[str, float] = Field(default_factory=dict, description="Its hyper-parameters.")
+    how: Literal["sum", "gdpo", "worst", "agreement"] = Field(
+        "sum",
+        description="Several rewards: weighted sum; each normalised by itself (GDPO); the least of an ensemble; its "
+        "mean less half its variance (2310.02743).",
+    )
+    baseline: Literal["mean", "loo", "length", "none"] = Field(
+        "mean", description="`length`: of completions, weighted by their lengths (OPO)."
+    )
+    scale: Literal["group", "batch", "none"] = "group"
+    eps: float = Field(1e-4, ge=0)
+    ddof: Literal[0, 1] = 1
+    clamp: float | None = Field(5.0, gt=0)
+    credit: Literal["leaf", "depth", "turning", "value", "critic", "process"] = Field(
+        "leaf",
+        description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
+        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's.",
+    )
+    fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
+    options: dict[str, float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
+    select: SelectConfig | None = Field(None, description="Which samples enter the gradient; all if left out.")
+    degenerate: Literal["keep", "skip"] = Field(
+        "keep", description="Groups of equal rewards: `skip` leaves them out of the count as well (DAPO)."
+    )
+    multipliers: MultiplierConfig = MultiplierConfig()
+
+
+class EmaConfig(Section):
+    """Average of the trained weights, used for evaluation and for the saved result."""
+
+    decay: float = Field(0.9, ge=0, lt=1, description="Largest share of the old average; 0 copies the weights.")
+    every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
+    rise: float | None = Field(
+        None, gt=0, description="The share grows by this an optimizer step, from 0; as (1 + s) / (10 + s) if left out."
+    )
+
+
+class OptimizerConfig(Section):
+    """AdamW, and how a rollout is cut into optimizer steps."""
+
+    learning_rate: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
+    weight_decay: float = Field(1e-4, ge=0)
+    eps: float = Field(1e-8, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    warmup: int = Field(0, ge=0, description="Optimizer steps over which the learning rate rises.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the learning rate falls after the warm-up: to 0 after the last iteration."
+    )
+    updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
+    epochs: int = Field(1, ge=1, description="Passes over a rollout.")
+    ema: EmaConfig | None = EmaConfig()
+
+
+class HeldOutConfig(Section):
+    """Evaluation on held-out prompts with fixed seeds."""
+
+    every: int = Field(50, ge=1, description="Iterations between evaluations; the first and last are always made.")
+    prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
+    seeds: int = Field(1, ge=1, description="Samples per prompt.")
+    rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
+
+    @field_validator("rewards")
+    @classmethod
+    def _labels_differ(cls, rewards: list[RewardConfig] | None) -> list[RewardConfig] | None:
+        return rewards and distinct_labels(rewards)
+
+
+class RunConfig(Section):
+    """Length, seed and what is written."""
+
+    iterations: int = Field(100, ge=1)
+    seed: int = Field(0, ge=0)
+    checkpoint_every: int = Field(25, ge=1)
+    keep: int = Field(2, ge=1, description="Checkpoints kept.")
+    sample_every: int = Field(25, ge=1, description="Iterations between saved training samples.")
+    trackers: list[str] = Field(default_factory=list, description="accelerate's: tensorboard, wandb, …")

@@ -1,0 +1,143 @@
+"""What a run remembers of its prompts from one iteration to the next, as far as its recipe asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+
+from ..configs.schema import AnyRecipe, TextRecipe
+from ..core.addressing import address
+from ..core.advantages import group_advantages, multi_reward_advantages
+from ..core.combination import Multipliers, constrained_advantages
+from ..core.replay import Successes, VarianceCurriculum
+from ..core.trackers import CumulativeStandardiser, ValueTracker
+from ..rewards.runner import RewardBatch
+from .checkpoint import Stateful
+from .credit import total_reward
+from .data import PromptRow
+
+
+class Memory:
+    """Curriculum, estimators with a history, multipliers of constraints, and past successes.
+
+    Each rank sees its own prompts, so what is remembered is of all ranks: every rank holds the same.
+
+    Args:
+        recipe: what to remember.
+        rank: of this process.
+    """
+
+    def __init__(self, recipe: AnyRecipe, rank: int) -> None:
+        self.recipe, self.rank = recipe, rank
+        advantage, curriculum = recipe.advantage, recipe.data.curriculum
+        self.curriculum = VarianceCurriculum(decay=curriculum.decay, mix=curriculum.mix) if curriculum else None
+        self.tracker: ValueTracker | CumulativeStandardiser | None = None
+        options: dict[str, Any] = dict(advantage.estimator_options)
+        if advantage.estimator == "tracked":
+            self.tracker = ValueTracker(**_known(options, ("prior", "half_life", "low", "high"), "tracked"))
+        if advantage.estimator == "cumulative":
+            _known(options, (), "cumulative")
+            self.tracker = CumulativeStandardiser(eps=advantage.eps, ddof=advantage.ddof)
+        self.constraints = [k for k, reward in enumerate(recipe.rewards) if reward.at_least is not None]
+        chosen = advantage.multipliers
+        wanted = [reward.at_least for reward in recipe.rewards if reward.at_least is not None]
+        self.multipliers = (
+            Multipliers(wanted, rate=chosen.rate, initial=chosen.initial, maximum=chosen.maximum) if wanted else None
+        )
+        replay = recipe.rollout.replay if isinstance(recipe, TextRecipe) else 0
+        self.successes = Successes(replay) if replay else None
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by file name."""
+        named: dict[str, Stateful | None] = {
+            "curriculum": self.curriculum, "tracker": self.tracker, "multipliers": self.multipliers,
+            "successes": self.successes,
+        }  # fmt: skip
+        return {name: part for name, part in named.items() if part is not None}
+
+    @property
+    def estimates(self) -> bool:
+        """Whether the advantages of this recipe need what was remembered."""
+        return self.tracker is not None or self.multipliers is not None
+
+    def draw(self, rows: Sequence[PromptRow], iteration: int, count: int) -> list[PromptRow]:
+        """The prompts of an iteration, over all ranks, by the curriculum; none twice while there are enough."""
+        assert self.curriculum is not None
+        shares = np.array(self.curriculum.probabilities([row.id for row in rows]))
+        generator = np.random.default_rng(address(self.recipe.run.seed, 7, iteration))
+        possible = int((shares > 0).sum())
+        chosen = generator.choice(len(rows), size=count, replace=count > possible, p=shares / shares.sum())
+        return [rows[int(k)] for k in chosen]
+
+    def advantages(self, scores: RewardBatch, prompts: Sequence[int], groups: Tensor, outcomes: Tensor) -> Tensor:
+        """[L] advantages of samples, and what they teach is remembered: call it once an iteration.
+
+        Args:
+            scores: [L, K], combined.
+            prompts: [L] ids that stay the same over the run.
+            groups: [L] groups in which samples are compared.
+            outcomes: [L] bool; others have no reward.
+        """
+        values = scores.values.masked_fill(~outcomes[:, None], torch.nan)
+        if self.tracker is None:
+            return self._constrained(scores, values, groups)
+        total = total_reward(scores).masked_fill(~outcomes, torch.nan)
+        rewards, ids, mine = self._everywhere(total, prompts)
+        settings = self.recipe.advantage
+        if isinstance(self.tracker, ValueTracker):
+            found = self.tracker.advantages(rewards, ids, eps=settings.eps, ddof=settings.ddof)
+        else:
+            found = self.tracker.advantages(rewards, ids)
+        return found[mine]
+
+    def _constrained(self, scores: RewardBatch, values: Tensor, groups: Tensor) -> Tensor:
+        """Advantages of the aim and of the constraints, with multipliers moved after this rollout."""
+        assert self.multipliers is not None
+        settings = self.recipe.advantage
+        options: dict[str, Any] = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale}
+        aims = [k for k in range(values.shape[1]) if k not in self.constraints]
+        main = multi_reward_advantages(values[:, aims], groups, scores.weights[aims], how="sum", **options)
+        each = [group_advantages(values[:, k], groups, **options) for k in self.constraints]
+        found = constrained_advantages(main, torch.stack(each, 1), self.multipliers.values)
+        everything = gather_object([values[:, self.constraints].tolist()])
+        self.multipliers.step(torch.tensor([row for part in everything for row in part]))
+        return found
+
+    def observe(self, scores: RewardBatch, prompts: Sequence[int]) -> None:
+        """Add rewards [L] to the history of their prompts [L]."""
+        if self.curriculum is None:
+            return
+        rewards, ids, _ = self._everywhere(total_reward(scores), prompts)
+        for prompt in dict.fromkeys(ids.tolist()):
+            self.curriculum.observe(prompt, rewards[ids == prompt].tolist())
+
+    def record(self) -> dict[str, float]:
+        """What the metrics say of it."""
+        if self.multipliers is None:
+            return {}
+        named = zip(self.constraints, self.multipliers.values.tolist())
+        labels = [reward.label or reward.name for reward in self.recipe.rewards]
+        return {f"multiplier/{labels[k]}": value for k, value in named}
+
+    def _everywhere(self, rewards: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor, slice]:
+        """Rewards and prompts of all ranks, and where this rank's are among them."""
+        parts = gather_object([(rewards.tolist(), list(prompts))])
+        first = sum(len(part[0]) for part in parts[: self.rank])
+        values = torch.tensor([value for part in parts for value in part[0]])
+        ids = torch.tensor([prompt for part in parts for prompt in part[1]])
+        return values, ids, slice(first, first + len(rewards))
+
+
+def _known(options: dict[str, Any], names: Sequence[str], estimator: str) -> dict[str, Any]:
+    for name in options:
+        if name not in names:
+            raise ValueError(
+                f"advantage.estimator_options has {name!r}, which estimator {estimator} does not take; it takes "
+                f"{', '.join(names) or 'none'}"
+            )
+    return options

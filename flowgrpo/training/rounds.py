@@ -1,0 +1,241 @@
+"""Groups of unequal sizes: a rollout in several rounds, which scores and updates see as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..configs.sections import BudgetConfig
+from ..core.budgets import GAINS, Gain, allocate
+from ..core.subsets import finished
+from ..rewards.runner import RewardBatch
+from .credit import total_reward
+from .objectives import Objective, Outcome
+from .tasks import Collected
+
+SUMS = ("evaluations", "tokens")
+"""Of what rollouts record, what adds up; the rest are means over samples."""
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Several rollouts of the same P prompts, each of some of them; a prompt may come several times in one.
+
+    Attributes:
+        parts: the rollouts.
+        prompts: of each rollout the index of each of its entries, 0..P-1.
+    """
+
+    parts: tuple[Collected, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def samples(self) -> Tensor | list[str]:
+        """Round by round."""
+        first, *others = [part.samples for part in self.parts]
+        if isinstance(first, Tensor):
+            return torch.cat([first, *(other for other in others if isinstance(other, Tensor))])
+        return [text for part in self.parts for text in part.samples]  # type: ignore[misc]
+
+    @cached_property
+    def prompt_of_sample(self) -> list[int]:
+        """[L] prompts."""
+        return [of[entry] for part, of in zip(self.parts, self.prompts) for entry in part.prompt_of_sample]
+
+    @property
+    def groups(self) -> Tensor:
+        """[L] prompts: a group is all samples of its prompt, whichever round they are of."""
+        return torch.tensor(self.prompt_of_sample)
+
+    @property
+    def lengths(self) -> Tensor:
+        """[L] tokens of completions."""
+        return torch.cat([part.lengths for part in self.parts])  # type: ignore[attr-defined]
+
+    @property
+    def outcomes(self) -> Tensor:
+        """[L] bool."""
+        return torch.cat([part.outcomes for part in self.parts])
+
+    @property
+    def columns(self) -> int:
+        """As in each round."""
+        return self.parts[0].columns
+
+    def record(self) -> dict[str, float]:
+        """Sums or means of what the rounds record, their number, and how many samples there are."""
+        records, sizes = [part.record() for part in self.parts], self._sizes()
+        whole = sum(sizes)
+        found: dict[str, float] = {"rounds": len(self.parts), "samples": whole}
+        for name in records[0]:
+            shares = [1.0 if name in SUMS else size / whole for size in sizes]
+            found[name] = sum(share * record[name] for share, record in zip(shares, records))
+        return found
+
+    def node_advantages(self, leaf: Tensor) -> Tensor:
+        """[N] round by round."""
+        return torch.cat([part.node_advantages(own) for part, own in zip(self.parts, leaf.split(self._sizes()))])
+
+    def siblings(self, among: str) -> Tensor:
+        """The groups."""
+        return self.groups
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """[N] round by round."""
+        return torch.cat([part.kept(own) for part, own in zip(self.parts, chosen.split(self._sizes()))])
+
+    @cached_property
+    def nodes(self) -> list[slice]:
+        """Where the nodes of each round are among all of them."""
+        sizes = [len(part.kept(torch.ones(n, dtype=torch.bool))) for part, n in zip(self.parts, self._sizes())]
+        return [slice(sum(sizes[:k]), sum(sizes[: k + 1])) for k in range(len(sizes))]
+
+    def _sizes(self) -> list[int]:
+        return [len(part.prompt_of_sample) for part in self.parts]
+
+
+class RoundsObjective:
+    """The objective of a task over several rounds, which are one optimizer step.
+
+    Args:
+        make: the objective of a rollout.
+    """
+
+    def __init__(self, make: Callable[[], Objective]) -> None:
+        self._make = make
+        self._each: list[Objective] = []
+
+    def prepare(self, experience: Rounds) -> None:
+        """Whatever each round's objective computes before the weights move."""
+        self._each += [self._make() for _ in experience.parts[len(self._each) :]]
+        for objective, part in zip(self._each, experience.parts):
+            objective.prepare(part)
+
+    def rows(self, experience: Rounds, part: int, keep: Tensor | None) -> int:
+        """Of all rounds."""
+        parts = zip(self._each, experience.parts, experience.nodes)
+        return sum(objective.rows(one, part, _own(keep, nodes)) for objective, one, nodes in parts)
+
+    def batches(self, experience: Rounds, part: int, keep: Tensor | None) -> Iterator[tuple[int, Any]]:
+        """The batches of each round, with its number."""
+        for k, (one, nodes) in enumerate(zip(experience.parts, experience.nodes)):
+            for batch in self._each[k].batches(one, part, _own(keep, nodes)):
+                yield k, batch
+
+    def backward(
+        self, experience: Rounds, batch: tuple[int, Any], advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Of a batch of one round."""
+        k, inner = batch
+        nodes = experience.nodes[k]
+        return self._each[k].backward(experience.parts[k], inner, advantages[nodes], _own(keep, nodes), rows)
+
+
+def _own(keep: Tensor | None, nodes: slice) -> Tensor | None:
+    return None if keep is None else keep[nodes]
+
+
+def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
+    """The scores of several calls of the same rewards, one after another."""
+    first, sizes = parts[0], [len(part.values) for part in parts]
+
+    def column(of: Callable[[RewardBatch], Any], missing: Any) -> list[Any]:
+        return [value for part, size in zip(parts, sizes) for value in of(part) or [missing] * size]
+
+    subs = {(reward, name): None for part in parts for reward, found in part.sub_scores.items() for name in found}
+    sub_scores: dict[str, dict[str, list[float]]] = {}
+    for reward, name in subs:
+        read = partial(_sub_score, reward=reward, name=name)
+        sub_scores.setdefault(reward, {})[name] = column(read, float("nan"))
+    noted = dict.fromkeys(reward for part in parts for reward in part.notes)
+    notes = {reward: column(partial(_note, reward=reward), "") for reward in noted}
+    seconds = {name: sum(part.seconds[name] for part in parts) for name in first.seconds}
+    values = torch.cat([part.values for part in parts])
+    return replace(first, values=values, sub_scores=sub_scores, notes=notes, seconds=seconds)
+
+
+def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:
+    return part.sub_scores.get(reward, {}).get(name)
+
+
+def _note(part: RewardBatch, reward: str) -> list[str] | None:
+    return part.notes.get(reward)
+
+
+Sample = Callable[[Sequence[int], Sequence[int]], Collected]
+"""`sample(prompts, rounds)`: a rollout of entries, each of a prompt and the number of its round."""
+
+
+def collect_rounds(
+    budget: BudgetConfig,
+    count: int,
+    group: int,
+    sample: Sample,
+    score: Callable[[Collected, Sequence[int]], RewardBatch],
+) -> tuple[Rounds, RewardBatch]:
+    """A first round of every prompt, and more as the budget says.
+
+    Args:
+        budget: which prompts get more.
+        count: P prompts.
+        group: samples of a round.
+        sample: makes a rollout.
+        score: scores a rollout, given the prompt of each of its entries.
+    """
+    prompts: list[tuple[int, ...]] = []
+    parts: list[Collected] = []
+    scores: list[RewardBatch] = []
+    rounds = [0] * count
+    entries = list(range(count))
+    while entries:
+        numbers = []
+        for p in entries:
+            numbers.append(rounds[p])
+            rounds[p] += 1
+        parts.append(sample(entries, numbers))
+        prompts.append(tuple(entries))
+        scores.append(score(parts[-1], entries))
+        entries = _next_entries(budget, group, rounds, Rounds(tuple(parts), tuple(prompts)), join_scores(scores))
+    return Rounds(tuple(parts), tuple(prompts)), join_scores(scores)
+
+
+def _next_entries(
+    budget: BudgetConfig, group: int, rounds: Sequence[int], so_far: Rounds, scores: RewardBatch
+) -> list[int]:
+    """Prompts of the next call, as often as each has a round in it."""
+    rewards = total_reward(scores).masked_fill(~so_far.outcomes, torch.nan)
+    if budget.choice == "until":
+        done = finished(
+            rewards, so_far.groups, positives=budget.positives, negatives=budget.negatives, success=budget.success
+        )
+        most = min(budget.rounds, budget.most or budget.rounds)
+        return [p for p, complete in enumerate(done.tolist()) if not complete and rounds[p] < most]
+    if max(rounds) > 1:
+        return []
+    statistics = [_statistic(budget, rewards[so_far.groups == p]) for p in range(len(rounds))]
+    gain = partial(GAINS[budget.choice], **({"bonus": budget.bonus} if budget.choice == "interval" else {}))
+    sizes = allocate(
+        statistics, budget.rounds * len(rounds), partial(_of_a_round, gain, group), least=1, most=budget.most
+    )
+    return [p for p, size in enumerate(sizes) for _ in range(size - 1)]
+
+
+def _of_a_round(gain: Gain, group: int, statistic: float, rounds: int) -> float:
+    """What the samples of one more round add."""
+    return sum(gain(statistic, rounds * group + k) for k in range(group))
+
+
+def _statistic(budget: BudgetConfig, rewards: Tensor) -> float:
+    """Of the first round of a prompt, what its share is decided by.
+
+    A success rate is Laplace's (s + 1) / (n + 2): a few samples without success do not say that there is none.
+    """
+    known = rewards[~rewards.isnan()]
+    if budget.choice == "knapsack":
+        return (float((known >= budget.success).sum()) + 1) / (len(known) + 2)
+    return float(known.double().std()) if len(known) > 1 else 0.0

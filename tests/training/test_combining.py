@@ -1,0 +1,79 @@
+"""Corrected verdicts, gates and ensembles, from the lines of a recipe to the rewards that are learned from."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.sections import AdvantageConfig, GateConfig, NoiseConfig, RewardConfig
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.combining import combine
+
+GROUPS = torch.tensor([0, 0, 1, 1])
+
+
+def batch(*columns: list[float], weights: tuple[float, ...] | None = None) -> RewardBatch:
+    names = tuple("abc"[: len(columns)])
+    given = torch.tensor(weights or [1.0] * len(columns))
+    return RewardBatch(torch.tensor(columns).T.contiguous(), names, given, {}, {}, {})
+
+
+def combined(scores: RewardBatch, *rewards: RewardConfig, how: str = "sum") -> Tensor:
+    settings = AdvantageConfig.model_validate({"how": how})
+    return combine(scores, GROUPS, rewards, settings).values
+
+
+def test_a_gate_opens_by_sample() -> None:
+    scores = batch([1.0, 0.0, 1.0, 0.4], [3.0, 3.0, 5.0, 5.0])
+    found = combined(scores, RewardConfig(name="a"), RewardConfig(name="b", gate=GateConfig(reward="a")))
+    assert found.tolist() == [[1.0, 3.0], [0.0, 0.0], [1.0, 5.0], [pytest.approx(0.4), 0.0]]
+    assert scores.values[1, 1] == 3.0
+
+
+def test_a_gate_opens_by_group() -> None:
+    scores = batch([1.0, 1.0, 1.0, 0.0], [3.0, 4.0, 5.0, 6.0])
+    gate = GateConfig(reward="a", share=1.0)
+    found = combined(scores, RewardConfig(name="a"), RewardConfig(name="b", gate=gate))
+    assert found[:, 1].tolist() == [3.0, 4.0, 0.0, 0.0]
+
+
+def test_a_verifier_that_errs() -> None:
+    noise = NoiseConfig(false_positive=0.1, false_negative=0.2)
+    found = combined(batch([1.0, 0.0, 1.0, 0.0]), RewardConfig(name="a", noise=noise))
+    assert found[:2, 0].tolist() == pytest.approx([0.9 / 0.7, -0.1 / 0.7])
+    with pytest.raises(ValueError, match="reward a has `noise`, which is for verdicts of 0 and 1"):
+        combined(batch([0.5, 0.0, 1.0, 0.0]), RewardConfig(name="a", noise=noise))
+
+
+def test_a_gate_asks_what_the_reward_said() -> None:
+    """Corrected verdicts are no scale on which 0.5 would mean anything."""
+    noise = NoiseConfig(false_positive=0.6, false_negative=0.0)
+    scores = batch([1.0, 0.0, 1.0, 0.0], [3.0, 3.0, 3.0, 3.0])
+    gate = GateConfig(reward="a", at_least=1.0)
+    found = combined(scores, RewardConfig(name="a", noise=noise), RewardConfig(name="b", gate=gate))
+    assert found[:, 1].tolist() == [3.0, 0.0, 3.0, 0.0]
+
+
+def test_ensembles() -> None:
+    scores = batch([1.0, 0.0, 2.0, 4.0], [3.0, 0.5, 1.0, 4.0], weights=(1.0, 2.0))
+    pair = RewardConfig(name="a"), RewardConfig(name="b", weight=2.0)
+    assert combined(scores, *pair, how="worst").tolist() == [[1.0], [0.0], [2.0], [4.0]]
+    # Mean less half the variance: of (1, 6) that is 3.5 - 0.5 * 6.25.
+    assert float(combined(scores, *pair, how="agreement")[0]) == pytest.approx(3.5 - 0.5 * 6.25)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("rewards=[{name: jpeg_compressibility, gate: {reward: gold}}]", "asks 'gold'"),
+        ("rewards=[{name: gold, at_least: 0.5}]", "every reward has `at_least`"),
+        ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
+        ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
+        ("optimizer.updates=2 rollout.budget={}", "one optimizer step"),
+        ("advantage.estimator=tracked advantage.credit=depth", "remembers prompts, not steps"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(line: str, message: str) -> None:
+    words = line.split(" ") if "updates" in line or "tracked" in line else [line]
+    with pytest.raises(ValueError, match=message):
+        load_recipe("default", words)

@@ -1,0 +1,57 @@
+"""A remembered success takes the place of a failure where a group has no success."""
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.core.replay import Successes
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.text.sampling import Sampled
+from flowgrpo.training.data import PromptRow
+from flowgrpo.training.text_replay import replay_successes
+from flowgrpo.training.text_task import Completions
+
+ROWS = [PromptRow(7, "one"), PromptRow(9, "two")]
+
+
+def completions(*texts: str) -> Completions:
+    ids = [[ord(c) for c in text] for text in texts]
+    sampled = Sampled(ids, [[-1.0] * len(one) for one in ids], [True] * len(texts))
+    return Completions([[1], [2]], sampled, list(texts), [0, 0, 1, 1])
+
+
+def scores(*values: float) -> RewardBatch:
+    return RewardBatch(
+        torch.tensor(values)[:, None], ("right",), torch.ones(1), {"right": {"size": [1.0] * 4}},
+        {"right": ["said"] * 4}, {},
+    )  # fmt: skip
+
+
+def test_a_success_comes_back() -> None:
+    memory = Successes(2)
+    first, kept = replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
+    assert first.samples == ["ab", "c", "de", "f"]
+    assert first.replayed == 0
+    assert kept.values[:, 0].tolist() == [1, 0, 0, 0]
+    second, mended = replay_successes(memory, ROWS, completions("x", "yy", "z", "u"), scores(0.2, 0.1, 0, 1))
+    # The worst of the group of prompt 7; prompt 9 has a success of its own.
+    assert second.samples == ["x", "ab", "z", "u"]
+    assert second.sampled.ids[1] == [ord("a"), ord("b")]
+    assert second.replayed == 1
+    assert second.record()["replayed"] == 1
+    assert mended.values[:, 0].tolist() == pytest.approx([0.2, 1, 0, 1])
+    assert mended.notes["right"] == ["said", "", "said", "said"]
+    assert mended.sub_scores["right"]["size"][1] != mended.sub_scores["right"]["size"][1]
+
+
+def test_what_is_remembered_survives_a_checkpoint(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    memory, again = Successes(2), Successes(2)
+    replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
+    torch.save(memory.state_dict(), tmp_path / "state.pt")
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert again.of(7) == memory.of(7)
+
+
+def test_a_budget_and_a_replay_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rollout\.replay mends"):
+        load_recipe("text", ["rollout.replay=2", "rollout.budget={}"])
