@@ -222,8 +222,15 @@ class TextRolloutConfig(Section):
 
 
 class TextObjectiveConfig(Section):
-    """Ratio level, surrogate, reduction and penalty."""
+    """Ratio level, surrogate, reduction and penalty, or a loss of whole answers."""
 
+    form: Literal["tokens", "dpo", "simpo", "regression", "real"] = Field(
+        "tokens",
+        description="A surrogate of the tokens' ratio; or of whole answers of a group: the best against the worst (DPO "
+        "2305.18290, SimPO 2405.14734), advantages predicted (Reg-GRPO 2506.07464), right told from wrong (REAL "
+        "2602.05630).",
+    )
+    form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
     surrogate: SurrogateName = "clip"
     options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     level: Literal["token", "sequence"] = "token"

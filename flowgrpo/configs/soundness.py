@@ -180,6 +180,18 @@ def text_faults(recipe: TextRecipe) -> list[str]:
         )
     if advantage.select is not None and advantage.select.among == "split":
         faults.append("advantage.select.among split needs a tree; use group")
+    if objective.form != "tokens":
+        unused = [n for n in ("options", "constant", "kl") if getattr(objective, n)]
+        unused += ["correction"] if objective.correction != "none" else []
+        faults += [
+            f"objective.{name} belongs to objective.form tokens, not {objective.form}; leave it out" for name in unused
+        ]
+        if advantage.select is not None:
+            faults.append(f"objective.form {objective.form} takes whole groups; leave advantage.select out")
+    elif objective.form_options:
+        faults.append(
+            "objective.form_options belong to another form than tokens, whose settings are surrogate and options"
+        )
     if objective.constant and objective.reduce != "sum":
         faults.append(f"objective.constant belongs to objective.reduce sum, not {objective.reduce}")
     if objective.level == "sequence" and objective.surrogate == "gmpo":

@@ -27,7 +27,7 @@ from .session import (
     read_data,
     reward_specs,
 )
-from .text_task import complete
+from .text_policy import complete
 from .trainer import EVALUATION_SEED
 
 

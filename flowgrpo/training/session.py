@@ -30,7 +30,8 @@ from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .run_folder import RunFolder
 from .tasks import FlowTask, Task
-from .text_task import TextPolicy, TextTask
+from .text_policy import TextPolicy
+from .text_task import TextTask
 from .trainer import Data, Reporter, Trainer
 
 UNTRAINED = "arithmetic:untrained"
@@ -230,7 +231,8 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
     else:
-        weights = LanguageWeights.whole(language, keep_reference=recipe.objective.kl > 0)
+        compares = recipe.objective.kl > 0 or recipe.objective.form == "dpo"
+        weights = LanguageWeights.whole(language, keep_reference=compares)
     weights.gradient_checkpointing(model.gradient_checkpointing)
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 

@@ -12,7 +12,7 @@ from ..rewards.runner import RewardBatch
 from ..text.sampling import Sampled
 from .credit import total_reward
 from .data import PromptRow
-from .text_task import Completions
+from .text_policy import Completions
 
 SUCCESS = 0.5
 

@@ -17,7 +17,8 @@ from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_task import Completions, TextTask
+from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text_task import TextTask
 from flowgrpo.training.trainer import Trainer
 
 

@@ -8,8 +8,8 @@ from flowgrpo.core.replay import Successes
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.text_policy import Completions
 from flowgrpo.training.text_replay import replay_successes
-from flowgrpo.training.text_task import Completions
 
 ROWS = [PromptRow(7, "one"), PromptRow(9, "two")]
 

@@ -1,0 +1,165 @@
+"""The objective over the tokens of completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import TextRecipe
+from ..core.diagnostics import step_statistics
+from ..core.objectives import kl, policy_loss
+from ..pipelines.policy import part_of
+from .objectives import Outcome
+from .planning import bound_surrogate, clip_of
+from .text_policy import STRETCHES, Completions, TextPolicy
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A batch of R completions, by the training engine.
+
+    Attributes:
+        batch: R rows of the rollout.
+        log_probs: [R, T] with gradient.
+        old: [R, T] before the weights moved.
+        mask: [R, T] bool, tokens that count.
+        gap: [R, T] of `old` to the sampler's, 0 where nothing counts.
+        advantage: [R].
+    """
+
+    batch: list[int]
+    log_probs: Tensor
+    old: Tensor
+    mask: Tensor
+    gap: Tensor
+    advantage: Tensor
+
+
+class TokenObjective:
+    """The ratio of the tokens: a surrogate, a level and a reduction of `core`."""
+
+    def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
+        self.recipe, self.policy = recipe, policy
+        objective = recipe.objective
+        self.surrogate = bound_surrogate(objective.surrogate, objective.options)
+        self.clip = clip_of(self.surrogate)
+        self.several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
+        self._before: dict[int, Tensor] = {}
+
+    def prepare(self, experience: Completions) -> None:
+        """Log-probs before the weights move, by the training engine, where several updates will need them."""
+        self._before = {}
+        if not self.several:
+            return
+        with torch.no_grad():
+            for part in range(experience.updates):
+                for rows in self.batches(experience, part, None):
+                    self._before |= dict(zip(rows, self.policy.log_probs(experience, rows)[0]))
+
+    def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
+        """What the loss of a part is divided by on this rank: its tokens, its completions, or with `constant` those
+        times the longest length."""
+        objective, counted = self.recipe.objective, self._counted(experience, keep)
+        mine = [row for rows in self.batches(experience, part, None) for row in rows if counted[row]]
+        if objective.reduce == "token":
+            return sum(len(experience.sampled.ids[row]) for row in mine)
+        return len(mine) * (self.recipe.generation.max_tokens if objective.constant else 1)
+
+    def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
+        """Completions scored together: as many of whole groups as the token budget takes, one group cut if it must.
+
+        What is left out still belongs to its batch, so that a batch is the same whatever is selected.
+        """
+        low, high = part_of(len(experience.prompts), experience.updates, part)
+        groups: dict[int, list[int]] = {}
+        for row, prompt in enumerate(experience.prompt_of_sample):
+            if low <= prompt < high:
+                groups.setdefault(prompt, []).append(row)
+        budget, batch = self.recipe.rollout.tokens, list[int]()
+        for rows in groups.values():
+            if batch and self._size(experience, batch + rows) > budget:
+                yield batch
+                batch = []
+            if self._size(experience, rows) <= budget:
+                batch = batch + rows
+                continue
+            count = max(budget // self._size(experience, rows[:1], len(rows)), 1)
+            yield from (rows[k : k + count] for k in range(0, len(rows), count))
+        if batch:
+            yield batch
+
+    def _size(self, experience: Completions, rows: Sequence[int], of: int = 1) -> int:
+        """Tokens of a batch of completions with their prompts, padding included; `of` rows take the longest's."""
+        longest = max(len(experience.sampled.ids[row]) for row in rows)
+        head = max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows)
+        return len(rows) * (head + longest)
+
+    def _counted(self, experience: Completions, keep: Tensor | None) -> Tensor:
+        return experience.outcomes if keep is None else experience.outcomes & keep
+
+    def backward(
+        self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Add the gradient of one batch of completions."""
+        scored = self._scored(experience, batch, advantages[batch], keep)
+        loss, metrics = self._loss(experience, scored, rows)
+        loss.backward()
+        mask, old, device = scored.mask, scored.old, self.policy.device
+        count = mask.sum().float()
+        metrics["sampler_gap"] = torch.stack([scored.gap.abs().sum(), count])
+        metrics["entropy"] = torch.stack([-torch.where(mask, old, 0.0).sum(), count])
+        ratio = torch.where(mask, (scored.log_probs - old).detach(), 0.0)
+        width = -(-self.recipe.generation.max_tokens // STRETCHES)
+        stretch = torch.arange(mask.shape[1], device=device)[None, :] // width
+        statistics = step_statistics(
+            ratio, stretch, scored.advantage[:, None], mask, *self.clip, num_steps=STRETCHES
+        )  # fmt: skip
+        return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
+
+    def _scored(self, experience: Completions, batch: list[int], advantage: Tensor, keep: Tensor | None) -> Scored:
+        log_probs, mask = self.policy.log_probs(experience, batch)
+        mask = mask & self._counted(experience, keep)[batch].to(mask.device)[:, None]
+        old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
+        sampler = right_padded_values([experience.sampled.log_probs[row] for row in batch], mask.device)
+        return Scored(batch, log_probs, old, mask, torch.where(mask, old - sampler, 0.0), advantage)
+
+    def _loss(self, experience: Completions, scored: Scored, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
+        objective, mask = self.recipe.objective, scored.mask
+        penalty, apart = self._penalty(experience, scored.batch, scored.log_probs)
+        loss, metrics = policy_loss(
+            scored.log_probs, scored.old, scored.advantage, mask, surrogate=self.surrogate, level=objective.level,
+            weight=self._correction(scored.gap, mask), penalty=penalty, reduce=objective.reduce, denom=rows,
+        )  # fmt: skip
+        if apart is not None:
+            metrics["kl"] = torch.stack([torch.where(mask, apart, 0.0).sum(), mask.sum().float()])
+        return loss, metrics
+
+    def _penalty(
+        self, experience: Completions, batch: list[int], log_probs: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The KL to the reference with its factor, [R, T], and without it."""
+        objective = self.recipe.objective
+        if objective.kl == 0:
+            return None, None
+        with torch.no_grad(), self.policy.reference():
+            reference = self.policy.log_probs(experience, batch)[0]
+        apart = kl(log_probs, reference, objective.kl_kind)
+        return objective.kl * apart, apart.detach()
+
+    def _correction(self, gap: Tensor, mask: Tensor) -> Tensor | None:
+        """Truncated importance weight of the training engine over the sampler, of a token or of the whole row."""
+        objective = self.recipe.objective
+        if objective.correction == "none":
+            return None
+        exponent = gap if objective.correction == "token" else gap.sum(1, keepdim=True).expand_as(gap)
+        return exponent.clamp(max=20.0).exp().clamp(max=objective.correction_cap)
+
+
+def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -> Tensor:
+    """[B, T] of ragged rows, 0 after their ends."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([list(row) + [0.0] * (width - len(row)) for row in rows], device=device)

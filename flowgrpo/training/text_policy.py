@@ -1,0 +1,157 @@
+"""A causal language model as a policy: completions of prompts, and their log-probs by the training engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import GenerationConfig, TextRecipe
+from ..text.model import LanguageModel, LanguageWeights
+from ..text.sampling import Sampled, completion_keys, sample_completions
+from ..text.scoring import completion_log_probs
+from .data import PromptRow
+
+STRETCHES = 8
+"""Parts of equal length of the longest completion, by which the drift of the ratio is reported."""
+
+
+@dataclass(frozen=True)
+class Completions:
+    """B sampled completions of P prompts.
+
+    Attributes:
+        prompts: P lists of token ids.
+        sampled: ids, log-probs under the sampler, and whether each ended.
+        samples: B texts.
+        prompt_of_sample: [B], rising.
+        updates: how many parts of whole prompts the rollout is cut into.
+        drop_truncated: whether completions that did not end are left out.
+        replayed: how many are past successes in the place of failures.
+    """
+
+    prompts: list[list[int]]
+    sampled: Sampled
+    samples: list[str]
+    prompt_of_sample: list[int]
+    updates: int = 1
+    drop_truncated: bool = False
+    replayed: int = 0
+    columns: int = field(default=STRETCHES, init=False)
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """[B] prompts."""
+        return torch.tensor(self.prompt_of_sample)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[B] tokens, the ending one included."""
+        return torch.tensor([len(ids) for ids in self.sampled.ids])
+
+    @cached_property
+    def outcomes(self) -> Tensor:
+        """[B] bool: completions that count."""
+        ended = torch.tensor(self.sampled.ended)
+        return ended if self.drop_truncated else torch.ones_like(ended)
+
+    def node_advantages(self, leaf: Tensor) -> Tensor:
+        """The advantages as they are: a completion is its own node."""
+        return leaf
+
+    def siblings(self, among: str) -> Tensor:
+        """The groups."""
+        return self.groups
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """The chosen."""
+        return chosen
+
+    def record(self) -> dict[str, float]:
+        """Tokens sampled, mean length, and the share that was cut at the longest length."""
+        lengths, ended = self.lengths.float(), torch.tensor(self.sampled.ended)
+        return {
+            "tokens": float(lengths.sum()),
+            "length": float(lengths.mean()),
+            "truncated": float((~ended).float().mean()),
+            **({"replayed": float(self.replayed)} if self.replayed else {}),
+        }
+
+
+def complete(
+    language: LanguageModel,
+    rows: Sequence[PromptRow],
+    keys: Sequence[int],
+    group: int,
+    settings: GenerationConfig,
+    *,
+    temperature: float,
+    batch: int,
+) -> Completions:
+    """`group` completions of each prompt, as many of whole groups at a time as `batch` takes.
+
+    Args:
+        language: the model.
+        rows: P prompts.
+        keys: P numbers that address what is drawn for each prompt.
+        group: completions of a prompt.
+        settings: lengths and filters.
+        temperature: 0 takes the likeliest token.
+        batch: completions sampled at once.
+    """
+    prompts = [language.encode(row.text, row.messages) for row in rows]
+    owner = [p for p in range(len(rows)) for _ in range(group)]
+    seeds = completion_keys(keys, group)
+    ids: list[list[int]] = []
+    log_probs: list[list[float]] = []
+    ended: list[bool] = []
+    size = batch // group * group if batch >= group else batch
+    for k in range(0, len(owner), size):
+        mine = owner[k : k + size]
+        part = sample_completions(
+            language, prompts[mine[0] : mine[-1] + 1], [p - mine[0] for p in mine], seeds[k : k + size],
+            max_tokens=settings.max_tokens, temperature=temperature, top_k=settings.top_k, top_p=settings.top_p,
+        )  # fmt: skip
+        ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
+    return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
+
+
+class TextPolicy:
+    """A language model that samples and scores.
+
+    Args:
+        language: the model.
+        weights: what of it is trained.
+        recipe: lengths, temperature, batches.
+    """
+
+    def __init__(self, language: LanguageModel, weights: LanguageWeights, recipe: TextRecipe) -> None:
+        self.language, self.weights, self.recipe = language, weights, recipe
+        self.device = next(language.model.parameters()).device
+        self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+
+    def sample(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], group: int, *, temperature: float, batch: int
+    ) -> Completions:
+        """`group` completions of each prompt, see `complete`."""
+        settings = self.recipe.generation
+        return complete(self.language, rows, keys, group, settings, temperature=temperature, batch=batch)
+
+    def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""
+        owners = [completions.prompt_of_sample[row] for row in rows]
+        known = list(dict.fromkeys(owners))
+        model = self.recipe.model
+        return completion_log_probs(
+            self.language,
+            [completions.prompts[p] for p in known],
+            [completions.sampled.ids[row] for row in rows],
+            [known.index(p) for p in owners],
+            temperature=self.recipe.generation.temperature,
+            # Recomputing activations in the backward pass has no cache to go on from.
+            shared_prefix=model.shared_prefix and not model.gradient_checkpointing,
+        )
