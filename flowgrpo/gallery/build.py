@@ -1,239 +1,156 @@
-"""Building the gallery: one HTML file that opens from disk, without a server or a network.
+"""Building the gallery: a page and its data, opened from disk without a server or a network.
 
-Styles, script and data are inlined; images stay files, loaded lazily by relative path. The content-security
-policy admits exactly our own script and style by their hashes, so that even a fault in the page's escaping
+Style and script stand in the page, data in scripts of their own, images beside them. The content-security policy
+admits our own script and style by their hashes and no other inline code, so that even a fault in the page's escaping
 could not make a prompt or a completion run.
 """
 
 import base64
 import hashlib
-import json
-import math
 import os
 import re
-import shutil
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 from urllib.parse import quote
 
-from .records import Pair, Run, Sample, read_run
+from .files import MARKER, copy_file, previous_files, write_bytes, write_marker
+from .pages import inline_json, script, site_files
+from .runs import Run, read_run
+from .thumbnails import CACHE, Thumbnail, Thumbnails
 
-MARKER = ".flowgrpo-gallery.json"
-SAME = 1e-6  # gains up to this size count as no change, here and in page.js
+SCRIPTS = (
+    "elements.js", "store.js", "view.js", "order.js", "texts.js", "frames.js", "cards.js", "controls.js", "picture.js",
+    "tree.js", "charts.js", "curves.js", "page.js",
+)  # fmt: skip
 
 
-def build_gallery(run: Path, out: Path | None = None) -> Path:
-    """Write the gallery of a run, finished or still running, and return the path of its `index.html`.
+def build_gallery(
+    runs: Path | Sequence[Path], out: Path | None = None, *, link: bool = False, live: bool = False
+) -> Path:
+    """Write the gallery of runs, finished or still running, and return the path of its `index.html`.
 
-    Building again replaces the files of the last build and nothing else; each file appears whole, under its
-    final name, or not at all.
+    Building again replaces the files of the last build that changed and nothing else; each file appears whole,
+    under its final name, or not at all.
 
     Args:
-        run: a run folder (`config.yaml`, `samples/index.jsonl`, `metrics.jsonl`).
-        out: where to write. By default `run/gallery`, whose page shows the images in `run/samples`. Any
-            other folder gets copies of the images, and can be published by itself.
+        runs: run folders (`config.yaml`, `samples/index.jsonl`, `metrics.jsonl`).
+        out: where to write. By default, of one run, `run/gallery`, whose page shows the images in
+            `run/samples`. Any other folder gets copies of the images, and can be published by itself.
+        link: show the images in the runs' folders from any `out`, without copies.
+        live: the page looks for newer data every few seconds.
 
     Raises:
-        ValueError: `run` is not a run folder or has no evaluation samples, a record is malformed, or the
-            output folder holds something that is not a gallery.
+        ValueError: a folder is no run or has no samples, a record is malformed, runs of images and of text stand
+            together, several runs have no `out`, or the output folder holds something that is not a gallery.
     """
-    run = Path(run)
-    home = run / "gallery"
-    out = home if out is None else Path(out)
-    contents = read_run(run)
-    previous = _previous_files(out)
-    copying = out.resolve() != home.resolve()
-    images = sorted({shot.image for pair in contents.pairs for shot in pair.shots if shot and shot.image})
-    copies = {f"samples/{image}": run / "samples" / image for image in images} if copying else {}
-    page = render(payload(contents, "samples/" if copying else "../samples/"))
-
-    out.mkdir(parents=True, exist_ok=True)
-    wanted = {"index.html", *copies}
+    folders = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
+    home = folders[0] / "gallery" if len(folders) == 1 else None
+    if out is None and home is None:
+        raise ValueError(f"{len(folders)} runs have no common folder; name one for their gallery with --out")
+    out = Path(out) if out is not None else home
+    assert out is not None
+    contents = read_runs(folders)
+    previous = previous_files(out) | _thumbnails_in(out)
     # Listed before they are written: a build cut short is still known as ours, and the next one cleans up.
-    _write_marker(out, wanted | previous)
+    out.mkdir(parents=True, exist_ok=True)
+    write_marker(out, previous | {"index.html", CACHE})
+
+    copying = not link and (home is None or out.resolve() != home.resolve())
+    copies = {
+        f"samples/{number}/{image}": run.samples / image
+        for number, run in enumerate(contents)
+        for image in (image_names(run) if copying else ())
+    }
+    bases = [f"samples/{number}/" if copying else samples_url(run, out) for number, run in enumerate(contents)]
+    thumbnails = Thumbnails(out)
+    images = make_thumbnails(thumbnails, contents)
+    data = site_files(contents, images, bases, live)
+    files = {f"data/{name}.js": script(name, part) for name, part in data.items()}
+    thumbs = {thumbnail.file for of_run in images for thumbnail in of_run.values() if thumbnail}
+    wanted = {"index.html", CACHE, *copies, *files, *thumbs}
+    write_marker(out, wanted | previous)
+    thumbnails.save()
     for name, source in copies.items():
-        _copy(source, out / name)
-    _write(out / "index.html", page.encode())
+        copy_file(source, out / name)
+    # The page and the list of files come last: what they name is there.
+    for name in sorted(files, key=lambda name: name == "data/site.js"):
+        write_bytes(out / name, files[name])
+    write_bytes(out / "index.html", render().encode())
     for name in previous - wanted:
         (out / name).unlink(missing_ok=True)
-    _write_marker(out, wanted)
+    write_marker(out, wanted)
     return out / "index.html"
 
 
-def payload(run: Run, prefix: str) -> dict[str, Any]:
-    """The page's data. Names given by users are list entries, never keys, so none can shadow a property.
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read run folders, each once.
 
-    Args:
-        run: the run folder's contents.
-        prefix: relative URL of the samples folder, ending in a slash.
+    Raises:
+        ValueError: there is none, one is malformed, or some are of images and some of text.
     """
-    shots = [shot for pair in run.pairs for shot in pair.shots if shot]
-    rewards = _names([shot.rewards for shot in shots] + [shot.notes for shot in shots])
-    columns = _names(shot.columns for shot in shots)
-    keys = _names(run.metrics)
-    return {
-        "name": run.name,
-        "facts": run.facts,
-        "config": run.config,
-        "skipped": run.skipped,
-        "text": run.text,
-        "prefix": prefix,
-        "checkpoints": run.checkpoints,
-        "rewards": rewards,
-        "columns": columns,
-        "summary": [summary for reward in rewards if (summary := summarize(run, reward))],
-        "iterations": [int(row["iteration"]) for row in run.metrics],
-        "series": [
-            {"key": key, "values": [_short(row.get(key)) for row in run.metrics]} for key in keys if key != "iteration"
-        ],
-        "pairs": [_pair(pair, rewards, columns) for pair in run.pairs],
-    }
+    if not folders:
+        raise ValueError("no run was named; give the folders that `flowgrpo train` wrote")
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    odd = next((run for run in runs if run.text != runs[0].text), None)
+    if odd is not None:
+        kinds = ("completions", "images") if odd.text else ("images", "completions")
+        raise ValueError(
+            f"{odd.folder} is a run of {kinds[0]}, and {runs[0].folder} one of {kinds[1]}; build a gallery of each"
+        )
+    return runs
 
 
-def summarize(run: Run, reward: str) -> dict[str, Any] | None:
-    """How one reward moved from the first evaluated iteration to the last, over samples of the same seed.
-
-    The standard error is that of the mean gain over prompts, the seeds of a prompt being averaged first:
-    they are not independent. Pairs in which the reward does not apply to one sample are left out. `whole`
-    holds the trainer's own means of those two evaluations, which may cover more samples than were saved.
-
-    Returns:
-        The statistics, or None when no pair has this reward at both ends.
-    """
-    before, after = [], []
-    gains: dict[tuple[str, str], list[float]] = {}
-    for pair in run.pairs:
-        base, tuned = pair.shots[0], pair.shots[-1]
-        if base and tuned and reward in base.rewards and reward in tuned.rewards:
-            before.append(base.rewards[reward])
-            after.append(tuned.rewards[reward])
-            gains.setdefault((base.prompt_id, base.prompt), []).append(after[-1] - before[-1])
-    if not before:
-        return None
-    every = [gain for group in gains.values() for gain in group]
-    per_prompt = [fmean(group) for group in gains.values()]
-    means = {row["iteration"]: row.get(f"eval/{reward}") for row in run.metrics}
-    whole = [means.get(run.checkpoints[0]), means.get(run.checkpoints[-1])]
-    return {
-        "reward": reward,
-        "before": _short(fmean(before)),
-        "after": _short(fmean(after)),
-        "error": _short(stdev(per_prompt) / math.sqrt(len(per_prompt))) if len(per_prompt) > 1 else None,
-        "prompts": len(per_prompt),
-        "pairs": len(every),
-        "gained": sum(gain > SAME for gain in every),
-        "lost": sum(gain < -SAME for gain in every),
-        "whole": None if None in whole else [_short(mean) for mean in whole],
-    }
+def make_thumbnails(thumbnails: Thumbnails, runs: Sequence[Run]) -> list[dict[str, Thumbnail | None]]:
+    """For each run, the thumbnails by `Sample.image`."""
+    images = [image_names(run) for run in runs]
+    made = thumbnails.make(run.samples / name for run, of_run in zip(runs, images) for name in of_run)
+    return [{name: made[run.samples / name] for name in of_run} for run, of_run in zip(runs, images)]
 
 
-def render(data: dict[str, Any]) -> str:
-    """Put the data, script and style into the page's template."""
+def image_names(run: Run) -> list[str]:
+    """The images of a run, sorted."""
+    return sorted({shot.image for pair in run.pairs for shot in pair.shots.values() if shot.image})
+
+
+def samples_url(run: Run, out: Path) -> str:
+    """Relative URL of a run's samples as seen from a gallery folder, ending in a slash."""
+    return quote(os.path.relpath(run.samples.resolve(), out.resolve()).replace(os.sep, "/")) + "/"
+
+
+def render(embedded: dict[str, Any] | None = None) -> str:
+    """The page. With `embedded`, its data by file name stand in it, and it loads nothing."""
     here = resources.files(__package__)
     style = here.joinpath("style.css").read_text(encoding="utf-8")
-    script = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("charts.js", "texts.js", "page.js"))
+    code = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # Of a page opened from disk some browsers take `'self'` for nothing, hence `file:`.
+    own, images = ("", "data:") if embedded is not None else ("'self' file: ", "'self' file:")
     parts = {
         "policy": (
-            f"default-src 'none'; img-src 'self' file:; style-src '{_digest(style)}'; "
-            f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+            f"default-src 'none'; img-src {images}; style-src '{_digest(style)}'; "
+            f"script-src {own}'{_digest(code)}'; base-uri 'none'; form-action 'none'"
         ),
         "style": style,
-        "script": script,
-        "data": inline_json(data),
+        "script": code,
+        "data": "".join(
+            f'<script type="application/json" id="data-{name}">{inline_json(data)}</script>\n'
+            for name, data in (embedded or {}).items()
+        ),
     }
     template = here.joinpath("index.html").read_text(encoding="utf-8")
-    # One pass, so that a prompt that looks like a placeholder stays a prompt.
+    # One pass, so that a prompt that looks like a marker stays a prompt.
     return re.sub(r"@@(\w+)@@", lambda match: parts[match[1]], template)
 
 
-def inline_json(data: object) -> str:
-    """JSON that can stand inside a script element.
-
-    Plain ASCII: U+2028, U+2029 and lone surrogates come out as escapes, and so do the three characters that
-    could end the element, open a comment in it, or start an entity.
-    """
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _pair(pair: Pair, rewards: list[str], columns: list[str]) -> dict[str, Any]:
-    first = pair.first
-    return {
-        "prompt": first.prompt,
-        "id": first.prompt_id,
-        "seed": first.seed,
-        "columns": [first.columns.get(name) for name in columns],
-        "shots": [_shot(shot, rewards) if shot else None for shot in pair.shots],
-    }
-
-
-def _shot(shot: Sample, rewards: list[str]) -> dict[str, Any]:
-    image = quote(shot.image) if shot.image else None
-    return {
-        **({"image": image} if shot.completion is None else {"completion": shot.completion}),
-        "rewards": [_short(shot.rewards.get(name)) for name in rewards],
-        "parts": [
-            [f"{reward} / {name}", _short(score)]
-            for reward, scores in shot.sub_scores.items()
-            for name, score in scores.items()
-        ],
-        "notes": [[rewards.index(reward), note] for reward, note in shot.notes.items()],
-    }
-
-
-def _names(mappings: Any) -> list[str]:
-    """All keys in the order in which they first appear."""
-    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
-
-
-def _short(value: float | None) -> float | None:
-    """Nine digits: enough to tell a ratio of 1 from one that is off by a float32 rounding."""
-    return None if value is None else float(f"{value:.9g}")
+def _thumbnails_in(out: Path) -> set[str]:
+    """Thumbnails on disk: a build that was cut short may not have listed all of its own."""
+    found = (path.relative_to(out).as_posix() for path in out.glob("thumbs/*/*.webp"))
+    return {name for name in found if re.fullmatch(r"thumbs/[0-9a-f]{2}/[0-9a-f]{22}\.webp", name)}
 
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _previous_files(out: Path) -> set[str]:
-    """Names of the files that the last build left in `out`; refuses a folder that is somebody else's."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return set()
-    try:
-        names = json.loads((out / MARKER).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{out} exists and was not written by the gallery (it has no readable {MARKER}). "
-            "Name a new or an empty folder."
-        ) from error
-    root = out.resolve()
-    return {name for name in names if isinstance(name, str) and (out / name).resolve().is_relative_to(root)}
-
-
-def _write_marker(out: Path, names: set[str]) -> None:
-    _write(out / MARKER, (json.dumps({"files": sorted(names)}, indent=1) + "\n").encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _copy(source: Path, path: Path) -> None:
-    """Copy an image, unless an equal copy (by size and time) is there from the last build."""
-    kept, fresh = path.stat() if path.is_file() else None, source.stat()
-    if kept and (kept.st_size, kept.st_mtime_ns) == (fresh.st_size, fresh.st_mtime_ns):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copy2(source, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+__all__ = ["MARKER", "build_gallery", "read_runs", "render"]

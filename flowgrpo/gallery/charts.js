@@ -1,37 +1,3 @@
-"use strict";
-
-// Text reaches the document only as text nodes and attribute values; nothing here parses markup.
-function fill(node, attributes, children) {
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value === true ? "" : value);
-  }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
-function el(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
-}
-
-function svg(tag, attributes = {}, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-
-function number(value) {
-  if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(2).replace("-", "−");
-  const digits = size >= 100 ? 1 : size >= 10 ? 2 : 3;
-  return value.toFixed(digits).replace("-", "−");
-}
-
-function signed(value) {
-  return (value > 0 ? "+" : "") + number(value);
-}
-
-function plural(count, word) {
-  return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
-}
 
 function tickLabel(value, step) {
   if (Math.abs(value) < step / 2) return "0";
@@ -45,7 +11,7 @@ function ticks(low, high, about) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw * 0.75);
   const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) found.push(k * step);
+  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9 && found.length < 50; k += 1) found.push(k * step);
   return { step, found };
 }
 
@@ -57,7 +23,8 @@ function range(values) {
     low = Math.min(low, value);
     high = Math.max(high, value);
   }
-  if (high === low) {
+  // What differs by rounding alone is the same.
+  if (high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low))) {
     const pad = Math.abs(high) * 0.1 || 1;
     return [low - pad, high + pad];
   }
@@ -102,8 +69,22 @@ function path(xs, values, px, py) {
 }
 
 const CHART = { width: 360, height: 178, left: 48, right: 12, top: 8, bottom: 24 };
+const COLOURS = 6;
 
-function axes(xs, low, high, px, py) {
+// Colour of a series: of one run, training and held-out differ; of several, the runs do.
+const lineClass = (one) => `${one.colour ?? (store.site.runs.length > 1 ? `c${one.run % COLOURS}` : one.dots ? "held" : "trained")}`;
+
+// Scales from data to the drawing. xs and ys are all values there are.
+function scales(xs, ys) {
+  const { width, height, left, right, top, bottom } = CHART;
+  const [low, high] = range(ys);
+  const [first, last] = [Math.min(...xs), Math.max(...xs)];
+  const px = (x) => left + (last > first ? (x - first) / (last - first) : 0.5) * (width - left - right);
+  const py = (y) => top + (1 - (y - low) / (high - low)) * (height - top - bottom);
+  return { low, high, first, last, px, py };
+}
+
+function axes({ low, high, first, last, px, py }, whole) {
   const { width, height, left, right, bottom } = CHART;
   const group = svg("g", { class: "axes" });
   const rows = ticks(low, high, 3);
@@ -113,53 +94,39 @@ function axes(xs, low, high, px, py) {
       svg("text", { x: left - 7, y: py(value) + 3.5, "text-anchor": "end" }, tickLabel(value, rows.step)),
     );
   }
-  const last = xs[xs.length - 1];
-  for (const value of xs.length > 1 ? ticks(xs[0], last, 4).found.filter(Number.isInteger) : xs) {
-    group.append(svg("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" }, String(value)));
+  const columns = last > first ? ticks(first, last, 4) : { found: [first], step: 1 };
+  for (const value of columns.found.filter((found) => !whole || Number.isInteger(found))) {
+    group.append(svg("text", { x: px(value), y: height - bottom + 16, "text-anchor": "middle" },
+      tickLabel(value, whole ? Math.max(1, columns.step) : columns.step)));
   }
   return group;
 }
 
-function curves(series, xs, px, py) {
-  const group = svg("g");
-  for (const { values, held } of series) {
-    if (held) {
-      const at = values.map((value, index) => index).filter((index) => values[index] !== null);
-      const line = path(at.map((index) => xs[index]), at.map((index) => values[index]), px, py);
-      group.append(svg("path", { class: "held", d: line }));
-      for (const index of at) {
-        group.append(svg("circle", { class: "held", cx: px(xs[index]), cy: py(values[index]), r: 3 }));
-      }
-    } else {
-      const mean = smooth(values);
-      if (mean !== values) group.append(svg("path", { class: "raw", d: path(xs, values, px, py) }));
-      group.append(svg("path", { class: "trained", d: path(xs, mean, px, py) }));
-    }
+function curve(one, { px, py }) {
+  const known = one.values.map((value, at) => at).filter((at) => one.values[at] !== null);
+  const line = (values, list) => path(list.map((at) => one.xs[at]), list.map((at) => values[at]), px, py);
+  const kind = lineClass(one);
+  if (one.dots) {
+    return [svg("path", { class: `${kind} thin`, d: line(one.values, known) }),
+      ...known.map((at) => svg("circle", { class: kind, cx: px(one.xs[at]), cy: py(one.values[at]), r: 3 }))];
   }
-  return group;
+  const smoothed = smooth(one.values);
+  const every = one.values.map((_, at) => at);
+  const raw = smoothed === one.values ? [] : [svg("path", { class: `${kind} raw`, d: line(one.values, every) })];
+  const single = known.length === 1 ? [svg("circle", { class: kind, cx: px(one.xs[known[0]]), cy: py(one.values[known[0]]), r: 3 })] : [];
+  return [...raw, svg("path", { class: kind, d: line(smoothed, every) }), ...single];
 }
 
-// series: [{label, values, held}], values aligned with xs, null where there is none.
-function chart(title, xs, series) {
-  const { width, height, left, right, top, bottom } = CHART;
-  const [low, high] = range(series.flatMap((one) => one.values));
-  const span = xs[xs.length - 1] - xs[0] || 1;
-  const px = (x) => left + (xs.length > 1 ? (x - xs[0]) / span : 0.5) * (width - left - right);
-  const py = (y) => top + (1 - (y - low) / (high - low)) * (height - top - bottom);
-  const cursor = svg("line", { class: "cursor", y1: top, y2: height - bottom, hidden: true });
-  const drawing = svg(
-    "svg",
-    { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": describe(title, series) },
-    axes(xs, low, high, px, py),
-    curves(series, xs, px, py),
-    cursor,
-  );
+// series: [{label, run, xs, values, dots, colour}], null where there is no value. `seen` hears of the chosen point.
+function chart(title, series, { whole = true, unit = "", seen = null }) {
+  const scale = scales(series.flatMap((one) => one.xs), series.flatMap((one) => one.values));
+  const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, hidden: true });
+  const drawing = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", tabindex: 0,
+    "aria-label": describe(title, series) }, axes(scale, whole), ...series.flatMap((one) => curve(one, scale)), cursor);
   const readout = el("span", { class: "readout" });
-  const legend = series.map((one) => el("span", { class: one.held ? "key held" : "key trained" }, one.label));
-  const rest = series.length > 1 ? legend : [];
-  const caption = el("figcaption", {}, el("strong", {}, title), ...rest, readout);
-  follow(drawing, cursor, readout, xs, series, px);
-  return el("figure", { class: "chart" }, caption, drawing);
+  const legend = series.length > 1 ? series.map((one) => el("span", { class: `key ${lineClass(one)}` }, one.label)) : [];
+  follow(drawing, cursor, readout, series, scale, unit, seen);
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ...legend, readout), drawing);
 }
 
 function describe(title, series) {
@@ -170,61 +137,86 @@ function describe(title, series) {
   return `${title}. ${words.join("; ")}. Arrow keys read single values.`;
 }
 
-// Pointer and arrow keys choose an iteration; its values stand beside the title.
-function follow(drawing, cursor, readout, xs, series, px) {
-  const known = xs.map((x, index) => index).filter((index) => series.some((one) => one.values[index] !== null));
+function nearest(values, wanted) {
+  let best = 0;
+  values.forEach((value, at) => {
+    if (Math.abs(value - wanted) < Math.abs(values[best] - wanted)) best = at;
+  });
+  return best;
+}
+
+// Pointer and arrow keys choose a place; the values there stand beside the title.
+function follow(drawing, cursor, readout, series, { px }, unit, seen) {
+  const points = series.map((one) => one.xs.map((x, at) => [x, at]).filter(([, at]) => one.values[at] !== null));
+  const known = [...new Set(points.flat().map(([x]) => x))].sort((a, b) => a - b);
+  if (!known.length) return;
   let at = -1;
-  const show = (place) => {
-    at = place;
+  const show = (to) => {
+    if (to === at) return;
+    at = to;
     cursor.toggleAttribute("hidden", at < 0);
     readout.textContent = "";
     if (at < 0) return;
-    const index = known[at];
-    const values = series.map((one) => one.values[index]).filter((value) => value !== null);
-    readout.textContent = `${values.map(number).join(" · ")} at ${xs[index]}`;
-    cursor.setAttribute("x1", px(xs[index]));
-    cursor.setAttribute("x2", px(xs[index]));
+    const x = known[at];
+    const here = series.map((one, index) => [one, points[index].find(([other]) => other === x)]).filter(([, point]) => point);
+    readout.textContent = `${here.map(([one, [, place]]) => number(one.values[place])).join(" · ")} at ${x >= 1000 || Number.isInteger(x) ? Math.round(x).toLocaleString("en") : number(x)}${unit}`;
+    cursor.setAttribute("x1", px(x));
+    cursor.setAttribute("x2", px(x));
+    if (seen && here.length) seen(here[here.length - 1][0], here[here.length - 1][1][1]);
   };
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * CHART.width;
-    let best = 0;
-    known.forEach((index, place) => {
-      if (Math.abs(px(xs[index]) - x) < Math.abs(px(xs[known[best]]) - x)) best = place;
-    });
-    show(best);
+    show(nearest(known.map(px), x));
   });
   drawing.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
+    event.stopPropagation();
     show(Math.min(known.length - 1, Math.max(0, at + step)));
   });
   for (const leaving of ["pointerleave", "blur"]) drawing.addEventListener(leaving, () => show(-1));
 }
 
-// Charts of the main metrics, and of all others, from [{key, values}].
-function metricCharts(xs, all) {
-  const find = (key) => all.find((one) => one.key === key);
-  const names = new Set(all.filter((one) => /^(reward|eval)\//.test(one.key)).map((one) => one.key.replace(/^\w+\//, "")));
-  const ordered = [...names].sort((a, b) => (b === "total") - (a === "total"));
-  const main = ordered.map((name) => {
-    const train = find(`reward/${name}`);
-    const held = find(`eval/${name}`);
-    const series = [];
-    if (train) series.push({ label: "training", values: train.values, held: false });
-    if (held) series.push({ label: "held-out", values: held.values, held: true });
-    return { title: train ? `reward/${name}` : `eval/${name}`, series };
+// Counts in bins of equal width. series: [{label, values, colour}]; `pick` hears of the chosen bin's ends and series.
+function histogram(title, series, { seen, pick }) {
+  const all = series.flatMap((one) => one.values);
+  const [low, high] = [Math.min(...all), Math.max(...all)];
+  const bins = Math.max(1, Math.min(20, new Set(all).size));
+  const size = (high - low) / bins || 1;
+  const binOf = (value) => Math.min(bins - 1, Math.floor((value - low) / size));
+  const counts = series.map((one) => {
+    const found = new Array(bins).fill(0);
+    for (const value of one.values) found[binOf(value)] += 1;
+    return found.map((count) => count / one.values.length);
   });
-  const rest = [];
-  for (const { key, values } of all) {
-    if (/^(reward|eval)\//.test(key)) continue;
-    // A ratio that should be exactly 1 is read by how far it is from it.
-    const near = key.startsWith("ratio") && values.every((value) => value === null || Math.abs(value - 1) < 1e-3);
-    const shown = near ? values.map((value) => (value === null ? null : value - 1)) : values;
-    const one = { title: near ? `${key} − 1` : key, series: [{ label: key, values: shown, held: false }] };
-    (/^(ratio\b|clip_share|kl\b|grad_norm|(length|truncated|entropy|sampler_gap)$)/.test(key) ? main : rest).push(one);
+  const scale = scales([low, low + bins * size], [0, ...counts.flat()]);
+  const base = { ...scale, low: 0, py: (y) => CHART.top + (1 - y / (scale.high || 1)) * (CHART.height - CHART.top - CHART.bottom) };
+  const readout = el("span", { class: "readout" });
+  const bars = [];
+  for (let bin = 0; bin < bins; bin += 1) {
+    const [from, to] = [low + bin * size, low + (bin + 1) * size];
+    const wide = base.px(to) - base.px(from);
+    const shares = counts.map((found) => `${(found[bin] * 100).toFixed(1)} %`).join(" → ");
+    const label = `${number(from)} to ${number(to)}: ${shares}`;
+    const group = svg("g", { class: "bin", tabindex: 0, role: "button", "aria-label": `${label}; press to see them` },
+      svg("rect", { class: "reach", x: base.px(from), y: CHART.top, width: wide, height: CHART.height - CHART.top - CHART.bottom }),
+      ...counts.map((found, at) => svg("rect", { class: series[at].colour, x: base.px(from) + (wide * at) / counts.length + 0.5,
+        y: base.py(found[bin]), width: Math.max(0.5, wide / counts.length - 1), height: base.py(0) - base.py(found[bin]) })));
+    const show = () => {
+      readout.textContent = label;
+      seen(from, to, bin === bins - 1);
+    };
+    group.addEventListener("pointerenter", show);
+    group.addEventListener("focus", show);
+    const choice = () => pick(from - size * 1e-4, to + size * 1e-4); // rounding must not lose the samples at the ends
+    group.addEventListener("click", choice);
+    group.addEventListener("keydown", (event) => event.key === "Enter" && choice());
+    bars.push(group);
   }
-  const draw = (list) => list.map(({ title, series }) => chart(title, xs, series));
-  return { main: () => draw(main), rest: () => draw(rest), others: rest.length };
+  const drawing = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "group", "aria-label": title },
+    axes(base, false), ...bars);
+  const legend = series.map((one) => el("span", { class: `key ${one.colour}` }, one.label));
+  return el("figure", { class: "chart" }, el("figcaption", {}, el("strong", {}, title), ...legend, readout), drawing);
 }

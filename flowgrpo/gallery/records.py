@@ -1,124 +1,41 @@
-"""Reading a run folder and pairing its evaluation samples, seed by seed.
+"""The samples of a run: reading `samples/index.jsonl`, and checking every field on the way in.
 
-Every value read here may have been written by a stranger (prompts, notes, reward names) or cut short by
-a crash, so each field is checked on the way in and nothing downstream has to check again.
+Every value read here may have been written by a stranger (prompts, notes, reward names) or cut short by a crash,
+so nothing downstream has to check again.
 """
 
 import json
 import math
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"})
+PHASES = ("eval", "train")
 
 # A backslash is a path separator to browsers; control characters and lone surrogates are never in our names.
 _BAD_IN_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
-_SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image or completion of an evaluation, as `samples/index.jsonl` records it."""
+    """One image or completion, as `samples/index.jsonl` records it."""
 
+    phase: str  # one of PHASES
     iteration: int  # 0 is the model before training
     prompt: str
     prompt_id: str
     seed: str  # as text: 64-bit seeds do not survive JavaScript's numbers
-    sample: int  # index among the samples of this prompt
+    sample: int  # index among the samples of this call
     image: str | None  # relative to samples/, with forward slashes; None when the file is gone and for text
     completion: str | None = None  # what a language model wrote; None for images
     rewards: dict[str, float] = field(default_factory=dict)  # finite scores only
     sub_scores: dict[str, dict[str, float]] = field(default_factory=dict)  # reward -> name -> score
     notes: dict[str, str] = field(default_factory=dict)  # reward -> what the reward wrote about the sample
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The samples of one prompt and one seed through training."""
-
-    shots: tuple[Sample | None, ...]  # one for each of Run.checkpoints; None where it was not sampled
-
-    @property
-    def first(self) -> Sample:
-        """The earliest sample there is; it carries the prompt, the seed and the columns."""
-        return next(shot for shot in self.shots if shot is not None)
-
-
-@dataclass(frozen=True)
-class Run:
-    """What the page needs of a run folder."""
-
-    name: str
-    facts: tuple[tuple[str, str], ...]  # (key, value) of the recipe's top-level names
-    config: str  # the recipe as YAML, secrets removed
-    metrics: tuple[dict[str, float], ...]  # by increasing "iteration", one entry each, finite values only
-    checkpoints: tuple[int, ...]  # evaluated iterations, increasing
-    pairs: tuple[Pair, ...]
-    skipped: int  # lines that could not be read
-    text: bool  # whether the samples are completions; else they are images
-
-
-def read_run(folder: Path) -> Run:
-    """Read a run folder written by `flowgrpo train`, finished or still running.
-
-    Args:
-        folder: holds `config.yaml`, `samples/index.jsonl` and, usually, `metrics.jsonl`.
-
-    Raises:
-        ValueError: the folder is not a run, has no evaluation samples, or holds a record that is not as
-            documented (a wrong type, an image outside `samples/`, images and completions together).
-    """
-    config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
-    if not config_file.is_file():
-        raise ValueError(
-            f"{folder} is not a run folder: it has no config.yaml. Give the folder that `flowgrpo train` wrote."
-        )
-    if not index.is_file():
-        raise ValueError(
-            f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."
-        )
-    try:
-        config = yaml.safe_load(config_file.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{config_file} is not readable YAML: {error}. Restore it, or train again.") from error
-    config = _without_secrets(config if isinstance(config, dict) else {})
-    records, bad_samples = read_jsonl(index)
-    evaluated = [(f"{index}, line {line}", record) for line, record in records if record.get("phase") == "eval"]
-    samples = [parse_sample(record, index.parent, where) for where, record in evaluated]
-    if not samples:
-        raise ValueError(
-            f"{index} has no evaluation samples (phase 'eval') among its {len(records)} records. "
-            "Switch evaluation on in the recipe, or build the gallery after the first evaluation."
-        )
-    text = "completion" in evaluated[0][1]
-    for where, record in evaluated:
-        if ("completion" in record) != text:
-            found, first = ("an `image`", "a `completion`") if text else ("a `completion`", "an `image`")
-            raise ValueError(
-                f"{where}: the record has {found}, and the first of the run has {first}. "
-                "A run is either of images or of text; give each a folder of its own."
-            )
-    metrics, bad_metrics = read_metrics(folder / "metrics.jsonl")
-    checkpoints, pairs = pair_samples(samples)
-    name = config.get("name")
-    keys = ("recipe", "method", "model", "pipeline")
-    return Run(
-        name=name if isinstance(name, str) and name.strip() else folder.resolve().name,
-        facts=tuple((key, config[key]) for key in keys if isinstance(config.get(key), str)),
-        config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-        metrics=metrics,
-        checkpoints=checkpoints,
-        pairs=pairs,
-        skipped=bad_samples + bad_metrics,
-        text=text,
-    )
+    path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
+    noise: str | None = None  # seed of the generator of its initial noise, as text
 
 
 def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
@@ -143,22 +60,30 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     return records, skipped
 
 
-def read_metrics(path: Path) -> tuple[tuple[dict[str, float], ...], int]:
-    """The finite numbers of `metrics.jsonl` by iteration, and how many lines were unreadable.
+def read_samples(index: Path) -> tuple[list[Sample], int]:
+    """The samples of `samples/index.jsonl`, in the order of the file, and how many lines were unreadable.
 
-    An iteration written twice (before and after a resume) keeps its later values.
+    Raises:
+        ValueError: there are none, a record is not as documented, or images and completions stand together.
     """
-    if not path.is_file():
-        return (), 0
-    records, skipped = read_jsonl(path)
-    rows: dict[int, dict[str, float]] = {}
-    for _, record in records:
-        iteration = record.get("iteration")
-        if isinstance(iteration, int) and not isinstance(iteration, bool):
-            rows.setdefault(iteration, {}).update(_numbers(record))
-        else:
-            skipped += 1
-    return tuple(rows[iteration] for iteration in sorted(rows)), skipped
+    records, skipped = read_jsonl(index)
+    known = [(f"{index}, line {line}", record) for line, record in records if record.get("phase") in PHASES]
+    root = index.parent.resolve()
+    samples = [parse_sample(record, root, where) for where, record in known]
+    if not samples:
+        raise ValueError(
+            f"{index} has no samples (phase 'eval' or 'train') among its {len(records)} records. "
+            "Build the gallery after the first evaluation."
+        )
+    text = samples[0].completion is not None
+    for (where, _), sample in zip(known, samples):
+        if (sample.completion is not None) != text:
+            found, first = ("an `image`", "a `completion`") if text else ("a `completion`", "an `image`")
+            raise ValueError(
+                f"{where}: the record has {found}, and the first of the run has {first}. "
+                "A run is either of images or of text; give each a folder of its own."
+            )
+    return samples, skipped
 
 
 def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
@@ -166,7 +91,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
 
     Args:
         record: the decoded JSON object.
-        samples: the folder that its image is relative to.
+        samples: the folder that its image is relative to, links resolved.
         where: file and line, for the error message.
 
     Raises:
@@ -183,8 +108,9 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
     completion = record.get("completion")
     if image is None and not isinstance(completion, str):
         raise ValueError(f"{where}: `completion` is {completion!r}. It must be the text that the model wrote.")
-    sample = record.get("sample", 0)
+    sample, noise = record.get("sample", 0), record.get("noise")
     return Sample(
+        phase=record["phase"],
         iteration=record["iteration"],
         prompt=record["prompt"],
         prompt_id=str(record["prompt_id"]),
@@ -192,14 +118,16 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         sample=sample if isinstance(sample, int) else 0,
         image=image if image and (samples / image).is_file() else None,
         completion=completion,
-        rewards=_numbers(_mapping(record, "rewards", where)),
+        rewards=finite_numbers(_mapping(record, "rewards", where)),
         sub_scores={
-            name: _numbers(scores)
+            name: finite_numbers(scores)
             for name, scores in _mapping(record, "sub_scores", where).items()
             if isinstance(scores, dict)
         },
         notes={name: str(note) for name, note in _mapping(record, "notes", where).items() if note},
         columns={name: _text(value) for name, value in _mapping(record, "columns", where).items()},
+        path=_path(record, where),
+        noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
     )
 
 
@@ -212,46 +140,37 @@ _EXPECTED = {
 
 
 def check_image(image: object, samples: Path, where: str) -> str:
-    """Return `image` if it names an image file inside `samples`, links followed.
+    """Return `image` if it names an image file inside `samples` (links resolved), links followed.
 
     Raises:
-        ValueError: it is not text, not an image, absolute, climbs with "..", or leads outside by a link.
+        ValueError: it is not text, leads outside, or is not an image by its name.
     """
-    fix = "It must be a path inside samples/, such as 'iter-000000/eval-0003.png'."
+    fix = "It must be the path of an image, relative to the samples folder and inside it."
     if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):
         raise ValueError(f"{where}: `image` is {image!r}. {fix}")
     absolute = image.startswith("/") or re.match(r"[A-Za-z]:", image)
-    if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples.resolve()):
+    if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples):
         raise ValueError(f"{where}: `image` {image!r} leads outside {samples}. {fix}")
     if Path(image).suffix.lower() not in IMAGE_SUFFIXES:
         raise ValueError(f"{where}: `image` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
     return image
 
 
-def pair_samples(samples: list[Sample]) -> tuple[tuple[int, ...], tuple[Pair, ...]]:
-    """Line up the samples that share prompt and seed over the evaluated iterations.
+def finite_numbers(values: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers among `values`: a reward that does not apply is NaN or null."""
+    return {
+        key: value
+        for key, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
-    When a prompt has several samples of one seed they are matched in the order of their `sample` index. A
-    sample recorded twice (before and after a resume) counts once, as last written.
 
-    Returns:
-        The evaluated iterations, increasing, and the pairs in the order in which they first appear.
-    """
-    checkpoints = tuple(sorted({sample.iteration for sample in samples}))
-    column = {iteration: index for index, iteration in enumerate(checkpoints)}
-    by_key: dict[tuple[str, str, str], dict[int, dict[int, Sample]]] = defaultdict(lambda: defaultdict(dict))
-    for sample in samples:
-        # The text belongs to the key: a prompt file edited between runs may reuse a number.
-        by_key[sample.prompt_id, sample.seed, sample.prompt][sample.iteration][sample.sample] = sample
-    pairs = []
-    for iterations in by_key.values():
-        ordered = {
-            column[iteration]: [found[index] for index in sorted(found)] for iteration, found in iterations.items()
-        }
-        for rank in range(max(len(found) for found in ordered.values())):
-            row = (ordered.get(index, []) for index in range(len(checkpoints)))
-            pairs.append(Pair(tuple(found[rank] if rank < len(found) else None for found in row)))
-    return checkpoints, tuple(pairs)
+def _path(record: dict[str, Any], where: str) -> tuple[tuple[int, int], ...]:
+    value = record.get("path") or []
+    places = [tuple(place) if isinstance(place, list) else () for place in value] if isinstance(value, list) else [()]
+    if any(len(place) != 2 or any(type(number) is not int for number in place) for place in places):
+        raise ValueError(f"{where}: `path` is {value!r}. It must be a list of [step, child], whole numbers.")
+    return tuple((step, child) for step, child in places)
 
 
 def _mapping(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -261,28 +180,5 @@ def _mapping(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers among `values`: a reward that does not apply is NaN or null."""
-    return {
-        key: value
-        for key, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _without_secrets(value: Any) -> Any:
-    """A copy of a configuration fit to publish: keys that hold credentials are blanked."""
-    if isinstance(value, dict):
-        return {
-            key: "(hidden)"
-            if item and isinstance(item, str) and _SECRET_KEY.search(str(key))
-            else _without_secrets(item)
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [_without_secrets(item) for item in value]
-    return _URL_LOGIN.sub("", value) if isinstance(value, str) else value

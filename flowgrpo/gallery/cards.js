@@ -1,0 +1,136 @@
+
+const PAGE = 60;
+const cards = { shown: [], written: null, shows: 0 };
+
+// The sets a card shows, first and last being those compared.
+async function chosenSets() {
+  if (state.phase === "train") {
+    const sets = setsOf("train").filter((info) => !state.at || sourceKey(info) === state.at);
+    return { all: await Promise.all(sets.map((info) => loadSet(info.file))) };
+  }
+  const [earlier, later] = [sourceOf(state.a, "eval"), sourceOf(state.b, "eval")];
+  const evaluated = setsOf("eval");
+  let infos = earlier === later ? [later] : [earlier, later];
+  if (state.view === "training") infos = evaluated.filter((info) => info.run === later.run);
+  if (state.view === "runs") {
+    // Each run as far into training as the later one, or at its last evaluation before that.
+    const at = (run) => evaluated.filter((info) => info.run === run && info.iteration <= later.iteration).pop();
+    infos = [earlier, ...store.site.runs.map((_, run) => at(run)).filter((info) => info && info !== earlier)];
+  }
+  const [a, b, ...sets] = await Promise.all([earlier, later, ...infos].map((info) => loadSet(info.file)));
+  return { earlier: a, later: b, sets };
+}
+
+// Notes and completions are in files of their own, read for the first search.
+async function writtenTexts(ends) {
+  const cells = ends.flatMap(([, before, after]) => [before, after]).filter(Boolean);
+  return new Map(await Promise.all(cells.map(async (cell) => {
+    const details = await detailsOf(cell);
+    return [place(cell), [details.completion ?? "", ...details.notes.map(([, note]) => note)].join("\n")];
+  })));
+}
+
+async function showCards() {
+  const turn = (cards.shows += 1);
+  const chosen = await chosenSets();
+  const rows = state.phase === "train" ? trainingRows(chosen.all) : evaluationRows();
+  let found = arranged(rows, chosen.earlier, chosen.later);
+  if (state.q.trim()) {
+    const written = store.site.text || store.site.noted ? await writtenTexts(found) : null;
+    found = matching(found, state.q, written);
+  }
+  if (turn !== cards.shows) return;
+  cards.shown = found;
+  cards.sets = chosen.sets;
+  await drawCards(turn);
+}
+
+const place = (cell) => `${cell.set.name} ${cell.at}`;
+
+function cellsOf([row, , after]) {
+  return state.phase === "train" ? [after] : cards.sets.map((set) => cellOf(row, set));
+}
+
+function scoreTable(before, after, parts = []) {
+  const comparing = before && after && before.set !== after.set;
+  const rows = store.site.rewards.map((name, reward) => {
+    const [a, b] = [scoreOf(before, reward), scoreOf(after, reward)];
+    if ((!comparing || a === null) && b === null) return null;
+    const gain = comparing ? gainOf(before, after, reward) : null;
+    const change = gain === null ? "" : direction(gain) === "same" ? "=" : signed(gain);
+    return el("tr", { class: name === state.reward ? "chosen" : null }, el("th", { scope: "row" }, name),
+      ...(comparing ? [number(a), number(b)] : [number(b)]).map((text) => el("td", {}, text)),
+      comparing ? el("td", { class: direction(gain) }, change) : null);
+  });
+  return el("table", { class: "scores" }, el("tbody", {}, ...rows.filter(Boolean), ...parts));
+}
+
+function noteLines(cells, details, whole) {
+  return cells.flatMap((cell, at) => (details[at]?.notes ?? []).map(([reward, note]) =>
+    el("p", { class: whole ? "note whole" : "note", title: whole ? null : note },
+      el("span", {}, `${sourceName(cell.set)}, ${store.site.rewards[reward]}: `), el("bdi", {}, note))));
+}
+
+function card(end, details) {
+  const [row, before, after] = end;
+  const cells = cellsOf(end);
+  const open = () => openPicture(row.key);
+  const title = button(row.prompt, open, { class: "prompt" });
+  const about = [...row.columns.filter((value) => value && plainWord(value)), `seed ${row.seed}`];
+  if (row.only) about.push(sourceName(row.only));
+  const kind = row.only ? "same" : direction(gainOf(before, after, rewardIndex()));
+  const passages = () => el("div", { class: cells.length === 1 ? "frames one" : "frames" },
+    ...cells.map((cell, at) => passage(cell, at, details, 400)));
+  return el("article", { class: `pair ${kind}` }, el("h3", {}, title),
+    details ? passages() : pictures(row, cells, [], open), scoreTable(before, after),
+    el("p", { class: "about muted small" }, ...about.map((text) => el("span", {}, text))));
+}
+
+// Pictures do not wait for what is written about them; completions are what is written.
+async function drawCards(turn) {
+  const pages = Math.max(1, Math.ceil(cards.shown.length / PAGE));
+  const page = Math.min(pages, Math.max(1, Number.parseInt(state.p, 10) || 1));
+  state.p = String(page);
+  const start = (page - 1) * PAGE;
+  const part = cards.shown.slice(start, start + PAGE);
+  const { text, noted } = store.site;
+  byId("pairs").classList.toggle("wide", state.phase === "eval" && cards.sets.length > 2);
+  let nodes = text ? [] : part.map((end) => card(end, null));
+  if (!text) byId("pairs").replaceChildren(...nodes);
+  countCards(start, part.length, pages, page);
+  if (!text && !noted) return;
+  const details = await Promise.all(part.map((end) =>
+    Promise.all(cellsOf(end).map((cell) => (cell ? detailsOf(cell) : null)))));
+  if (turn !== cards.shows) return;
+  if (text) {
+    nodes = part.map((end, at) => card(end, details[at]));
+    byId("pairs").replaceChildren(...nodes);
+  }
+  part.forEach((end, at) => {
+    const cells = cellsOf(end);
+    const ends = [...new Set([0, cells.length - 1])].filter((index) => cells[index]);
+    const notes = noteLines(ends.map((index) => cells[index]), ends.map((index) => details[at][index]), false);
+    if (notes.length) nodes[at].querySelector(".scores").after(el("div", { class: "notes" }, ...notes));
+  });
+}
+
+function countCards(start, length, pages, page) {
+  const total = cards.shown.length;
+  const kind = state.phase === "train" || state.a === state.b ? (store.site.text ? "completion" : "image") : "pair";
+  byId("count").textContent = total
+    ? `${plural(total, kind)}${pages > 1 ? `, showing ${start + 1} to ${start + length}` : ""}`
+    : "Nothing matches. Shorten the search or lift a filter.";
+  const turn = (text, step) => button(text, () => turnPage(step), { disabled: page + step < 1 || page + step > pages });
+  byId("pages").replaceChildren(...(pages > 1
+    ? [turn("Previous", -1), el("span", {}, `Page ${page} of ${pages}`), turn("Next", 1)] : []));
+}
+
+function turnPage(step) {
+  const pages = Math.max(1, Math.ceil(cards.shown.length / PAGE));
+  const page = Math.min(pages, Math.max(1, Number(state.p) + step));
+  if (String(page) === state.p) return;
+  state.p = String(page);
+  remember();
+  drawCards((cards.shows += 1));
+  byId("view-pictures").scrollIntoView();
+}

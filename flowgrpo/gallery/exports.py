@@ -1,0 +1,182 @@
+"""What leaves the gallery: a contact sheet, an animated comparison, one file, a dataset folder."""
+
+import base64
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont
+
+from .build import make_thumbnails, read_runs, render
+from .choice import Row, choose, rows_of
+from .files import write_new
+from .pages import names, site_files
+from .records import Sample
+from .runs import Run
+from .thumbnails import Thumbnails
+
+CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text
+PAPER, INK, QUIET = "#ffffff", "#1b2023", "#5c666c"
+SUFFIXES = {".gif": "GIF", ".webp": "WEBP"}
+
+
+def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
+    """A contact sheet (PNG): a row for each of the chosen prompts and seeds, base first, then every run's last.
+
+    Raises:
+        ValueError: see `choose`; or the runs are of text, or the file exists or is not named .png.
+    """
+    if path.suffix.lower() != ".png":
+        raise ValueError(f"a contact sheet is a PNG file; name it {path.with_suffix('.png')}")
+    runs, rows = _chosen(folders, reward, order, count)
+    labels = ["base", *(_label(run) for run in runs)]
+    width = GAP + len(labels) * (CELL + GAP)
+    height = GAP + LINE + len(rows) * (CELL + 3 * LINE + GAP)
+    sheet = Image.new("RGB", (max(width, 420), height), PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for column, label in enumerate(labels):
+        pen.text((GAP + column * (CELL + GAP), GAP // 2), _fit(pen, label, CELL, font), INK, font)
+    top = GAP + LINE
+    for row in rows:
+        pen.text((GAP, top), _fit(pen, row.first.prompt, sheet.width - 2 * GAP, font), INK, font)
+        for column, (shot, run) in enumerate(zip(row.shots, [runs[0], *runs])):
+            left = GAP + column * (CELL + GAP)
+            sheet.paste(_cell(shot, run), (left, top + LINE))
+            pen.text((left, top + LINE + CELL + 2), _fit(pen, _scores_line(shot), CELL, font), QUIET, font)
+        top += CELL + 3 * LINE + GAP
+    return write_new(path, lambda file: sheet.save(file, "PNG"))
+
+
+def write_animation(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
+    """An animated comparison (WebP or GIF): the chosen prompts and seeds in a grid, base and every run's last in turn.
+
+    Raises:
+        ValueError: see `choose`; or the runs are of text, or the file exists or has another suffix.
+    """
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise ValueError(f"an animation is a .webp or .gif file; name it {path.with_suffix('.webp')}")
+    runs, rows = _chosen(folders, reward, order, count)
+    labels = ["base", *(_label(run) for run in runs)]
+    across = min(len(rows), 6)
+    size = (GAP + across * (CELL + GAP), LINE + 2 * GAP + -(-len(rows) // across) * (CELL + GAP))
+    font = ImageFont.load_default(14)
+    frames = []
+    for column, (label, run) in enumerate(zip(labels, [runs[0], *runs])):
+        frame = Image.new("RGB", size, PAPER)
+        pen = ImageDraw.Draw(frame)
+        pen.text((GAP, GAP // 2), _fit(pen, label, size[0] - 2 * GAP, font), INK, font)
+        for place, row in enumerate(rows):
+            left, top = place % across * (CELL + GAP), place // across * (CELL + GAP)
+            frame.paste(_cell(row.shots[column], run), (GAP + left, GAP + LINE + top))
+        frames.append(frame)
+    rest: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 1000, "loop": 0}
+    return write_new(path, lambda file: frames[0].save(file, kind, **rest))
+
+
+def write_single(folders: Sequence[Path], path: Path) -> Path:
+    """The whole gallery as one HTML file. Of images it holds the thumbnails.
+
+    Raises:
+        ValueError: see `build_gallery`; or the file exists.
+    """
+    runs = read_runs(folders)
+    with tempfile.TemporaryDirectory() as folder:
+        images = make_thumbnails(Thumbnails(Path(folder)), runs)
+        files = {found.name: found.file for of_run in images for found in of_run.values() if found}
+        thumbs = [[name, base64.b64encode((Path(folder) / file).read_bytes()).decode()] for name, file in files.items()]
+    data = site_files(runs, images, ["" for _ in runs], live=False)
+    page = render({**data, "thumbs": {"images": thumbs}})
+    return write_new(path, lambda file: file.write_bytes(page.encode()))
+
+
+def write_dataset(folders: Sequence[Path], path: Path) -> Path:
+    """All samples as a folder that `datasets.load_dataset` reads: `metadata.jsonl` (text: `data.jsonl`) and images.
+
+    Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase`, `iteration`;
+    a `reward_NAME` for each reward and a `column_NAME` for each column of the prompt file, null where there is
+    none; and `notes`, a text.
+
+    Raises:
+        ValueError: see `build_gallery`; or the folder exists.
+    """
+    runs = read_runs(folders)
+    if path.exists():
+        raise ValueError(f"{path} exists; name a new folder")
+    samples = [
+        (number, pair.phase, shot)
+        for number, run in enumerate(runs)
+        for pair in run.pairs
+        for shot in pair.shots.values()
+        if shot.image or shot.completion is not None
+    ]
+    rewards, columns = names(shot.rewards for *_, shot in samples), names(shot.columns for *_, shot in samples)
+
+    def write(folder: Path) -> None:
+        lines: list[str] = []
+        folder.mkdir()
+        for number, phase, shot in samples:
+            row: dict[str, Any] = {"completion": shot.completion}
+            if shot.image:
+                # No word in the name that the reader would take for that of a split.
+                row = {"file_name": f"images/{len(lines):06d}{Path(shot.image).suffix.lower()}"}
+                (folder / "images").mkdir(exist_ok=True)
+                shutil.copyfile(runs[number].samples / shot.image, folder / row["file_name"])
+            row |= {"prompt": shot.prompt, "prompt_id": shot.prompt_id, "seed": shot.seed}
+            row |= {"run": runs[number].name, "phase": phase, "iteration": shot.iteration}
+            row |= {f"reward_{name}": shot.rewards.get(name) for name in rewards}
+            row |= {f"column_{name}": shot.columns.get(name) for name in columns}
+            row["notes"] = "\n".join(f"{reward}: {note}" for reward, note in shot.notes.items())
+            lines.append(json.dumps(row) + "\n")
+        (folder / ("data.jsonl" if runs[0].text else "metadata.jsonl")).write_text("".join(lines), encoding="utf-8")
+
+    try:
+        return write_new(path, write)
+    finally:
+        for left in path.parent.glob(f".{path.name}.*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _chosen(folders: Sequence[Path], reward: str | None, order: str, count: int) -> tuple[list[Run], list[Row]]:
+    runs = read_runs(folders)
+    if runs[0].text:
+        raise ValueError(f"{runs[0].folder} is a run of text; sheets and animations show images")
+    rows = rows_of(runs)
+    rewards = names(shot.rewards for row in rows for shot in row.shots if shot)
+    return runs, choose(rows, rewards, reward, order, count)
+
+
+def _label(run: Run) -> str:
+    return f"{run.name}, iteration {run.iterations('eval')[-1]}"
+
+
+def _cell(shot: Sample | None, run: Run) -> Image.Image:
+    """The image within a square; the square alone where there is none."""
+    cell = Image.new("RGB", (CELL, CELL), "#eef1f2")
+    if shot is None or shot.image is None:
+        return cell
+    try:
+        with Image.open(run.samples / shot.image) as opened:
+            image = opened.convert("RGBA")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return cell
+    scale = CELL / max(image.size)
+    how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    image = image.resize((max(1, round(image.width * scale)), max(1, round(image.height * scale))), how)
+    cell.paste(image, ((CELL - image.width) // 2, (CELL - image.height) // 2), image)
+    return cell
+
+
+def _scores_line(shot: Sample | None) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in shot.rewards.items()) if shot else "no image"
+
+
+def _fit(pen: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
+    """One line of text, its end left out where it is too long."""
+    line = " ".join(text[:400].split())
+    while line and pen.textlength(line, font) > width:
+        line = line[: len(line) * 9 // 10].rstrip("…") + "…" if len(line) > 2 else ""
+    return line

@@ -1,0 +1,72 @@
+"""Files of a gallery: each appears whole under its final name, and only our own are ever replaced or removed."""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+MARKER = ".flowgrpo-gallery.json"
+
+
+def previous_files(out: Path) -> set[str]:
+    """Names of the files that the last build left in `out`.
+
+    Raises:
+        ValueError: the folder is somebody else's.
+    """
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return set()
+    try:
+        names = json.loads((out / MARKER).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{out} exists and was not written by the gallery (it has no readable {MARKER}). "
+            "Name a new or an empty folder."
+        ) from error
+    root = out.resolve()
+    return {name for name in names if isinstance(name, str) and (out / name).resolve().is_relative_to(root)}
+
+
+def write_marker(out: Path, names: set[str]) -> None:
+    """List the files that are ours."""
+    write_bytes(out / MARKER, (json.dumps({"files": sorted(names)}, indent=1) + "\n").encode())
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Call `write` with a temporary name in the same folder, and rename what it made to `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, unless it has this content: what did not change keeps its time."""
+    if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
+        return
+    write_whole(path, lambda temporary: temporary.write_bytes(content))
+
+
+def write_new(path: Path, write: Callable[[Path], object]) -> Path:
+    """Write an export.
+
+    Raises:
+        ValueError: there is something of that name: it may be the user's.
+    """
+    if path.exists():
+        raise ValueError(f"{path} exists; name a new file, or remove it first")
+    write_whole(path, write)
+    return path
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """Copy an image, unless an equal copy (by size and time) is there from the last build."""
+    kept, fresh = path.stat() if path.is_file() else None, source.stat()
+    if kept and (kept.st_size, kept.st_mtime_ns) == (fresh.st_size, fresh.st_mtime_ns):
+        return
+    write_whole(path, lambda temporary: shutil.copy2(source, temporary))

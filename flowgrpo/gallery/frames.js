@@ -1,0 +1,121 @@
+
+// The picture of a sample: its thumbnail, or with `file` the image itself.
+function picture(row, cell, file = null, label = sourceName(cell.set)) {
+  const source = file && !store.thumbs ? store.site.runs[cell.set.run].base + file : thumbOf(cell);
+  if (!source) return el("span", { class: "absent" }, "no image");
+  const alt = `${label}, seed ${row.seed}: ${row.prompt}`;
+  const image = el("img", { loading: "lazy", decoding: "async", alt, draggable: "false" });
+  image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 160));
+  image.addEventListener("error", () => {
+    const thumb = thumbOf(cell);
+    if (file && thumb && image.getAttribute("src") !== thumb) image.src = thumb;
+    else image.replaceWith(el("span", { class: "absent" }, "the image file is missing"));
+  });
+  image.src = source;
+  return image;
+}
+
+function caption(cell, scored = true) {
+  const score = scored && store.site.rewards.length ? el("span", {}, number(scoreOf(cell, rewardIndex()))) : null;
+  return el("figcaption", {}, el("span", {}, sourceName(cell.set)), score);
+}
+
+function sideBySide(row, cells, files, open) {
+  const figures = cells.map((cell, at) => {
+    if (!cell) return el("figure", {}, el("span", { class: "frame" }, el("span", { class: "absent" }, "not sampled")));
+    // The prompt opens the same view, so the images need no tab stop of their own.
+    const frame = open ? button(picture(row, cell, files[at]), open, { class: "frame", tabindex: -1 })
+      : el("span", { class: "frame" }, picture(row, cell, files[at]));
+    return el("figure", {}, frame, caption(cell, cells.length > 2)); // of two, the table below says more
+  });
+  return el("div", { class: cells.length === 1 ? "frames one" : cells.length > 2 ? "frames many" : "frames" }, ...figures);
+}
+
+// The later image over the earlier one, uncovered by a slider.
+function slider(row, [before, after], files) {
+  const top = el("span", { class: "over" }, picture(row, after, files[1]));
+  const edge = el("span", { class: "edge" });
+  const frame = el("span", { class: "frame stack" }, picture(row, before, files[0]), top, edge);
+  const range = el("input", { type: "range", min: 0, max: 100, value: 50, step: 1,
+    "aria-label": `Share of ${sourceName(before.set)} that is shown` });
+  const move = () => {
+    top.style.clipPath = `inset(0 0 0 ${range.value}%)`;
+    edge.style.left = `${range.value}%`;
+    range.setAttribute("aria-valuetext", `${range.value} % ${sourceName(before.set)}`);
+  };
+  const drag = (event) => {
+    if (event.type === "pointermove" && !event.buttons && event.pointerType !== "mouse") return;
+    const box = frame.getBoundingClientRect();
+    range.value = Math.round(((event.clientX - box.left) / box.width) * 100);
+    move();
+  };
+  range.addEventListener("input", move);
+  frame.addEventListener("pointermove", drag);
+  frame.addEventListener("pointerdown", drag);
+  move();
+  const ends = el("span", { class: "ends" }, el("span", {}, sourceName(before.set)), el("span", {}, sourceName(after.set)));
+  return el("div", { class: "frames one" }, el("figure", {}, frame, range, ends));
+}
+
+// One over the other in turn: by pointer, by click, or all at once (key B, or the Blink button).
+function blinker(row, [before, after], files) {
+  const label = el("figcaption", {});
+  const frame = el("button", { type: "button", class: "frame stack blink" }, picture(row, before, files[0]),
+    el("span", { class: "over" }, picture(row, after, files[1])));
+  let [held, back] = [false, false];
+  frame.flip = (to) => {
+    back = to;
+    frame.classList.toggle("back", back);
+    const shown = sourceName((back ? before : after).set);
+    frame.setAttribute("aria-label", `Showing ${shown}; press to switch`);
+    frame.setAttribute("aria-pressed", String(back));
+    label.textContent = `${shown} · ${number(scoreOf(back ? before : after, rewardIndex()))}`;
+  };
+  frame.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && frame.flip(!held));
+  frame.addEventListener("pointerleave", () => frame.flip(held));
+  frame.addEventListener("click", () => {
+    held = !held;
+    frame.flip(held);
+  });
+  frame.flip(false);
+  return el("div", { class: "frames one" }, el("figure", {}, frame, label));
+}
+
+let blinking = null;
+let turned = false;
+
+function flipAll() {
+  turned = !turned;
+  for (const frame of document.querySelectorAll(".blink")) frame.flip(turned);
+}
+
+function blinkAll(on) {
+  clearInterval(blinking);
+  blinking = on ? setInterval(flipAll, 900) : null;
+}
+
+// The pictures of a row in the chosen way of comparing.
+function pictures(row, cells, files = [], open = null) {
+  const [first, last] = [cells[0], cells[cells.length - 1]];
+  const two = first && last && first !== last && thumbOf(first) && thumbOf(last);
+  if (state.view === "slider" && two) return slider(row, [first, last], [files[0], files[cells.length - 1]]);
+  if (state.view === "blink" && two) return blinker(row, [first, last], [files[0], files[cells.length - 1]]);
+  return sideBySide(row, cells, files, open);
+}
+
+const compared = new WeakMap(); // details of the later completion → those of the earlier one, and the pieces of both
+
+// Heading and text of one completion; in the last of two or more what differs from the first is marked.
+function passage(cell, at, details, room) {
+  const [own, first, last] = [details[at], details[0], details[details.length - 1]];
+  if (!cell || !own) return el("figure", {}, el("div", { class: "words absent" }, "not sampled"));
+  if (first && last && first !== last && compared.get(last)?.first !== first) {
+    compared.set(last, { first, pieces: difference(first.completion, last.completion) });
+  }
+  const side = own === first ? 0 : own === last ? 1 : -1;
+  const pieces = (first !== last && compared.get(last)?.pieces?.[side]) || [[own.completion, false]];
+  const same = own === last && first && first !== last && own.completion === first.completion;
+  const length = same ? "same text" : plural([...own.completion].length, "character");
+  return el("figure", {}, el("figcaption", {}, el("span", {}, sourceName(cell.set)), el("span", {}, length)),
+    folded(pieces, room));
+}

@@ -1,0 +1,221 @@
+"""The data of a gallery: small files, each read by the page when it is needed.
+
+`site` holds what is known of the runs and the list of the other files. Of each run `pairs` holds prompts and seeds,
+`curves` the metrics; each evaluation, and each iteration of which training samples were saved, has a file of scores and
+thumbnails by pair, and files of MORE samples each with what is only looked at one by one. Names given by users are list
+entries, never keys, so none can shadow a property.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from .figures import group_spreads, short, summarize
+from .records import PHASES, Sample
+from .runs import Run
+from .thumbnails import Thumbnail
+
+MORE = 250  # samples in one file of details
+
+
+def site_files(
+    runs: Sequence[Run], thumbnails: Sequence[Mapping[str, Thumbnail | None]], bases: Sequence[str], live: bool
+) -> dict[str, Any]:
+    """All data of a gallery, by file name.
+
+    Args:
+        runs: the run folders' contents.
+        thumbnails: for each run, by `Sample.image`.
+        bases: for each run, the relative URL of its samples, ending in a slash.
+        live: whether the page is to look for newer data.
+    """
+    shots = [shot for run in runs for pair in run.pairs for shot in pair.shots.values()]
+    rewards = names([shot.rewards for shot in shots] + [shot.notes for shot in shots])
+    columns = names(shot.columns for shot in shots)
+    files: dict[str, Any] = {}
+    described = []
+    for number, (run, images, base) in enumerate(zip(runs, thumbnails, bases)):
+        own = _run_files(f"r{number}", run, images, rewards, columns)
+        files |= own
+        described.append(_describe(run, base, f"r{number}", rewards, images))
+    sets = [{"file": name, **_known(data)} for name, data in files.items() if "iteration" in data]
+    site = {
+        "live": live,
+        "text": runs[0].text,
+        "rewards": rewards,
+        "columns": columns,
+        "more": MORE,
+        "noted": any(shot.notes for shot in shots),
+        "runs": described,
+        "sets": sets,
+        "files": [[name, digest(data)] for name, data in files.items()],
+    }
+    return {"site": site, **files}
+
+
+def script(name: str, data: object) -> bytes:
+    """A data file: a script that hands the page its JSON, since a page opened from disk may not fetch.
+
+    The JSON is handed on as a string: it is parsed, never run, so that no key means anything to the language. A
+    server that takes the file for a page finds no markup in it.
+    """
+    return f"flowgrpoGallery({_json(name)},{_json(inline_json(data))});\n".encode()
+
+
+def inline_json(data: object) -> str:
+    """JSON that can stand inside a script element.
+
+    Plain ASCII: U+2028, U+2029 and lone surrogates come out as escapes, and so do the three characters that
+    could end the element, open a comment in it, or start an entity.
+    """
+    return _json(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def digest(data: object) -> str:
+    """Of the content, as the page compares it."""
+    return hashlib.sha256(_json(data).encode()).hexdigest()[:16]
+
+
+def names(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All keys in the order in which they first appear."""
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _json(data: object) -> str:
+    return json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _known(data: dict[str, Any]) -> dict[str, Any]:
+    scored = [at for at, values in enumerate(data["rewards"]) if any(value is not None for value in values)]
+    return {**{key: data[key] for key in ("run", "phase", "iteration")}, "count": len(data["pairs"]), "scored": scored}
+
+
+def _describe(
+    run: Run, base: str, key: str, rewards: Sequence[str], images: Mapping[str, Thumbnail | None]
+) -> dict[str, Any]:
+    facts = [(name, run.config.get(name)) for name in ("recipe", "method", "model", "pipeline")]
+    return {
+        "key": key,
+        "name": run.name,
+        "folder": run.folder.resolve().name,
+        "base": base,
+        "facts": [[name, value] for name, value in facts if isinstance(value, str)],
+        "config": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
+        "skipped": run.skipped,
+        "unreadable": sum(image is None for image in images.values()),
+        "remake": remake(run),
+        "summary": [summary for reward in rewards if (summary := summarize(run, reward))],
+    }
+
+
+def remake(run: Run) -> dict[str, Any]:
+    """What of the recipe decides how its samples were made: `model`, `steps`, `evaluation_steps`, `sampler`, `call`."""
+
+    def section(name: str) -> dict[str, Any]:
+        value = run.config.get(name)
+        return value if isinstance(value, dict) else {}
+
+    sampler, model = section("sampler"), section("model")
+    steps = sampler.get("steps")
+    settings = {
+        "sampler": ", ".join(
+            f"{key} {sampler[key]}" for key in ("plan", "kernel", "eta", "solver") if sampler.get(key)
+        ),
+        "call": ", ".join(f"{key} {value}" for key, value in (model.get("call") or {}).items()),
+        "generation": ", ".join(f"{key} {value}" for key, value in section("generation").items() if value is not None),
+        "evaluation": f"temperature {section('evaluate').get('temperature', 0)}" if run.text else "",
+    }
+    path = model.get("path")
+    return {
+        "model": path if isinstance(path, str) else None,
+        "steps": steps if isinstance(steps, int) else None,
+        "evaluation_steps": section("evaluate").get("steps") or (steps if isinstance(steps, int) else None),
+        "settings": [[name, value] for name, value in settings.items() if value],
+    }
+
+
+def _run_files(
+    key: str, run: Run, images: Mapping[str, Thumbnail | None], rewards: Sequence[str], columns: Sequence[str]
+) -> dict[str, Any]:
+    prompts: dict[tuple[str, str], tuple[int, Sample]] = {}
+    for pair in run.pairs:
+        first = pair.first
+        prompts.setdefault((first.prompt_id, first.prompt), (len(prompts), first))
+    firsts = [first for _, first in prompts.values()]
+    files: dict[str, Any] = {
+        f"{key}-pairs": {
+            "prompts": [first.prompt for first in firsts],
+            "ids": [first.prompt_id for first in firsts],
+            "columns": [[first.columns.get(name) for name in columns] for first in firsts],
+            "pairs": [
+                [prompts[pair.first.prompt_id, pair.first.prompt][0], pair.first.seed, PHASES.index(pair.phase)]
+                for pair in run.pairs
+            ],
+        },
+        f"{key}-curves": {
+            "metrics": _series(run),
+            "steps": [[iteration, step, _pairs_of(values)] for iteration, step, values in run.steps],
+            "groups": group_spreads(run.pairs, rewards, images),
+        },
+    }
+    for phase in PHASES:
+        for iteration in run.iterations(phase):
+            shots = [
+                (number, pair.shots[iteration])
+                for number, pair in enumerate(run.pairs)
+                if pair.phase == phase and iteration in pair.shots
+            ]
+            name = f"{key}-{phase}-{iteration:06d}"
+            files[name] = {
+                "run": int(key[1:]), "phase": phase, "iteration": iteration, **_scores(shots, images, rewards),
+            }  # fmt: skip
+            for start in range(0, len(shots), MORE):
+                part = [shot for _, shot in shots[start : start + MORE]]
+                files[f"{name}-{start // MORE}"] = {"details": [_details(shot, rewards) for shot in part]}
+    return files
+
+
+def _series(run: Run) -> dict[str, Any]:
+    keys = [key for key in names(run.metrics) if key != "iteration"]
+    return {
+        "iterations": [int(row["iteration"]) for row in run.metrics],
+        "series": [[key, [short(row.get(key)) for row in run.metrics]] for key in keys],
+    }
+
+
+def _scores(
+    shots: Sequence[tuple[int, Sample]], images: Mapping[str, Thumbnail | None], rewards: Sequence[str]
+) -> dict[str, Any]:
+    thumbnails = [images.get(shot.image) if shot.image else None for _, shot in shots]
+    return {
+        "pairs": [number for number, _ in shots],
+        "rewards": [[short(shot.rewards.get(name)) for _, shot in shots] for name in rewards],
+        "thumbs": [thumbnail.name if thumbnail else None for thumbnail in thumbnails],
+    }
+
+
+def _details(shot: Sample, rewards: Sequence[str]) -> dict[str, Any]:
+    sample: dict[str, Any] = {"completion": shot.completion} if shot.completion is not None else {}
+    if shot.image:
+        sample["image"] = quote(shot.image)
+    if shot.path:
+        sample["path"] = [list(place) for place in shot.path]
+    if shot.noise is not None:
+        sample["noise"] = shot.noise
+    return {
+        **sample,
+        "parts": [
+            [f"{reward} / {name}", short(score)]
+            for reward, scores in shot.sub_scores.items()
+            for name, score in scores.items()
+        ],
+        "notes": [[rewards.index(reward), note] for reward, note in shot.notes.items()],
+    }
+
+
+def _pairs_of(values: Mapping[str, float]) -> list[list[Any]]:
+    return [[name, short(value)] for name, value in values.items()]

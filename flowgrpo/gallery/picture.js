@@ -1,0 +1,159 @@
+
+// One prompt and seed: everything that is known of it.
+function rowOf(key) {
+  const [run, pair, iteration] = key.split(".").map(Number);
+  if (!store.pairs[run]?.pairs[pair]) return null;
+  if (iteration === undefined) return evaluationRows().find((row) => row.where[run] === pair) ?? null;
+  const where = [];
+  where[run] = pair;
+  return { ...described(run, pair), key, where, iteration };
+}
+
+function openPicture(key, back = true) {
+  state.open = key;
+  remember(back);
+  guarded(drawPicture());
+}
+
+function closePicture() {
+  if (!state.open) return;
+  state.open = "";
+  remember();
+  const dialog = byId("picture");
+  if (dialog.open) dialog.close();
+  if (store.stale) guarded(redraw());
+}
+
+// All samples of a row: through the evaluations of every run, or the one of a training iteration.
+async function shotsOf(row) {
+  const infos = store.site.sets.filter((info) => row.where[info.run] !== undefined
+    && (row.iteration === undefined ? info.phase === "eval" : info.phase === "train" && info.iteration === row.iteration));
+  const sets = await Promise.all(infos.map((info) => loadSet(info.file)));
+  return sets.map((set) => cellOf({ where: row.where }, set)).filter(Boolean);
+}
+
+async function drawPicture() {
+  const row = rowOf(state.open);
+  if (!row) return closePicture();
+  const key = state.open;
+  const cells = await shotsOf(row);
+  const details = await Promise.all(cells.map(detailsOf));
+  if (state.open !== key || !cells.length) return undefined;
+  const chosen = row.iteration === undefined ? [state.a, state.b] : [];
+  const at = chosen.map((source) => cells.findIndex((cell) => sourceKey(cell.set) === source)).filter((index) => index >= 0);
+  const ends = [...new Set(at.length ? at : [cells.length - 1])];
+  const last = cells[ends[ends.length - 1]];
+  const own = details[ends[ends.length - 1]];
+  const neighbours = await groupOf(row, last);
+  if (state.open !== key) return undefined;
+  const about = store.site.columns.map((name, index) => [name, row.columns[index]]).filter(([, value]) => value !== null);
+  about.push(["prompt", row.id], ["seed", row.seed]);
+  const body = store.site.text
+    ? el("div", { class: ends.length === 1 ? "frames one" : "frames" }, ...ends.map((index, place) =>
+      passage(cells[index], place, ends.map((end) => details[end]), 20000)))
+    : pictures(row, ends.map((index) => cells[index]), ends.map((index) => details[index].image));
+  const parts = ends.length ? partRows(ends.map((index) => details[index])) : [];
+  const dialog = byId("picture");
+  dialog.replaceChildren(...[
+    pictureBar(row),
+    el("h2", { id: "picture-title" }, row.prompt),
+    el("dl", { class: "columns" }, ...about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+    el("div", { class: "large" }, body),
+    section("Rewards", scoreTable(ends.length > 1 ? cells[ends[0]] : null, last, parts)),
+    section("Notes", ...noteLines(ends.map((index) => cells[index]), ends.map((index) => details[index]), true)),
+    cells.length > 1 ? section("Through training", historyChart(cells), strip(row, cells, details)) : null,
+    neighbours.length > 1 ? section(`The ${neighbours.length} samples of this prompt`, groupStrip(neighbours)) : null,
+    treeSection(neighbours),
+    section("Make it again", remakeLines(row, last, own)),
+  ].filter(Boolean));
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+  dialog.querySelector(".close").focus();
+  return undefined;
+}
+
+function section(title, ...children) {
+  const kept = children.filter(Boolean);
+  return kept.length ? el("section", {}, el("h3", {}, title), ...kept) : null;
+}
+
+function pictureBar(row) {
+  const at = cards.shown.findIndex(([other]) => other.key === row.key);
+  const step = (text, to) => button(text, () => openPicture(cards.shown[to][0].key, false), { disabled: at < 0 || !cards.shown[to] });
+  const link = el("a", { href: address() }, "Link to this view");
+  return el("div", { class: "bar" }, step("Previous", at - 1), step("Next", at + 1), link,
+    button("Close", closePicture, { class: "close" }));
+}
+
+function partRows(details) {
+  const known = [...new Set(details.flatMap((found) => found.parts.map(([name]) => name)))];
+  return known.map((name) => {
+    const values = details.map((found) => found.parts.find(([other]) => other === name)?.[1] ?? null);
+    const gain = values.length > 1 && !values.includes(null) ? values[values.length - 1] - values[0] : null;
+    return el("tr", { class: "part" }, el("th", { scope: "row" }, name), ...values.map((value) => el("td", {}, number(value))),
+      values.length > 1 ? el("td", { class: direction(gain) }, gain === null || direction(gain) === "same" ? "" : signed(gain)) : null);
+  });
+}
+
+function historyChart(cells) {
+  const runs = [...new Set(cells.map((cell) => cell.set.run))];
+  const series = runs.map((run) => {
+    const own = cells.filter((cell) => cell.set.run === run);
+    return { label: runName(run), run, dots: true, xs: own.map((cell) => cell.set.iteration),
+      values: own.map((cell) => scoreOf(cell, rewardIndex())) };
+  }).filter((one) => one.values.some((value) => value !== null));
+  return series.length && store.site.rewards.length ? chart(`${state.reward} by iteration`, series, {}) : null;
+}
+
+function strip(row, cells, details) {
+  return el("div", { class: "strip" }, ...cells.map((cell, at) => (store.site.text
+    ? passage(cell, 0, [details[at]], 2000)
+    : el("figure", {}, el("span", { class: "frame" }, picture(row, cell)), caption(cell)))));
+}
+
+// The samples of the same prompt in the same evaluation or iteration: [row, cell, details], best first.
+async function groupOf(row, cell) {
+  const file = store.pairs[cell.set.run];
+  const prompt = file.pairs[cell.set.pairs[cell.at]][0];
+  const found = cell.set.pairs.map((pair, at) => [pair, at]).filter(([pair]) => file.pairs[pair]?.[0] === prompt).slice(0, 200);
+  const group = await Promise.all(found.map(async ([pair, at]) => {
+    const other = { set: cell.set, at };
+    const where = [];
+    where[cell.set.run] = pair;
+    const key = row.iteration === undefined ? `${cell.set.run}.${pair}` : `${cell.set.run}.${pair}.${row.iteration}`;
+    const same = pair === cell.set.pairs[cell.at];
+    return { row: { ...described(cell.set.run, pair), key, where }, cell: other, details: await detailsOf(other), same };
+  }));
+  return group.sort((a, b) => (scoreOf(b.cell, rewardIndex()) ?? -Infinity) - (scoreOf(a.cell, rewardIndex()) ?? -Infinity));
+}
+
+function groupStrip(group) {
+  return el("div", { class: "strip" }, ...group.map((one) => {
+    const label = el("figcaption", {}, el("span", {}, `seed ${one.row.seed}`), el("span", {}, number(scoreOf(one.cell, rewardIndex()))));
+    if (store.site.text) {
+      return el("figure", { class: one.same ? "own" : null }, label, folded([[one.details.completion ?? "", false]], 400));
+    }
+    const frame = button(picture(one.row, one.cell), () => openPicture(one.row.key), { class: "frame", "aria-current": one.same || null });
+    return el("figure", { class: one.same ? "own" : null }, frame, label);
+  }));
+}
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+// A command line of the same model and settings. Control characters are not for a shell.
+function remakeLines(row, cell, details) {
+  const run = store.site.runs[cell.set.run];
+  const { model, steps, evaluation_steps: evaluated, settings } = run.remake;
+  const trained = cell.set.phase === "eval" && cell.set.iteration > 0;
+  const clean = row.prompt.replace(/[\u0000-\u001f\u007f]+/g, " ");
+  const count = cell.set.phase === "eval" ? evaluated : steps;
+  const facts = [["run", `${run.folder}, ${moment(cell.set)}`], ["model", model], ["denoising steps", store.site.text ? null : count],
+    ["seed of the noise", details.noise ?? null], ...settings].filter(([, value]) => value !== null && value !== undefined);
+  const again = cell.set.phase === "eval" && details.noise;
+  const command = store.site.text ? `flowgrpo resume ${quoted(run.folder)}`
+    : `flowgrpo sample ${quoted(clean)} --model ${quoted(trained ? run.folder : model ?? run.folder)}${count ? ` --steps ${count}` : ""}${again ? ` --noise ${details.noise}` : ""}`;
+  const remark = store.site.text ? "Completions follow from the recipe, its seed and the iteration."
+    : `This samples the prompt with ${trained ? "the weights the run ended with" : "the model the run began with"}, from ${again ? "the same" : "other"} noise.${again ? "" : " The very image follows from the recipe, its seed and the iteration."}`;
+  return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
+    el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark));
+}

@@ -1,0 +1,130 @@
+"""Small copies of images, written once and named by what they show."""
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from .files import write_bytes, write_whole
+
+CACHE = ".flowgrpo-thumbnails.json"
+SIDE = 256  # pixels
+LONGEST = 1024  # of a strip, such as the frames of a video side by side
+EXACT = 128  # up to this size pixels are kept as they are
+COLOURS = 8  # the mean colours of this many rows and columns stand for an image where images are compared
+_FORMAT = "thumb-2"  # part of every name: change it when the same image would make another thumbnail
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A thumbnail, and what is known of its image."""
+
+    name: str  # digest of the image: the file is `thumbs/NN/NNNN….webp`
+    width: int  # of the image
+    height: int
+    colours: bytes  # COLOURS² RGB means, row by row
+
+    @property
+    def file(self) -> str:
+        """Its path within the gallery."""
+        return f"thumbs/{self.name[:2]}/{self.name[2:]}.webp"
+
+
+class Thumbnails:
+    """The thumbnails in a gallery folder.
+
+    What an image shows decides its name, so equal images share one, a moved or copied image makes none, and a
+    changed one makes a new one. An image whose size and time did not change is not read again.
+
+    Args:
+        out: the gallery.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        seen, known = _read_cache(out / CACHE)
+        self._seen: dict[str, list[Any]] = seen  # path digest -> size, time, name
+        self._known: dict[str, Thumbnail] = known  # by name
+        self._fresh: dict[str, list[Any]] = {}
+
+    def make(self, images: Iterable[Path]) -> dict[Path, Thumbnail | None]:
+        """Thumbnails of images that exist; None for a file that is no readable image."""
+        paths = list(dict.fromkeys(images))
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            return dict(zip(paths, pool.map(self._make, paths)))
+
+    def save(self) -> None:
+        """Remember for the next build the images of this one."""
+        names = sorted({entry[2] for entry in self._fresh.values()})
+        known = {
+            name: [found.width, found.height, base64.b64encode(found.colours).decode()]
+            for name, found in ((name, self._known[name]) for name in names)
+        }
+        text = json.dumps(
+            {"format": _FORMAT, "seen": dict(sorted(self._fresh.items())), "known": known}, separators=(",", ":")
+        )
+        write_bytes(self.out / CACHE, text.encode())
+
+    def _make(self, path: Path) -> Thumbnail | None:
+        try:
+            stat = path.stat()
+            place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+            entry = self._seen.get(place)
+            if entry and entry[:2] == [stat.st_size, stat.st_mtime_ns] and entry[2] in self._known:
+                name = entry[2]
+            else:
+                name = hashlib.sha256(_FORMAT.encode() + path.read_bytes()).hexdigest()[:24]
+            thumbnail = self._from_cache(name) or self._draw(path, name)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            return None
+        self._fresh[place] = [stat.st_size, stat.st_mtime_ns, name]
+        return thumbnail
+
+    def _from_cache(self, name: str) -> Thumbnail | None:
+        known = self._known.get(name)
+        return known if known and (self.out / known.file).is_file() else None
+
+    def _draw(self, path: Path, name: str) -> Thumbnail:
+        with Image.open(path) as opened:
+            width, height = opened.size
+            image = ImageOps.exif_transpose(opened)
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        small = image.resize(small_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        colours = image.convert("RGB").resize((COLOURS, COLOURS), Image.Resampling.BOX).tobytes()
+        thumbnail = Thumbnail(name, width, height, colours)
+        exact = max(image.size) <= EXACT
+        options: dict[str, Any] = {"lossless": True, "method": 2} if exact else {"quality": 82, "method": 2}
+        if not (self.out / thumbnail.file).is_file():
+            write_whole(self.out / thumbnail.file, lambda file: small.save(file, "WEBP", **options))
+        self._known[name] = thumbnail
+        return thumbnail
+
+
+def small_size(width: int, height: int) -> tuple[int, int]:
+    """Size of the thumbnail of an image: within a square of SIDE; of a strip, half of that high, up to LONGEST wide."""
+    shorter, longer = sorted((width, height))
+    scale = min(1.0, max(SIDE / longer, min(SIDE / 2 / shorter, LONGEST / longer)))
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _read_cache(path: Path) -> tuple[dict[str, list[Any]], dict[str, Thumbnail]]:
+    """The cache of the last build; nothing if it is missing, of another format, or spoiled."""
+    try:
+        cache = json.loads(path.read_text(encoding="utf-8"))
+        if cache["format"] != _FORMAT:
+            return {}, {}
+        known = {
+            name: Thumbnail(name, int(width), int(height), base64.b64decode(colours))
+            for name, (width, height, colours) in cache["known"].items()
+        }
+        seen = {place: [size, time, str(name)] for place, (size, time, name) in cache["seen"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}, {}
+    return seen, known

@@ -1,0 +1,176 @@
+"""Which pairs people are asked about, in which order, and which of the two stands where."""
+
+import filecmp
+import hashlib
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from .choice import samples_at
+from .records import Sample
+from .runs import Run
+from .vote_file import Key, Side
+
+
+@dataclass(frozen=True)
+class Source:
+    """A set: one evaluation of one run."""
+
+    run: Run
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A sample of a set."""
+
+    source: Source
+    shot: Sample
+
+    @property
+    def file(self) -> Path | None:
+        """Its image; None for completions."""
+        return self.source.run.samples / self.shot.image if self.shot.image else None
+
+    def side(self, home: Path) -> Side:
+        """What is kept of it in a file of votes.
+
+        Args:
+            home: the folder of that file.
+
+        Raises:
+            OSError: its image cannot be read.
+        """
+        content = self.file.read_bytes() if self.file else (self.shot.completion or "").encode(errors="surrogatepass")
+        return Side(
+            run=self.source.run.name,
+            folder=folder_of(self.source.run, home),
+            iteration=self.source.iteration,
+            prompt_id=self.shot.prompt_id,
+            sample=self.shot.sample,
+            image=f"samples/{self.shot.image}" if self.shot.image else None,
+            completion=self.shot.completion,
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """Two samples of one prompt and seed, and where they stand."""
+
+    left: Candidate
+    right: Candidate
+
+    def key(self, home: Path) -> Key:
+        """As `Vote.key`."""
+        return frozenset(
+            (folder_of(its.source.run, home), its.source.iteration, its.shot.prompt_id, its.shot.sample, its.shot.seed)
+            for its in (self.left, self.right)
+        )
+
+
+def folder_of(run: Run, home: Path) -> str:
+    """A run's folder as files in `home` call it: a path relative to `home`, with forward slashes."""
+    return os.path.relpath(run.folder.resolve(), home.resolve()).replace(os.sep, "/")
+
+
+def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
+    """The sets that stand against each other.
+
+    Args:
+        runs: at least one.
+        chosen: words with commas between: `base`, the first evaluation of the first run; `last`, the last one of
+            every run; a number, the evaluation after so many iterations of every run that has it.
+
+    Raises:
+        ValueError: an unknown word, a number that no run has, a run without evaluations, or fewer than two sets.
+    """
+    evaluated = [run.iterations("eval") for run in runs]
+    for run, iterations in zip(runs, evaluated):
+        if not iterations:
+            raise ValueError(f"{run.folder} has no evaluation samples to vote on; evaluate in the run")
+    found: list[Source] = []
+    for word in chosen.split(","):
+        name = word.strip()
+        if name == "base":
+            found.append(Source(runs[0], evaluated[0][0]))
+        elif name == "last":
+            found += [Source(run, iterations[-1]) for run, iterations in zip(runs, evaluated)]
+        else:
+            having = [run for run, iterations in zip(runs, evaluated) if name in map(str, iterations)]
+            if not having:
+                known = ", ".join(map(str, sorted(set().union(*evaluated))))
+                raise ValueError(f"no set {name!r} to vote on; use base, last, or an evaluation: {known}")
+            found += [Source(run, int(name)) for run in having]
+    sources = list({(source.run.folder, source.iteration): source for source in found}.values())
+    if len(sources) < 2:
+        raise ValueError(
+            f"only one set to vote on, {sources[0].run.name}, iteration {sources[0].iteration}; "
+            f"name another run, or other evaluations with --sets"
+        )
+    return sources
+
+
+def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int]:
+    """All pairs of all two sets, in the order and on the sides that `order` seeds.
+
+    Two sets' pairs are shuffled. In every four of them in turn, each set stands on the left twice, so whoever stops
+    early has still seen both on both sides. Several pairs of sets take turns.
+
+    Args:
+        sources: see `sources_of`.
+        order: seed; equal for equal sets and samples.
+
+    Returns:
+        The ballots, and how many pairs were left out because nothing tells the two apart.
+
+    Raises:
+        ValueError: nothing is left.
+    """
+    dice = random.Random(order)
+    queues, same = [], 0
+    for first, second in combinations(sources, 2):
+        pairs, equal = _pairs(first, second)
+        same += equal
+        dice.shuffle(pairs)
+        turned = _sides(len(pairs), dice)
+        queues.append([Ballot(b, a) if turn else Ballot(a, b) for (a, b), turn in zip(pairs, turned)])
+    ballots: list[Ballot] = []
+    while any(queues):
+        going = [queue for queue in queues if queue]
+        dice.shuffle(going)
+        ballots += [queue.pop() for queue in going]
+    if not ballots:
+        why = f"all {same} pairs are of equal samples" if same else "no prompt and seed has samples in two of the sets"
+        raise ValueError(f"nothing to vote on: {why}; choose other sets with --sets, or other runs")
+    return ballots, same
+
+
+def _pairs(first: Source, second: Source) -> tuple[list[tuple[Candidate, Candidate]], int]:
+    """The pairs of two sets that can be told apart, and how many cannot."""
+    shots = [samples_at(source.run, source.iteration) for source in (first, second)]
+    both = [(Candidate(first, shots[0][key]), Candidate(second, shots[1][key])) for key in shots[0] if key in shots[1]]
+    there = [pair for pair in both if all(its.shot.image or its.shot.completion is not None for its in pair)]
+    different = [pair for pair in there if not _equal(*pair)]
+    return different, len(there) - len(different)
+
+
+def _equal(a: Candidate, b: Candidate) -> bool:
+    if a.file and b.file:
+        return filecmp.cmp(a.file, b.file, shallow=False)
+    return a.shot.completion == b.shot.completion
+
+
+def _sides(count: int, dice: random.Random) -> list[bool]:
+    """For each of `count` pairs whether its sides are exchanged, in balanced blocks of at most four."""
+    turned: list[bool] = []
+    while len(turned) < count:
+        left = count - len(turned)
+        block = [False, True] * min(2, left // 2) or [dice.random() < 0.5]
+        dice.shuffle(block)
+        turned += block
+    # Ballots are taken from the end, so an odd one out comes first there; reversed, it comes last.
+    return turned[::-1]

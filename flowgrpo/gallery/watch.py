@@ -1,0 +1,67 @@
+"""Following runs that are still going."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .build import build_gallery
+from .runs import Run, read_run
+
+
+def watch(
+    folders: Sequence[Path], out: Path | None, wait: Callable[[], object], report: Callable[[str], None], *,
+    link: bool = False,
+) -> Path:  # fmt: skip
+    """Build the gallery again whenever a run has written something, until all runs have ended.
+
+    Only files whose content changed are written; the page finds them by itself. When the last run has made its
+    final evaluation, or `wait` raises KeyboardInterrupt, the page is told to look no more.
+
+    Args:
+        folders: run folders; those without samples yet are waited for.
+        out: as of `build_gallery`.
+        wait: called between looks.
+        report: told what was done, a line each.
+        link: as of `build_gallery`.
+    """
+    for folder in folders:
+        if not (folder / "config.yaml").is_file():
+            read_run(folder)  # says what is wrong with it
+    seen: list[tuple[int, int]] | None = None
+    page = None
+    try:
+        while True:
+            now = _stamp(folders)
+            if now != seen:
+                if all(_has_samples(folder) for folder in folders):
+                    page = build_gallery(folders, out, link=link, live=True)
+                    report(f"{page}: {sum(size for size, _ in now):,} bytes of records")
+                    if all(ended(read_run(folder)) for folder in folders):
+                        break
+                else:
+                    report("waiting for the first samples")
+                seen = now
+            wait()
+    except KeyboardInterrupt:
+        report("no longer watching")
+    if page is None:
+        raise ValueError(f"no samples yet in {', '.join(map(str, folders))}; watch again when the runs evaluate")
+    return build_gallery(folders, out, link=link)
+
+
+def ended(run: Run) -> bool:
+    """Whether the final evaluation is there: its metrics carry the number of iterations of the recipe."""
+    settings = run.config.get("run")
+    planned = settings.get("iterations") if isinstance(settings, dict) else None
+    last = run.metrics[-1]["iteration"] if run.metrics else -1
+    return isinstance(planned, int) and last >= planned
+
+
+def _has_samples(folder: Path) -> bool:
+    index = folder / "samples" / "index.jsonl"
+    return index.is_file() and b"\n" in index.read_bytes()
+
+
+def _stamp(folders: Sequence[Path]) -> list[tuple[int, int]]:
+    files = [folder / name for folder in folders for name in ("metrics.jsonl", "samples/index.jsonl", "config.yaml")]
+    stats = [file.stat() if file.is_file() else None for file in files]
+    return [(stat.st_size, stat.st_mtime_ns) if stat else (0, 0) for stat in stats]
