@@ -1,0 +1,56 @@
+"""Which of two samples a judge's answer prefers."""
+
+from __future__ import annotations
+
+import re
+
+from .judge_answers import NUMBER, Unreadable
+
+_THING = r"(?:image|video|picture|answer|response|text)"
+_SAID = re.compile(
+    rf"\b{_THING}\s*([12])\s+is\s+(?:(?:clearly|much|slightly|a\s+little)\s+)?better\b"
+    r"|\bequally\s+(?:good|bad)\b|\bis\s+a\s+tie\b|^[^\w\n]{0,20}tie[^\w\n]{0,20}$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SCORES = re.compile(rf"\b{_THING}\s*([12])\s*:\s*({NUMBER})", re.IGNORECASE)
+
+
+def read_preference(text: str) -> float:
+    """The preference for the first of two samples.
+
+    Answers have one of these forms, of which the first that is there counts:
+
+        "Image 1 is better", "Image 2 is better", "... equally good" or "tie": 1, 0 and 1/2. The last of them counts,
+            and if there is an <answer> tag, only what stands in the last one.
+        "Image 1: 0.6", "Image 2: 0.4", any number of times, one axis after another: the mean over the axes of
+            s1 / (s1 + s2), 1/2 for 0 and 0. Scores are 0 or more.
+
+    "Video", "Answer", "Response" and "Text" do as well.
+
+    Args:
+        text: of the answer, without thoughts before it.
+
+    Returns:
+        A number in [0, 1].
+
+    Raises:
+        Unreadable: it has neither form.
+    """
+    part = _tagged(text)
+    said = _SAID.findall(part)
+    if said:
+        return {"1": 1.0, "2": 0.0}.get(said[-1], 0.5)
+    scores = [(number, float(score)) for number, score in _SCORES.findall(part)]
+    if not scores or [number for number, _ in scores] != ["1", "2"] * (len(scores) // 2):
+        raise Unreadable("the answer names none as better")
+    if any(score < 0 for _, score in scores):
+        raise Unreadable("a score is below 0")
+    axes = [(scores[k][1], scores[k + 1][1]) for k in range(0, len(scores), 2)]
+    return sum(one / (one + other) if one + other else 0.5 for one, other in axes) / len(axes)
+
+
+def _tagged(text: str) -> str:
+    """What stands in the last <answer> tag that is closed, or the whole text."""
+    before, closing, _ = text.rpartition("</answer>")
+    _, opening, inside = before.rpartition("<answer>")
+    return inside if opening and closing else text

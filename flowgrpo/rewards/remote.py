@@ -1,0 +1,198 @@
+"""A reward in another process or on another machine, as `flowgrpo rewards serve` serves it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from .base import InvalidScores, Scores
+from .inputs import Inputs
+from .options import check_seconds
+from .scores import normalise
+from .serving import wire
+from .serving.declaration import SAMPLES, Declaration
+from .serving.http_client import HttpClient, ServerError, Unavailable, persist
+
+MOST_REPLY_BYTES = 256 << 20
+
+
+class Remote:
+    """A reward that another process serves with `flowgrpo rewards serve`, with the very same results.
+
+    It asks the server what it serves, and then is called as that reward would be: with the same columns, whole groups
+    where it compares them, and in batches of the same size. While the server cannot be reached, or is too busy, a
+    call waits and asks again; nothing is lost when it is killed and started anew. A server that comes back with
+    another reward, or the same with other options, is refused.
+
+    Args:
+        url: the server's address, such as "http://127.0.0.1:8765".
+        token_env: environment variable with the token that the server asks for.
+        reward: refuse a server whose reward has another name in metrics.
+        timeout: seconds for one request: its way there, its turn in the queue, the scoring, and the way back.
+        patience: seconds for which a call tries to reach the server.
+        encoding: of images: "float32" bit for bit; "uint8", a quarter of the size, or "png", smaller still, both
+            rounded to the 256 levels of a picture file.
+        batch_size: most samples in one request, in place of what the served reward wants.
+
+    Raises:
+        ValueError: an option is wrong, no server answers, or it serves another reward than `reward`.
+    """
+
+    remote = True
+    sleep: Callable[[float], object] = staticmethod(time.sleep)
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token_env: str | None = None,
+        reward: str | None = None,
+        timeout: float = 600.0,
+        patience: float = 150.0,
+        encoding: str = "float32",
+        batch_size: int | None = None,
+    ) -> None:
+        for seconds in (timeout, patience):
+            check_seconds("remote", seconds)
+        if encoding not in wire.ENCODINGS:
+            raise ValueError(f"remote: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
+        self.patience, self.encoding = patience, encoding
+        self._client = HttpClient(
+            "remote", url, token_env=token_env, timeout=timeout, most_bytes=MOST_REPLY_BYTES, clock=self.clock
+        )
+        self.declaration, self.limits = self._ask_what_it_serves()
+        if reward is not None and reward != self.declaration.reward:
+            raise ValueError(
+                f"remote: {url} serves the reward {self.declaration.reward!r}, and not {reward!r}; "
+                f"start `flowgrpo rewards serve {reward}` there, or mend the option `reward`"
+            )
+        self.name, self.whole_group = self.declaration.reward, self.declaration.whole_group
+        self.batch_size = self.declaration.batch_size if batch_size is None else batch_size
+        self.__signature__ = self.declaration.signature
+
+    def __call__(self, **arguments: Any) -> Scores:
+        """Scores of the served reward.
+
+        Args:
+            arguments: those that it takes: `images` [B, 3, H, W] or [B, F, 3, H, W] in [0, 1], or `completions`, with
+                `prompts`, columns and `groups`.
+
+        Returns:
+            What it returned, with the same float32 values.
+
+        Raises:
+            InvalidScores: it returned something unusable, or the server serves another reward by now.
+            RuntimeError: it raised, or the server could not be reached.
+            ValueError: the request is larger than the server allows, or a column cannot be sent.
+        """
+        inputs = self._inputs(arguments)
+        parts = [(rows, self._send(inputs, rows)) for rows in self._parts(inputs)]
+        count = len(inputs.prompts)
+        if len(parts) == 1:
+            return parts[0][1]
+        values = [math.nan] * count
+        subs: dict[str, list[float]] = {}
+        notes = [""] * count
+        for rows, scores in parts:
+            for name in scores.sub_scores:
+                subs.setdefault(name, [math.nan] * count)
+            for place, row in enumerate(rows):
+                values[row] = scores.values[place].item()
+                notes[row] = scores.notes[place] if scores.notes else ""
+                for name, column in scores.sub_scores.items():
+                    subs[name][row] = column[place]
+        return Scores(values, subs, notes if any(notes) else ())
+
+    def close(self) -> None:
+        """Close the connection. The server goes on."""
+        self._client.close()
+
+    def _inputs(self, arguments: Mapping[str, Any]) -> Inputs:
+        columns = {name: value for name, value in arguments.items() if name not in (*SAMPLES, "prompts", "groups")}
+        # What the signature offers by default has not been given.
+        columns = {name: list(column) for name, column in columns.items() if column is not None}
+        images, groups = arguments.get("images"), arguments.get("groups")
+        samples = list(arguments.get("completions") or ()) if images is None else images
+        return Inputs(samples, list(arguments["prompts"]), columns, None if groups is None else list(groups))
+
+    def _parts(self, inputs: Inputs) -> Iterator[list[int]]:
+        """Rows of one request after another, as few as the limits allow; groups whole where they have to be."""
+        count = len(inputs.prompts)
+        each = wire.sample_bytes(inputs.samples) + _text_bytes(inputs)
+        most = min(self.limits.most_samples, self.limits.most_bytes // max(each, 1))
+        if count <= most:
+            yield list(range(count))
+            return
+        pieces: Sequence[list[int]] = [[row] for row in range(count)]
+        if self.whole_group:
+            members: dict[int, list[int]] = {}
+            for row, group in enumerate(inputs.groups or ()):
+                members.setdefault(group, []).append(row)
+            pieces = list(members.values())
+        rows: list[int] = []
+        for piece in pieces:
+            if len(piece) > most:
+                raise ValueError(
+                    f"{'a group' if self.whole_group else 'a sample'} of {len(piece) * each} bytes is more than "
+                    f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger "
+                    "--max-mb, or set `encoding: uint8`"
+                )
+            if len(rows) + len(piece) > most:
+                yield rows
+                rows = []
+            rows = rows + piece
+        yield rows
+
+    def _send(self, inputs: Inputs, rows: list[int]) -> Scores:
+        samples, prompts, columns, groups = inputs.take(rows)
+        body = wire.pack(Inputs(samples, prompts, columns, groups), self.declaration.fingerprint, self.encoding)
+        headers = {"Content-Type": wire.CONTENT_TYPE}
+        try:
+            reply = self._persist(lambda: self._client.request("POST", "/score", body, headers))
+        except Unavailable:
+            raise
+        except ServerError as error:
+            raise self._failure(error, rows) from None
+        return normalise(wire.unpack_scores(reply.body), len(rows), self.name)
+
+    def _failure(self, error: ServerError, rows: list[int]) -> Exception:
+        """The exception that the served reward's failure is here."""
+        try:
+            told = json.loads(error.body)
+            message, index = str(told["error"]), told.get("index")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return error
+        if error.status == 409:
+            return InvalidScores(
+                f"{self._client.url} serves another reward than at the start, or this one with other options; "
+                "start it as it was and resume the run"
+            )
+        if error.status == 422:
+            known = isinstance(index, int) and 0 <= index < len(rows)
+            return InvalidScores(message, rows[index] if known else None)
+        return RuntimeError(f"{self._client.url}: {message}") if error.status == 500 else error
+
+    def _ask_what_it_serves(self) -> tuple[Declaration, wire.Limits]:
+        url = self._client.url
+        try:
+            told = json.loads(self._persist(lambda: self._client.request("GET", "/info")).body)
+            if told["version"] != wire.VERSION:
+                raise ValueError(f"it speaks version {told['version']!r}, and this one {wire.VERSION}")
+            return Declaration.from_json(told["declaration"]), wire.Limits(**told["limits"])
+        except Unavailable as error:
+            raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
+        except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"remote: {url} is no usable server of a reward: {error}") from None
+
+    def _persist(self, attempt: Callable[[], Any]) -> Any:
+        return persist(attempt, self.patience, sleep=self.sleep, clock=self.clock)
+
+
+def _text_bytes(inputs: Inputs) -> int:
+    """Most bytes that the prompt and columns of one sample take."""
+    columns = zip(*inputs.columns.values()) if inputs.columns else [()] * len(inputs.prompts)
+    return max((12 * (len(text) + len(repr(row))) for text, row in zip(inputs.prompts, columns)), default=0) + 64

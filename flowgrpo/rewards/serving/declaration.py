@@ -1,0 +1,120 @@
+"""What a server says about its reward, so that the reward `remote` behaves as that one would."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..base import RESERVED, Reward, parameters
+
+SAMPLES = ("images", "completions")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A reward, seen from outside.
+
+    Attributes:
+        reward: its name in metrics.
+        samples: what it can score: "images", "completions" or both.
+        whole_group: whether it compares within groups, so that these have to arrive whole.
+        groups: whether it is given group ids.
+        batch_size: most samples in one call of it, or None.
+        needed: arguments without which it cannot be called.
+        columns: columns of the prompt file that it looks at; None if it takes any.
+        options: digest of its options, which are not told: they may hold what is nobody else's business.
+    """
+
+    reward: str
+    samples: tuple[str, ...]
+    whole_group: bool
+    groups: bool
+    batch_size: int | None
+    needed: tuple[str, ...]
+    columns: tuple[str, ...] | None
+    options: str = ""
+
+    @classmethod
+    def of(cls, reward: Reward, source: str, options: Mapping[str, Any]) -> Declaration:
+        """What there is to say of a reward.
+
+        Args:
+            reward: the scorer.
+            source: the name it was built from; enters the digest.
+            options: those it was built with.
+
+        Raises:
+            ValueError: the reward can score neither images nor completions.
+        """
+        needed = tuple(reward.needed)
+        wanted = tuple(kind for kind in SAMPLES if kind in needed)
+        samples = wanted or tuple(kind for kind in SAMPLES if reward.takes(kind))
+        if not samples or len(wanted) > 1:
+            raise ValueError(
+                f"reward {reward.name!r} takes {', '.join(needed) or 'nothing'}; a reward that is served takes "
+                "`images` or `completions`"
+            )
+        found = parameters(reward.function)
+        takes_any = found is None or any(p.kind is p.VAR_KEYWORD for p in found.values())
+        known = [name for name in found or () if name not in (*RESERVED, *options)]
+        text = json.dumps([source, {name: options[name] for name in sorted(options)}], default=repr)
+        return cls(
+            reward.name,
+            samples,
+            reward.whole_group,
+            reward.takes_groups,
+            reward.batch_size,
+            needed,
+            None if takes_any else tuple(known),
+            hashlib.sha256(text.encode()).hexdigest()[:16],
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for servers that serve the same reward with the same options."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """How the reward is called: what it needs without a default, what else it looks at with one."""
+        needed = dict.fromkeys(("prompts", *self.needed, *(("groups",) if self.whole_group else ())))
+        optional = dict.fromkeys((*self.samples, *(("groups",) if self.groups else ()), *(self.columns or ())))
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        found = [inspect.Parameter(name, keyword) for name in needed]
+        found += [inspect.Parameter(name, keyword, default=None) for name in optional if name not in needed]
+        if self.columns is None:
+            found.append(inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD))
+        return inspect.Signature(found)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the server to tell."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Any) -> Declaration:
+        """What a server told.
+
+        Raises:
+            ValueError: it is no declaration.
+        """
+        try:
+            columns, size = told["columns"], told["batch_size"]
+            declaration = cls(
+                str(told["reward"]),
+                tuple(str(kind) for kind in told["samples"]),
+                bool(told["whole_group"]),
+                bool(told["groups"]),
+                None if size is None else int(size),
+                tuple(str(name) for name in told["needed"]),
+                None if columns is None else tuple(str(name) for name in columns),
+                str(told["options"]),
+            )
+            # A name that is none would show only here.
+            _ = declaration.signature
+            return declaration
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"it declares no reward: {type(error).__name__}: {error}") from None

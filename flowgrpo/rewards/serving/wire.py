@@ -1,0 +1,264 @@
+"""What travels between the reward `remote` and a server: samples there, scores back. Nothing in it can run.
+
+A request is
+
+    8 bytes   length of the header, big-endian
+    header    JSON: {"version", "serves", "prompts", "columns", "groups", "samples"}
+    payload   the images, one after another
+
+where `samples` says what the payload is:
+
+    {"kind": "completions", "texts": [...]}                                    no payload
+    {"kind": "images", "encoding": "float32", "shape": [B, 3, H, W]}           little-endian, bit for bit
+    {"kind": "images", "encoding": "uint8", "shape": [B, 3, H, W]}             round(255 · value)
+    {"kind": "images", "encoding": "png", "shape": ..., "sizes": [...]}        a file a frame, rounded in the same way
+
+Videos have the shape [B, F, 3, H, W]. A reply is JSON, and its numbers are those of float32 exactly.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..base import Scores
+from ..inputs import Inputs
+
+VERSION = 1
+CONTENT_TYPE = "application/x-flowgrpo"
+ENCODINGS = ("float32", "uint8", "png")
+PREFIX_BYTES = 8
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server accepts in one request.
+
+    Attributes:
+        most_bytes: of the whole request.
+        most_samples: images, videos or completions.
+        most_frames: of a video.
+        most_side: height and width, in pixels.
+    """
+
+    most_bytes: int = 512 << 20
+    most_samples: int = 4096
+    most_frames: int = 1024
+    most_side: int = 8192
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{limit.name} is {value!r}; give a whole number of 1 or more")
+
+
+def pack(inputs: Inputs, serves: str, encoding: str = "float32") -> bytes:
+    """A request.
+
+    Args:
+        inputs: B samples with all that is known of them; images in [0, 1].
+        serves: fingerprint of the declaration that the server is expected to have.
+        encoding: of images, see above.
+
+    Raises:
+        ValueError: a column holds something that JSON cannot carry.
+    """
+    for name, column in inputs.columns.items():
+        for row, value in enumerate(column):
+            if not _is_plain(value):
+                raise ValueError(
+                    f"the column {name!r} has a {type(value).__name__} in row {row} ({value!r:.60}), which cannot be "
+                    "sent; use texts, numbers, true, false, null, and lists and objects of these"
+                )
+    samples, payload = _pack_samples(inputs.samples, encoding)
+    header = {
+        "version": VERSION, "serves": serves, "prompts": inputs.prompts, "columns": inputs.columns,
+        "groups": inputs.groups, "samples": samples,
+    }  # fmt: skip
+    text = json.dumps(header).encode()
+    return b"".join([len(text).to_bytes(PREFIX_BYTES, "big"), text, *payload])
+
+
+def unpack(body: bytes | bytearray, limits: Limits) -> tuple[Inputs, str]:
+    """The samples of a request, and the fingerprint it expects.
+
+    Raises:
+        ValueError: it is malformed, or beyond the limits; says how.
+    """
+    length = int.from_bytes(body[:PREFIX_BYTES], "big")
+    if len(body) < PREFIX_BYTES or length > len(body) - PREFIX_BYTES:
+        raise ValueError(f"the header should have {length} bytes, and the request has {len(body)} in all")
+    header = _read_json(body[PREFIX_BYTES : PREFIX_BYTES + length])
+    payload = memoryview(body)[PREFIX_BYTES + length :]
+    if header.get("version") != VERSION:
+        raise ValueError(f"the request is of version {header.get('version')!r}; this server reads version {VERSION}")
+    prompts = _texts(header.get("prompts"), "prompts")
+    if len(prompts) > limits.most_samples:
+        raise ValueError(f"{len(prompts)} samples are more than {limits.most_samples}; send fewer at a time")
+    columns, groups = header.get("columns"), header.get("groups")
+    if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
+        raise ValueError("`columns` is no object of lists")
+    if groups is not None and not (isinstance(groups, list) and all(type(group) is int for group in groups)):
+        raise ValueError("`groups` is neither null nor a list of integers")
+    samples = _unpack_samples(header.get("samples"), payload, limits)
+    return Inputs(samples, prompts, columns, groups), str(header.get("serves"))
+
+
+def pack_scores(scores: Scores) -> bytes:
+    """A reply with the scores of B samples; NaN becomes null."""
+    reply = {
+        "values": _numbers(scores.values),
+        "sub_scores": {name: _numbers(column) for name, column in scores.sub_scores.items()},
+        "notes": list(scores.notes),
+    }
+    return json.dumps(reply, allow_nan=False).encode()
+
+
+def unpack_scores(body: bytes) -> Scores:
+    """The scores of a reply, not yet checked.
+
+    Raises:
+        ValueError: it is no such reply.
+    """
+    reply = _read_json(body)
+    if not (isinstance(reply.get("sub_scores"), dict) and isinstance(reply.get("notes"), list)):
+        raise ValueError("the reply is not that of a server of rewards")
+    return Scores(reply.get("values"), reply["sub_scores"], reply["notes"])
+
+
+def sample_bytes(samples: Tensor | list[str]) -> int:
+    """Most bytes that one sample takes in a request, its prompt and columns aside."""
+    if isinstance(samples, Tensor):
+        return math.prod(samples.shape[1:]) * 4
+    # A character outside of the basic plane takes twelve bytes in JSON.
+    return max((12 * len(text) for text in samples), default=0)
+
+
+def limits_as_json(limits: Limits) -> dict[str, int]:
+    """For the server to tell."""
+    return asdict(limits)
+
+
+def _pack_samples(samples: Tensor | list[str], encoding: str) -> tuple[dict[str, Any], list[bytes]]:
+    if not isinstance(samples, Tensor):
+        return {"kind": "completions", "texts": samples}, []
+    about: dict[str, Any] = {"kind": "images", "encoding": encoding, "shape": list(samples.shape)}
+    if encoding == "float32":
+        return about, [samples.detach().float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()]
+    pixels = (samples.detach().float() * 255).round().clamp(0, 255).to(torch.uint8).cpu().contiguous()
+    if encoding == "uint8":
+        return about, [pixels.numpy().tobytes()]
+    files = [png(frame) for frame in pixels.flatten(0, -4)]
+    return {**about, "sizes": [len(file) for file in files]}, files
+
+
+def png(pixels: Tensor) -> bytes:
+    """A PNG file of an image [3, H, W] of uint8."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels.movedim(0, -1).numpy())).save(buffer, format="PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _unpack_samples(about: Any, payload: memoryview, limits: Limits) -> Tensor | list[str]:
+    if not isinstance(about, dict) or about.get("kind") not in ("images", "completions"):
+        raise ValueError("`samples` has to say kind images or completions")
+    if about["kind"] == "completions":
+        if len(payload):
+            raise ValueError(f"{len(payload)} bytes follow the completions; they have no payload")
+        return _texts(about.get("texts"), "texts")
+    shape, encoding = _shape(about.get("shape"), limits), about.get("encoding")
+    if encoding not in ENCODINGS:
+        raise ValueError(f"the encoding is {encoding!r}; it is one of {', '.join(ENCODINGS)}")
+    if encoding == "png":
+        return _unpack_files(about.get("sizes"), payload, shape)
+    dtype = np.dtype("<f4" if encoding == "float32" else "u1")
+    if len(payload) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{len(payload)} bytes are not {shape} numbers of {encoding}")
+    # Copied: what a request came in cannot be written to, and a reward may write into its images.
+    array = np.frombuffer(payload, dtype=dtype).reshape(shape)
+    if encoding == "float32":
+        return torch.from_numpy(array.astype(np.float32))
+    return torch.from_numpy(array.copy()).float() / 255
+
+
+def _unpack_files(sizes: Any, payload: memoryview, shape: list[int]) -> Tensor:
+    count, (height, width) = math.prod(shape[:-3]), shape[-2:]
+    if not isinstance(sizes, list) or len(sizes) != count or not all(type(s) is int and s > 0 for s in sizes):
+        raise ValueError(f"`sizes` has to be {count} sizes in bytes, one a frame")
+    if sum(sizes) != len(payload):
+        raise ValueError(f"the files have {sum(sizes)} bytes, and {len(payload)} came")
+    frames, start = np.empty((count, height, width, 3), dtype=np.uint8), 0
+    for number, size in enumerate(sizes):
+        frames[number] = _read_png(bytes(payload[start : start + size]), height, width, number)
+        start += size
+    return torch.from_numpy(frames).movedim(-1, 1).reshape(shape).float() / 255
+
+
+def _read_png(file: bytes, height: int, width: int, number: int) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        # The size stands at the beginning, so a small file of a huge picture is refused before it is unpacked.
+        with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
+            if image.size != (width, height) or image.mode != "RGB":
+                raise ValueError(f"it is {image.mode} of {image.size[0]}×{image.size[1]}, not RGB of {width}×{height}")
+            return np.asarray(image)
+    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
+        raise ValueError(f"frame {number} is no such PNG file: {error}") from None
+
+
+def _shape(shape: Any, limits: Limits) -> list[int]:
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError("`shape` is no list of sizes")
+    if len(shape) not in (4, 5) or shape[-3] != 3 or 0 in shape[1:]:
+        raise ValueError(f"images have shape {shape}; send [B, 3, H, W] or [B, F, 3, H, W]")
+    if max(shape[-2:]) > limits.most_side:
+        raise ValueError(f"{shape[-1]}×{shape[-2]} pixels are more than {limits.most_side} a side")
+    if len(shape) == 5 and shape[1] > limits.most_frames:
+        raise ValueError(f"{shape[1]} frames are more than {limits.most_frames}")
+    # Packed images may be much smaller than what they unpack to.
+    if math.prod(shape) > limits.most_bytes:
+        raise ValueError(f"images of shape {shape} are too many for a limit of {limits.most_bytes} bytes")
+    return shape
+
+
+def _read_json(text: bytes | bytearray) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"`{name}` is no list of texts")
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives back the very same value."""
+    if isinstance(value, list):
+        return all(_is_plain(inner) for inner in value)
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(inner) for name, inner in value.items())
+    return type(value) in _PLAIN
+
+
+def _numbers(values: Sequence[float] | Tensor) -> list[float | None]:
+    numbers = values.tolist() if isinstance(values, Tensor) else list(values)
+    return [None if math.isnan(number) else number for number in numbers]
