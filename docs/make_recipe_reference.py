@@ -19,15 +19,17 @@ from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.core.forward import FORWARD
 from flowgrpo.core.neighbours import quasi_norm
 from flowgrpo.core.registry import ADVANTAGES, SURROGATES
+from flowgrpo.core.trackers import CumulativeStandardiser, ValueTracker
 from flowgrpo.samplers.kernels import KERNELS
 from flowgrpo.training.credit import CREDITS
+from flowgrpo.training.text_preferences import FORMS
 
 PAGE = Path(__file__).resolve().with_name("recipes.md")
 
 INTRODUCTION = """\
 # Recipes
 
-<!-- Written by docs/make_recipe_reference.py from flowgrpo/configs/schema.py. Change those, not this page. -->
+<!-- Written by docs/make_recipe_reference.py from flowgrpo/configs/. Change those, not this page. -->
 
 A recipe is a YAML file that describes a whole run. `flowgrpo recipes` lists those that come with the package;
 `flowgrpo train RECIPE` takes such a name, or the path of a file of yours. Every key has a default except `rewards`
@@ -80,6 +82,31 @@ message names the nearest known key. Beyond single values:
   `objective.weight: guard`.
 - Two rewards do not share a name; a `label` tells them apart.
 - `rollout.prompts` is at most the number of training prompts, and a multiple of the number of processes.
+
+## Groups that teach little
+
+Where all samples of a prompt have one reward, their advantages are 0. The same lines serve images and text:
+
+| what to do | lines |
+| --- | --- |
+| leave them out of the count that the loss is divided by | `advantage.degenerate: skip` |
+| sample more of them, until there are successes and failures | `rollout.budget: {choice: until, rounds: 4}` |
+| share samples by what they teach | `rollout.budget: {choice: knapsack}`, or `interval`, `variance` |
+| choose prompts by what they teach | `data.curriculum: {}` |
+| compare with more than the group | `advantage.estimator: tracked`, or `cumulative`, `anchored`, `virtual_maximum` |
+| ask a prompt in several ways | `data.templates: ["{prompt}", "{prompt}, as a photograph"]` |
+| put a past success in the place of a failure (text) | `rollout.replay: 4` |
+
+With a budget or templates, `rollout.group` is the size of a round, and a prompt's samples of all rounds are one group.
+Rounds of images start from noises of their own. The metrics then have `rounds` and `samples`.
+
+## Several rewards
+
+Beside `weight`, a reward may have three more lines. With a `gate` it counts only where another reward is high enough,
+sample by sample or by the share of the group; behind a closed gate it is 0, and with `closed: null` it is left out, as
+suits rewards that are negative. `noise` is for a verifier whose rates of error are known. `at_least` makes a constraint
+of it: its weight then rises while its mean is below that, and is logged as `multiplier/NAME`. What is logged and saved
+as rewards is always what the rewards said.
 """
 
 TEXT = """\
@@ -119,6 +146,8 @@ NOTES = {
     "sampler.window.start": "First step a window may hold.",
     "sampler.window.stop": "All steps but the last if left out.",
     "rollout.group": "With plan `spine`, main lines per prompt; not used by `branch`.",
+    "advantage.multipliers.initial": "Where they start.",
+    "advantage.multipliers.maximum": "Largest of them.",
     "critic.learning_rate": "Of its AdamW.",
     "rollout.decode_batch": "Latents in one call of the decoder.",
     "rewards": "See [rewards.md](rewards.md).",
@@ -126,8 +155,6 @@ NOTES = {
     "rewards[].weight": "Factor in the combined reward; 0 only records the reward.",
     "rewards[].label": "What the reward is called in metrics; its own name if left out.",
     "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
-    "advantage.how": "Several rewards: `sum` adds them by weight and then compares, `gdpo` compares each within its "
-    "group, adds, and whitens.",
     "advantage.baseline": "The group's mean, the mean of the others (`loo`), or nothing.",
     "advantage.scale": "Standard deviation to divide by: of the group, of the whole batch (one process only), or none.",
     "advantage.eps": "Added to the standard deviation.",
@@ -179,7 +206,7 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ty
         if inner is not None:
             yield from sections(inner, f"{prefix}{name}.")
         elif prefix == "" and name == "rewards":
-            yield "rewards[].", entry_of(field.annotation)
+            yield from sections(entry_of(field.annotation), "rewards[].")
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -307,6 +334,7 @@ def page() -> str:
         f"{parts_table(CREDITS, ('experience', 'scores', 'settings', 'critic'))}\n"
     )
     others = {name: function for name, function in ADVANTAGES.items() if name != "group"}
+    others |= {"tracked": ValueTracker, "cumulative": CumulativeStandardiser}
     parts.append(
         "## Estimators\n\nValues of `advantage.estimator` beside `group`, and what `advantage.estimator_options` may\n"
         f"hold for each.\n\n{parts_table(others, ('rewards', 'groups', 'values'))}\n"
@@ -315,6 +343,11 @@ def page() -> str:
     parts.append(
         "## Forms\n\nValues of `objective.form` beside `transition`, and what `objective.form_options` may hold.\n\n"
         f"{parts_table(forms, ('rows', 'surrogate', 'advantages', 'group'))}\n"
+    )
+    given = ("logp", "ref_logp", "old_logp", "lengths", "pairs", "scores", "correct", "advantages", "groups")
+    parts.append(
+        "## Forms of text\n\nValues of `objective.form` beside `tokens`, and what `objective.form_options` may hold.\n"
+        f"\n{parts_table(FORMS, given)}\n"
     )
     parts.append(
         "## Surrogates\n\nValues of `objective.surrogate`, and what `objective.options` may hold for each.\n\n"

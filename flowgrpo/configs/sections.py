@@ -41,6 +41,9 @@ class LoraConfig(Section):
     init: Literal["gaussian", "default"] = "gaussian"
 
 
+PROMPT = "{prompt}"
+
+
 class CurriculumConfig(Section):
     """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order."""
 
@@ -54,6 +57,19 @@ class DataConfig(Section):
     train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
     curriculum: CurriculumConfig | None = Field(None, description="A seeded shuffle, pass by pass, if left out.")
+    templates: list[str] = Field(
+        default_factory=list,
+        description="Texts with `{prompt}` in them: a prompt is sampled with each, all its samples are one group, and "
+        "rewards see the prompt alone (prompt augmentation). Evaluations take the prompt as it is.",
+    )
+
+    @field_validator("templates")
+    @classmethod
+    def _hold_the_prompt(cls, templates: list[str]) -> list[str]:
+        wrong = [template for template in templates if template.count(PROMPT) != 1]
+        if wrong:
+            raise ValueError(f"the template {wrong[0]!r} must hold {PROMPT} once, where the prompt goes")
+        return templates
 
 
 class BudgetConfig(Section):
@@ -81,6 +97,9 @@ class GateConfig(Section):
 
     reward: str = Field(description="Label (or name) of the other reward.")
     at_least: float = Field(0.5, description="Its least value that opens the gate (G-RA, 2508.10548).")
+    closed: float | None = Field(
+        0.0, description="The reward behind a closed gate; `null` leaves it out of the statistics."
+    )
     share: float | None = Field(
         None, ge=0, le=1, description="Open for a whole group, where so large a share of it has that value (ConciseR)."
     )
@@ -201,6 +220,18 @@ class OptimizerConfig(Section):
     ema: EmaConfig | None = EmaConfig()
 
 
+class GuardConfig(Section):
+    """Watches an evaluation reward that nobody optimises: its fall tells of over-optimisation."""
+
+    reward: str = Field(min_length=1, description="Label (or name) of an evaluation reward.")
+    fall: float = Field(ge=0, description="It has fallen when its mean is more than this below the reference.")
+    reference: Literal["start", "best"] = Field("start", description="The first evaluations, or the best so far.")
+    settle: int = Field(1, ge=1, description="First evaluations that make the start.")
+    smooth: int = Field(1, ge=1, description="Latest evaluations that are averaged before they are compared.")
+    patience: int = Field(1, ge=1, description="Evaluations in a row that have to be that low.")
+    action: Literal["warn", "stop"] = Field("warn", description="`stop` ends the run, with its results saved.")
+
+
 class HeldOutConfig(Section):
     """Evaluation on held-out prompts with fixed seeds."""
 
@@ -208,6 +239,8 @@ class HeldOutConfig(Section):
     prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
     seeds: int = Field(1, ge=1, description="Samples per prompt.")
     rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
+
+    guards: list[GuardConfig] = Field(default_factory=list, description="Rewards that must not fall.")
 
     @field_validator("rewards")
     @classmethod

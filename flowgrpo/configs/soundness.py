@@ -211,30 +211,30 @@ def shared_faults(recipe: AnyRecipe) -> list[str]:
         )
     if advantage.how in ("worst", "agreement") and advantage.credit != "leaf":
         faults.append(f"advantage.how {advantage.how} is of samples; use advantage.credit leaf")
-    if recipe.rollout.budget is not None:
-        faults += _budget_faults(recipe)
+    budget = recipe.rollout.budget
+    if budget is not None and budget.choice != "until" and budget.most is not None and budget.most < budget.rounds:
+        faults.append(f"rollout.budget.most is {budget.most} with {budget.rounds} rounds a prompt on average; use more")
+    if budget is not None or recipe.data.templates:
+        faults += _round_faults(recipe, "rollout.budget" if budget is not None else "data.templates")
     return faults
 
 
-def _budget_faults(recipe: AnyRecipe) -> list[str]:
-    budget = recipe.rollout.budget
-    assert budget is not None
+def _round_faults(recipe: AnyRecipe, name: str) -> list[str]:
+    """Of samples of a prompt in several rounds, which the key `name` asks for."""
     faults = []
     if recipe.optimizer.updates > 1:
-        faults.append("rollout.budget makes rounds of unequal sizes, which are one optimizer step; use updates 1")
+        faults.append(f"{name} samples in rounds, which are one optimizer step; use optimizer.updates 1")
     if recipe.advantage.credit != "leaf":
-        faults.append("rollout.budget compares samples of several rounds; use advantage.credit leaf")
+        faults.append(f"{name} compares samples of several rounds; use advantage.credit leaf")
     if recipe.task == "text" and recipe.rollout.replay:
-        faults.append("rollout.replay mends a group that is complete, and rollout.budget grows it; leave one out")
-    if budget.choice != "until" and budget.most is not None and budget.most < budget.rounds:
-        faults.append(f"rollout.budget.most is {budget.most} with {budget.rounds} rounds a prompt on average; use more")
+        faults.append(f"rollout.replay mends a group that is complete, and {name} makes it in rounds; leave one out")
     if recipe.task == "images":
         if recipe.sampler.plan not in ("window", "ode") or recipe.sampler.probe is not None:
-            faults.append("rollout.budget needs chains; use sampler.plan window or ode, without probe")
+            faults.append(f"{name} needs chains; use sampler.plan window or ode, without probe")
         if recipe.objective.form in ("neighbour", "dgpo", "flow_dpo"):
             faults.append(
-                f"objective.form {recipe.objective.form} takes a whole group in a call, and rollout.budget cuts it "
-                "into rounds; leave one of them out"
+                f"objective.form {recipe.objective.form} takes a whole group in a call, and {name} cuts it into "
+                "rounds; leave one of them out"
             )
     return faults
 

@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..core.addressing import address
 from ..core.objectives import gaussian_kl
 from ..core.trees import depth_advantages, node_values
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
@@ -78,6 +79,28 @@ class Experience:
         sides = [(i + 1, plan.coefficients(i)[1]) for i, step in enumerate(plan.steps) if step.side]
         probed = torch.tensor([branch for branch, c in sides if c is not None and c.std == 0.0], dtype=torch.long)
         return ~torch.isin(rollout.branch[rollout.leaf], probed)
+
+    def origins(self) -> list[dict[str, Any]]:
+        """[L] for each leaf: `path`, the [step, child] of every branching above it, and `noise`, the seed of its root.
+
+        Without `noise` where the initial noises of a prompt share a part, which no single seed gives.
+        """
+        rollout, parents = self.rollout, self.rollout.parent.tolist()
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        own = self.plan.root_spread is None and bool(self.keys)
+        found = []
+        for node in rollout.leaf.tolist():
+            prompt, root = int(rollout.prompt[node]), int(rollout.root[node])
+            path: list[list[int]] = []
+            while (parent := parents[node]) >= 0:
+                if len(children[parent]) > 1:
+                    path.append([int(rollout.depth[parent]), children[parent].index(node)])
+                node = parent
+            noise = {"noise": address(self.keys[prompt], 0, root)} if own else {}
+            found.append({"path": path[::-1], **noise})
+        return found
 
     def leaf_values(self, leaf: Tensor) -> Tensor:
         """[N] values at the leaves [L], NaN at inner nodes."""

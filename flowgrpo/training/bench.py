@@ -43,6 +43,9 @@ class Silent:
     def evaluation(self, iteration: int, record: Any) -> None:
         """Nothing."""
 
+    def alarm(self, alarm: Any) -> None:
+        """Nothing."""
+
 
 def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
     data = recipe.model_dump()

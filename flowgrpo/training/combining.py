@@ -47,11 +47,12 @@ def combine(
         if reward.gate is None:
             continue
         main = scores.values[:, scores.names.index(reward.gate.reward)]
+        closed = torch.nan if reward.gate.closed is None else reward.gate.closed
         if reward.gate.share is None:
-            gated[:, k] = gated_rewards(values[:, k], main, threshold=reward.gate.at_least)
+            gated[:, k] = gated_rewards(values[:, k], main, threshold=reward.gate.at_least, closed=closed)
             continue
         success = (main >= reward.gate.at_least).to(main).masked_fill(main.isnan(), torch.nan)
-        gated[:, k] = group_gated_rewards(values[:, k], success, groups, at_least=reward.gate.share)
+        gated[:, k] = group_gated_rewards(values[:, k], success, groups, at_least=reward.gate.share, closed=closed)
     if settings.how not in ENSEMBLES:
         return replace(scores, values=gated)
     one = ENSEMBLES[settings.how](gated * scores.weights)[:, None]

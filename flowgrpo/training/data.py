@@ -6,12 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..configs.sections import PROMPT
 
 EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
 
@@ -140,6 +142,15 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{path} holds no prompt")
     return rows
+
+
+def templated(row: PromptRow, template: str) -> PromptRow:
+    """A prompt within a template; of a conversation its last message."""
+    text = template.replace(PROMPT, row.text)
+    if row.messages is None:
+        return replace(row, text=text)
+    *before, last = row.messages
+    return replace(row, text=text, messages=(*before, {**last, "content": text}))
 
 
 def columns_of(rows: Sequence[PromptRow]) -> dict[str, list[Any]]:

@@ -68,19 +68,35 @@ def generate(
     return torch.cat(parts)
 
 
-def sample_images(model: str, prompts: Sequence[str], out: Path, *, steps: int, seed: int, count: int) -> list[Path]:
+def sample_images(
+    model: str, prompts: Sequence[str], out: Path, *, steps: int, seed: int, count: int, noise: int | None = None
+) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
 
+    Args:
+        model: as `open_model`.
+        prompts: texts.
+        out: folder.
+        steps: of denoising.
+        seed: of the first image of a prompt; the next ones have the next seeds.
+        count: images of a prompt.
+        noise: seed of the generator of the initial noise itself, as `samples/index.jsonl` of a run has it.
+
     Raises:
-        ValueError: a file of that name exists.
+        ValueError: a file of that name exists, or `noise` with several images of a prompt.
     """
-    paths = [out / f"{p:03d}-{seed + k}.png" for p in range(len(prompts)) for k in range(count)]
+    if noise is not None and count != 1:
+        raise ValueError(f"--noise is of one image and --count is {count}; leave one of them out")
+    first = seed if noise is None else noise
+    paths = [out / f"{p:03d}-{first + k}.png" for p in range(len(prompts)) for k in range(count)]
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
     pipe, call = open_model(model)
     texts = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
+    if noise is not None:
+        keys = [noise] * len(prompts)
     images = generate(pipe, call, texts, keys, steps)
     out.mkdir(parents=True, exist_ok=True)
     for path, image in zip(paths, images):

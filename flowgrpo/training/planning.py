@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ..configs.schema import Recipe, WindowConfig
+from ..configs.schema import AnyRecipe, Recipe, WindowConfig
 from ..core.registry import SURROGATES
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
@@ -208,3 +208,19 @@ def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
     if recipe.objective.ratio == "guard" and recipe.sampler.kernel == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found
+
+
+def budget_line(recipe: AnyRecipe) -> str | None:
+    """What rounds make of the number of samples, in words; None without any."""
+    budget, rollout, templates = recipe.rollout.budget, recipe.rollout, len(recipe.data.templates)
+    round_size, first = rollout.prompts * rollout.group, max(templates, 1)
+    named = f"in rounds of {rollout.group} a prompt"
+    if templates:
+        named += f", {templates} of them with a template each"
+    if budget is None:
+        return f"{named}: {round_size * first} samples an iteration" if templates else None
+    if budget.choice == "until":
+        most = max(min(budget.rounds, budget.most or budget.rounds), first)
+        return f"{named}, at most {most}: {round_size * first} to {round_size * most} samples an iteration"
+    mean = max(budget.rounds, first)
+    return f"{named}, {mean} on average: {round_size * mean} samples an iteration"

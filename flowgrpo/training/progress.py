@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from ..rewards.guards import Alarm
     from .trainer import Trainer
 
 _HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl {:>9}  s/iter     left"
@@ -73,6 +74,11 @@ class ConsoleReporter:
             error = record["ratio/first_error"]
             verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
             self.say(f"ratio before the first update: {verdict}")
+
+    def alarm(self, alarm: Alarm) -> None:
+        """A line for a reward that has fallen, and what follows from it."""
+        end = "the run ends here, its weights are saved" if alarm.guard.action == "stop" else "the run goes on"
+        self.say(f"guard: {alarm}; {end}")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""

@@ -77,6 +77,10 @@ class Rounds:
             found[name] = sum(share * record[name] for share, record in zip(shares, records))
         return found
 
+    def origins(self) -> list[dict[str, Any]]:
+        """[L] round by round."""
+        return [origin for part in self.parts for origin in part.origins()]
+
     def node_advantages(self, leaf: Tensor) -> Tensor:
         """[N] round by round."""
         return torch.cat([part.node_advantages(own) for part, own in zip(self.parts, leaf.split(self._sizes()))])
@@ -172,17 +176,19 @@ Sample = Callable[[Sequence[int], Sequence[int]], Collected]
 
 
 def collect_rounds(
-    budget: BudgetConfig,
+    budget: BudgetConfig | None,
     count: int,
+    first: int,
     group: int,
     sample: Sample,
     score: Callable[[Collected, Sequence[int]], RewardBatch],
 ) -> tuple[Rounds, RewardBatch]:
-    """A first round of every prompt, and more as the budget says.
+    """The first rounds of every prompt, and more as the budget says.
 
     Args:
-        budget: which prompts get more.
+        budget: which prompts get more; None for none.
         count: P prompts.
+        first: rounds of every prompt in the first call.
         group: samples of a round.
         sample: makes a rollout.
         score: scores a rollout, given the prompt of each of its entries.
@@ -191,7 +197,7 @@ def collect_rounds(
     parts: list[Collected] = []
     scores: list[RewardBatch] = []
     rounds = [0] * count
-    entries = list(range(count))
+    entries = [p for p in range(count) for _ in range(first)]
     while entries:
         numbers = []
         for p in entries:
@@ -200,6 +206,8 @@ def collect_rounds(
         parts.append(sample(entries, numbers))
         prompts.append(tuple(entries))
         scores.append(score(parts[-1], entries))
+        if budget is None:
+            break
         entries = _next_entries(budget, group, rounds, Rounds(tuple(parts), tuple(prompts)), join_scores(scores))
     return Rounds(tuple(parts), tuple(prompts)), join_scores(scores)
 
@@ -215,14 +223,15 @@ def _next_entries(
         )
         most = min(budget.rounds, budget.most or budget.rounds)
         return [p for p, complete in enumerate(done.tolist()) if not complete and rounds[p] < most]
-    if max(rounds) > 1:
+    if len(so_far.parts) > 1:
         return []
+    first = rounds[0]
     statistics = [_statistic(budget, rewards[so_far.groups == p]) for p in range(len(rounds))]
     gain = partial(GAINS[budget.choice], **({"bonus": budget.bonus} if budget.choice == "interval" else {}))
-    sizes = allocate(
-        statistics, budget.rounds * len(rounds), partial(_of_a_round, gain, group), least=1, most=budget.most
-    )
-    return [p for p, size in enumerate(sizes) for _ in range(size - 1)]
+    total = max(budget.rounds, first) * len(rounds)
+    limit = None if budget.most is None else max(budget.most, first)
+    sizes = allocate(statistics, total, partial(_of_a_round, gain, group), least=first, most=limit)
+    return [p for p, size in enumerate(sizes) for _ in range(size - first)]
 
 
 def _of_a_round(gain: Gain, group: int, statistic: float, rounds: int) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -133,17 +134,18 @@ class RunFolder:
         return sorted(p for p in self.checkpoints.glob("iter-*") if p.is_dir())
 
 
-def save_image(path: Path, image: Tensor) -> None:
-    """Write an image [3, H, W] in [0, 1] as PNG; a video [F, 3, H, W] as its frames side by side."""
+def pixels(image: Tensor) -> NDArray[np.uint8]:
+    """[H, W, 3] of an image [3, H, W] in [0, 1]; a video [F, 3, H, W] is its frames side by side."""
     if image.ndim == 4:
         image = torch.cat(list(image), dim=-1)
     array = image.float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(array)
 
-    def write(temporary: Path) -> None:
-        Image.fromarray(np.ascontiguousarray(array)).save(temporary, format="PNG")
 
+def save_image(path: Path, image: Tensor) -> None:
+    """Write an image or video as PNG, see `pixels`."""
     temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
+    Image.fromarray(pixels(image)).save(temporary, format="PNG")
     os.replace(temporary, path)
 
 

@@ -20,12 +20,13 @@ from ..pipelines.denoiser import Denoiser
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
+from ..rewards.guards import Guard, Guards
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from .credit import credit_of
 from .critic import Critic
-from .data import PromptRow, PromptStream, columns_of, read_prompts
+from .data import PromptRow, PromptStream, columns_of, read_prompts, templated
 from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .run_folder import RunFolder
@@ -130,6 +131,7 @@ class Session:
         self.recipe, self.run = recipe, run
         checked = checked or Checked(recipe)
         self.data, self.rewards, self.evaluation = checked.data, checked.rewards, checked.evaluation
+        self.guards = checked.guards
         if run is not None:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
         trackers: Any = list(recipe.run.trackers) or None
@@ -149,8 +151,9 @@ class Session:
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
-            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter
-        )
+            self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter,
+            self.guards,
+        )  # fmt: skip
 
 
 def lora_spec(config: LoraConfig) -> LoraSpec:
@@ -174,7 +177,8 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     weights.gradient_checkpointing(model.gradient_checkpointing)
     cache = PromptCache(pipe, call)
     if model.release_text_encoders:
-        cache.encode(list(dict.fromkeys(row.text for row in [*data.train.rows, *data.heldout])))
+        asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
+        cache.encode(list(dict.fromkeys(row.text for row in [*data.train.rows, *data.heldout, *asked])))
         cache.release()
     steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
     policies = []
@@ -220,7 +224,8 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
         reinitialise(language, recipe.run.seed)
     language.model.to(device)
     most = recipe.generation.max_prompt_tokens
-    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+    asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
+    for source, rows in ((recipe.data.train, [*data.train.rows, *asked]), (recipe.data.heldout, data.heldout)):
         for row in rows:
             length = len(language.encode(row.text, row.messages))
             if not 0 < length <= most:
@@ -271,9 +276,26 @@ class Checked:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
         self.evaluation = RewardSet(reward_specs(evaluated))
+        self.guards = guards_of(recipe, self.rewards, self.evaluation)
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():
                 reward.check(kind, columns_of(rows), grouped=True)
+
+
+def guards_of(recipe: AnyRecipe, rewards: RewardSet, evaluation: RewardSet) -> Guards:
+    """What watches the evaluations of a recipe.
+
+    Raises:
+        ValueError: a guard of what is not evaluated or is optimised, two of one reward, or guards without evaluations.
+    """
+    given = recipe.evaluate.guards
+    if given and recipe.data.heldout is None:
+        raise ValueError("evaluate.guards watch evaluations, and data.heldout is null; name a file, or leave them out")
+    weights = dict(zip(rewards.names, rewards.weights.tolist()))
+    try:
+        return Guards([Guard(**guard.model_dump()) for guard in given], evaluation.names, weights)
+    except ValueError as error:
+        raise ValueError(f"evaluate.guards: {error}") from None
 
 
 def _refuse_conversations(data: Data) -> None:

@@ -21,7 +21,7 @@ from .credit import total_reward
 from .critic import Critic
 from .data import PromptRow
 from .objectives import Objective, objective_of
-from .planning import clip_bounds, forecast
+from .planning import budget_line, clip_bounds, forecast
 
 
 class Collected(Protocol):
@@ -49,6 +49,9 @@ class Collected(Protocol):
 
     def record(self) -> dict[str, float]:
         """What the metrics say of the rollout itself."""
+
+    def origins(self) -> list[dict[str, Any]]:
+        """[L] what the index of samples says of how each came about."""
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
         """[N] advantages of the nodes from those of the samples [L]."""
@@ -223,6 +226,8 @@ class FlowTask(PolicyTask):
             f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
             f"{len(denoiser.sigmas) - 1} steps, {expected.optimizer_steps} optimizer step(s){clip}"
         )
+        if (line := budget_line(recipe)) is not None:
+            yield line
         yield from (f"note: {warning}" for warning in expected.warnings)
 
     def samples_per_iteration(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,10 @@ class Completions:
         """[B] bool: completions that count."""
         ended = torch.tensor(self.sampled.ended)
         return ended if self.drop_truncated else torch.ones_like(ended)
+
+    def origins(self) -> list[dict[str, Any]]:
+        """[B] nothing: a completion follows from its prompt and its number."""
+        return [{} for _ in self.samples]
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
         """The advantages as they are: a completion is its own node."""

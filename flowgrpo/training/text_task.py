@@ -12,7 +12,7 @@ from .checkpoint import Stateful
 from .clock import Clock
 from .data import PromptRow
 from .objectives import Objective
-from .planning import bound_surrogate, clip_of
+from .planning import bound_surrogate, budget_line, clip_of
 from .tasks import PolicyTask, trained_numbers
 from .text_objective import TokenObjective
 from .text_policy import Completions, TextPolicy
@@ -87,6 +87,8 @@ class TextTask(PolicyTask):
             f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} completions an iteration, at most "
             f"{recipe.generation.max_tokens} tokens, {steps} optimizer step(s){clip}"
         )
+        if (line := budget_line(recipe)) is not None:
+            yield line
         if steps == 1 and recipe.objective.surrogate == "clip":
             yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
 

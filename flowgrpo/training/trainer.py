@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -14,17 +15,20 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..configs.schema import AnyRecipe, EmaConfig, Recipe
+from ..configs.sections import PROMPT
 from ..core.addressing import address
-from ..core.diagnostics import degenerate_groups, summarise
+from ..core.diagnostics import degenerate_groups
 from ..pipelines.ema import Ema
+from ..rewards.guards import Alarm, Guards
 from ..rewards.runner import RewardBatch, RewardSet
 from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
 from .combining import combine
 from .credit import credit_of, kept_nodes
-from .data import PromptRow, PromptStream, columns_of
+from .data import PromptRow, PromptStream, columns_of, templated
 from .memory import Memory
 from .objectives import Objective
+from .records import number, sample_records, track_samples, update_record
 from .rounds import RoundsObjective, collect_rounds
 from .run_folder import RunFolder
 from .tasks import Collected, Task
@@ -44,6 +48,9 @@ class Reporter(Protocol):
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Called after each evaluation."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Called when a reward that is watched has fallen."""
 
 
 @dataclass
@@ -72,10 +79,12 @@ class Trainer:
         run: RunFolder,
         accelerator: Accelerator,
         reporter: Reporter,
+        guards: Guards | None = None,
     ) -> None:
         self.recipe, self.task = recipe, task
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
         self.run, self.accelerator, self.reporter = run, accelerator, reporter
+        self.guards = guards or Guards([], [])
         settings = recipe.optimizer
         self.parameters = task.weights.parameters()
         self.optimizer = torch.optim.AdamW(
@@ -97,13 +106,15 @@ class Trainer:
         self.memory = Memory(recipe, accelerator.process_index)
         make = partial(task.objective, self.old.applied if self.old else None)
         self.objective: Objective = make()
-        if recipe.rollout.budget is not None:
+        self.in_rounds = recipe.rollout.budget is not None or bool(recipe.data.templates)
+        if self.in_rounds:
             _refuse_comparisons(rewards)
             self.objective = RoundsObjective(make)
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds beside the weights, by file name."""
-        return {"optimizer": self.optimizer, **self.averages, **self.task.parts(), **self.memory.parts()}
+        guards = {"guards": self.guards} if self.guards.guards else {}
+        return {"optimizer": self.optimizer, **self.averages, **self.task.parts(), **self.memory.parts(), **guards}
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -123,6 +134,8 @@ class Trainer:
         while self.next_iteration < total:
             iteration = self.next_iteration
             evaluated = self.evaluate(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
+            if self._stopped(iteration, evaluated):
+                break
             self.clock.lap()
             record = self.iterate(iteration)
             record |= evaluated
@@ -134,13 +147,33 @@ class Trainer:
             self.next_iteration = iteration + 1
             if self.next_iteration % settings.checkpoint_every == 0 or self.next_iteration == total:
                 self._checkpoint()
-        final = self.evaluate(total)
-        if self.accelerator.is_main_process and final:
-            self.run.log({"iteration": total, **final})
+        else:
+            final = self.evaluate(total)
+            self._stopped(total, final)
+            if self.accelerator.is_main_process and final:
+                self.run.log({"iteration": total, **final})
         self._save_results()
         self.rewards.close()
         self.evaluation.close()
         self.accelerator.end_training()
+
+    def _stopped(self, iteration: int, evaluated: dict[str, float | None]) -> bool:
+        """Tell the guards of an evaluation; whether one of them ends the run before its last iteration.
+
+        The checkpoint of such an end holds what the guards knew before, for the evaluation is repeated on resuming.
+        """
+        before = copy.deepcopy(self.guards.state_dict())
+        alarms = self.guards.observe(iteration, {name.removeprefix("eval/"): v for name, v in evaluated.items()})
+        for alarm in alarms:
+            self.reporter.alarm(alarm)
+        evaluated |= {f"guard/{alarm.guard.reward}": 1.0 for alarm in alarms}
+        stops = iteration < self.recipe.run.iterations and any(alarm.guard.action == "stop" for alarm in alarms)
+        if stops:
+            self.guards.load_state_dict(before)
+            self._checkpoint()
+            if self.accelerator.is_main_process:
+                self.run.log({"iteration": iteration, **evaluated})
+        return stops
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration: collect, score, advantage, update. Returns its metrics."""
@@ -160,9 +193,8 @@ class Trainer:
         return record
 
     def sample(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
-        """This rank's share of the iteration's prompts, sampled and scored, in rounds if the recipe has a budget."""
-        budget = self.recipe.rollout.budget
-        if budget is None:
+        """This rank's share of the iteration's prompts, sampled and scored, in rounds if the recipe wants them."""
+        if not self.in_rounds:
             rows, experience = self.collect(iteration)
             with self.clock.part("reward"):
                 scores = self.score(self.rewards, rows, experience)
@@ -170,17 +202,20 @@ class Trainer:
                 experience, scores = replay_successes(self.memory.successes, rows, experience, scores)
             return rows, experience, scores
         rows, first = self.rows(iteration), self._first(iteration)
+        templates = self.recipe.data.templates or [PROMPT]
 
         def sampled(prompts: Sequence[int], numbers: Sequence[int]) -> Any:
             keys = [self._key(first + p, number) for p, number in zip(prompts, numbers)]
+            asked = [templated(rows[p], templates[n % len(templates)]) for p, n in zip(prompts, numbers)]
             with self.old.applied() if self.old else nullcontext():
-                return self.task.rollout([rows[p] for p in prompts], keys, iteration, self.clock)
+                return self.task.rollout(asked, keys, iteration, self.clock)
 
         def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
             with self.clock.part("reward"):
                 return self.score(self.rewards, [rows[p] for p in prompts], part)
 
-        return rows, *collect_rounds(budget, len(rows), self.recipe.rollout.group, sampled, scored)
+        settings = self.recipe.rollout
+        return rows, *collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored)
 
     def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
         """One round of this rank's share of the iteration's prompts, not scored."""
@@ -244,8 +279,8 @@ class Trainer:
         settings, objective = self.recipe.optimizer, self.objective
         with self.clock.part(self.task.update_part):
             objective.prepare(experience)
-        for number in range(settings.epochs * settings.updates):
-            part = number % settings.updates
+        for step in range(settings.epochs * settings.updates):
+            part = step % settings.updates
             rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.task.device)
             rows = self.accelerator.reduce(rows, "sum").clamp(min=1.0)
             for batch in objective.batches(experience, part, keep):
@@ -253,11 +288,11 @@ class Trainer:
                     outcome = objective.backward(experience, batch, advantages, keep, rows)
                 statistics += outcome.statistics
                 sums = {name: sums.get(name, 0) + value for name, value in outcome.metrics.items()}
-                if number == 0:
+                if step == 0:
                     first_error = torch.maximum(first_error, outcome.error)
             with self.clock.part("optimizer"):
                 norms.append(self._step())
-        return self._update_record(statistics, sums, first_error, norms)
+        return update_record(statistics, sums, first_error, norms)
 
     def _step(self) -> Tensor:
         if self.accelerator.num_processes > 1:
@@ -291,21 +326,9 @@ class Trainer:
         total, count = packed[: sums.numel()].view(2, -1)
         record: dict[str, Any] = {"iteration": iteration}
         means = total / count
-        record |= {f"reward/{name}": _number(mean) for name, mean in zip(scores.names, means)}
-        record["reward/total"] = _number((means.nan_to_num() * scores.weights).sum())
-        record["degenerate_groups"] = _number(packed[-2] / packed[-1])
-        return record
-
-    def _update_record(
-        self, statistics: Tensor, sums: dict[str, Tensor], first_error: Tensor, norms: list[Tensor]
-    ) -> dict[str, Any]:
-        record: dict[str, Any] = {"ratio/first_error": _number(torch.expm1(first_error))}
-        for name, (total, count) in sums.items():
-            record[name if name != "ratio" else "ratio/mean"] = _number(total / count)
-        record["grad_norm"] = _number(torch.stack(norms).mean())
-        by_step = summarise(statistics)
-        trained = [int(i) for i in by_step["count"].nonzero().flatten()]
-        record["steps"] = {str(i): {key: _number(values[i]) for key, values in by_step.items()} for i in trained}
+        record |= {f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)}
+        record["reward/total"] = number((means.nan_to_num() * scores.weights).sum())
+        record["degenerate_groups"] = number(packed[-2] / packed[-1])
         return record
 
     def evaluate(self, iteration: int) -> dict[str, float | None]:
@@ -320,7 +343,7 @@ class Trainer:
         scores = self.score(self.evaluation, rows, experience)
         total = torch.stack([scores.values.nansum(0), (~scores.values.isnan()).float().sum(0)])
         total, count = self.accelerator.reduce(total.to(self.task.device), "sum").cpu()
-        record = {f"eval/{name}": _number(mean) for name, mean in zip(scores.names, total / count)}
+        record = {f"eval/{name}": number(mean) for name, mean in zip(scores.names, total / count)}
         if self.accelerator.is_main_process:
             self._save_samples("eval", iteration, rows, experience, scores)
         self.reporter.evaluation(iteration, record)
@@ -329,22 +352,9 @@ class Trainer:
     def _save_samples(
         self, phase: str, iteration: int, rows: list[PromptRow], experience: Collected, scores: RewardBatch
     ) -> None:
-        seen: dict[int, int] = {}
-        records = []
-        for sample, owner in enumerate(experience.prompt_of_sample):
-            row = rows[owner]
-            seed = seen[owner] = seen.get(owner, -1) + 1
-            records.append(
-                {
-                    "prompt": row.text,
-                    "prompt_id": row.id,
-                    "seed": seed,
-                    "sample": sample,
-                    **scores.record(sample),
-                    "columns": row.columns,
-                }
-            )
+        records = sample_records(rows, experience, scores)
         self.run.save_samples(phase, iteration, experience.samples, records)
+        track_samples(self.accelerator.trackers, phase, iteration, experience.samples, records)
 
     def _checkpoint(self) -> None:
         if self.accelerator.is_main_process:
@@ -373,7 +383,8 @@ def _refuse_comparisons(rewards: RewardSet) -> None:
     whole = [reward.name for reward in rewards.rewards if reward.whole_group]
     if whole:
         raise ValueError(
-            f"rollout.budget scores round by round, and {', '.join(whole)} compares whole groups; leave one of them out"
+            f"with rollout.budget or data.templates samples are scored round by round, and {', '.join(whole)} compares "
+            "whole groups; leave one of them out"
         )
 
 
@@ -394,8 +405,3 @@ def learning_rate(recipe: AnyRecipe, taken: int) -> float:
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _number(value: Tensor) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowgrpo.training.data import PromptRow, PromptStream, columns_of, prompt_path, read_prompts
+from flowgrpo.training.data import PromptRow, PromptStream, columns_of, prompt_path, read_prompts, templated
 
 
 def written(folder: Path, name: str, content: str | bytes) -> str:
@@ -188,3 +188,14 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install pyarrow" in refused(written(tmp_path, "p.parquet", "a"))
+
+
+def test_a_template_goes_around_the_last_message() -> None:
+    plain = PromptRow(3, "2 {x} 2", {"answer": 4})
+    assert templated(plain, "Think. {prompt}!") == PromptRow(3, "Think. 2 {x} 2!", {"answer": 4})
+    talk = PromptRow(0, "why", {}, ({"role": "user", "content": "so"}, {"role": "user", "content": "why"}))
+    found = templated(talk, "{prompt}?")
+    assert found.text == "why?"
+    assert found.messages == ({"role": "user", "content": "so"}, {"role": "user", "content": "why?"})
+    assert talk.messages is not None
+    assert talk.messages[-1]["content"] == "why"

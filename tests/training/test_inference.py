@@ -1,5 +1,6 @@
 """Sampling and evaluation outside a run agree with the run's own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,22 @@ def _evaluated(folder: Path, iteration: int) -> torch.Tensor:
     files = sorted((folder / "samples" / f"iter-{iteration:06d}").glob("eval-*.png"))
     pixels = np.stack([np.asarray(Image.open(file)) for file in files])
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+
+
+def test_an_image_of_the_index_is_made_again(finished: tuple[Path, list[dict]], tmp_path: Path) -> None:
+    folder, _ = finished
+    records = [json.loads(line) for line in (folder / "samples" / "index.jsonl").read_text().splitlines()]
+    last = [r for r in records if r["phase"] == "eval" and r["iteration"] == 2]
+    assert len({r["noise"] for r in last}) == len(last)
+    steps = load_recipe(folder / "config.yaml").sampler.steps
+    for number, record in enumerate(last[:2]):
+        [path] = sample_images(
+            str(folder), [record["prompt"]], tmp_path / str(number), steps=steps, seed=0, count=1, noise=record["noise"]
+        )
+        own, again = (np.asarray(Image.open(p), dtype=int) for p in (folder / "samples" / record["image"], path))
+        assert abs(own - again).max() <= 1
+    with pytest.raises(ValueError, match="--noise is of one image"):
+        sample_images(str(folder), ["a star"], tmp_path, steps=steps, seed=0, count=2, noise=1)
 
 
 def test_a_plain_pipeline_with_the_saved_lora_does_as_the_run_did(

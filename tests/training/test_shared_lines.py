@@ -128,6 +128,32 @@ def test_a_round_for_every_prompt_is_the_plain_rollout(lines: tuple[str, list[st
         assert torch.equal(one, other)
 
 
+def test_a_prompt_in_several_templates(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    reward = tmp_path / "sees.py"
+    reward.write_text(
+        "SEEN = []\n"
+        "def sees(prompts, **columns):\n    SEEN.extend(prompts)\n    return [k % 3 for k in range(len(prompts))]\n"
+    )
+    templates = "data.templates=['Think. {prompt}', '{prompt} In one word.']"
+    trainer = trainer_of(lines, tmp_path / "run", templates, f"rewards=[{{name: '{reward}:sees'}}]")
+    rows, e, _ = trainer.sample(0)
+    assert torch.bincount(e.groups).tolist() == [8, 8]
+    [part] = e.parts
+    if hasattr(part, "rollout"):
+        assert list(part.prompts) == [
+            t.format(prompt=r.text) for r in rows for t in ("Think. {prompt}", "{prompt} In one word.")
+        ]
+    else:
+        assert len(set(map(tuple, part.prompts))) == 4
+    # Rewards are asked about the prompt itself.
+    assert set(trainer.rewards.rewards[0]._owner.__globals__["SEEN"]) == {row.text for row in rows}
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["samples"] == 16
+    with pytest.raises(ValueError, match=r"must hold \{prompt\} once"):
+        trainer_of(lines, tmp_path / "two", "data.templates=['Think.']")
+
+
 @pytest.mark.parametrize("estimator", ["tracked", "cumulative"])
 def test_estimators_that_remember(lines: tuple[str, list[str]], tmp_path: Path, estimator: str) -> None:
     # The rewards of the pipeline are negative sizes; SPO's rate needs 0 to 1.

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...configs.load import dump_recipe, load_image_recipe, recipe_names
 from ...configs.schema import Recipe
+from ...rewards.guards import Alarm
 from ..bench import flow_task
 from ..run_folder import RunFolder
 from ..session import Session, start
@@ -185,6 +186,10 @@ class Meter:
         self.states = [0, 0]
         found = ", ".join(f"{key.removeprefix('eval/')} {value}" for key, value in rounded(record).items())
         self.report(f"{self.name}: after {iteration} iterations {found}")
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {alarm}")
 
 
 def rounded(record: Mapping[str, float | None]) -> dict[str, str]:

@@ -1,0 +1,104 @@
+"""What a run writes down of its iterations and samples, in its folder and for trackers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.diagnostics import summarise
+from ..rewards.runner import RewardBatch
+from .data import PromptRow
+from .run_folder import pixels
+from .tasks import Collected
+
+SHOWN = 16
+"""Samples of a call that trackers get; the run folder has all of them."""
+
+
+def number(value: Tensor) -> float | None:
+    """A number for JSON; None for what is not finite."""
+    found = float(value)
+    return found if math.isfinite(found) else None
+
+
+def update_record(
+    statistics: Tensor, sums: Mapping[str, Tensor], first_error: Tensor, norms: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Metrics of the optimizer steps of one rollout.
+
+    Args:
+        statistics: [steps, 2, 4] of `core.diagnostics.step_statistics`.
+        sums: metric -> [sum, count].
+        first_error: largest absolute log-ratio before the first step.
+        norms: of the gradients.
+    """
+    record: dict[str, Any] = {"ratio/first_error": number(torch.expm1(first_error))}
+    for name, (total, count) in sums.items():
+        record[name if name != "ratio" else "ratio/mean"] = number(total / count)
+    record["grad_norm"] = number(torch.stack(list(norms)).mean())
+    by_step = summarise(statistics)
+    trained = [int(i) for i in by_step["count"].nonzero().flatten()]
+    record["steps"] = {str(i): {key: number(values[i]) for key, values in by_step.items()} for i in trained}
+    return record
+
+
+def sample_records(rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> list[dict[str, Any]]:
+    """[L] what the index of samples holds of each, but for phase, iteration and the sample itself."""
+    seen: dict[int, int] = {}
+    records = []
+    origins = experience.origins()
+    for sample, owner in enumerate(experience.prompt_of_sample):
+        row = rows[owner]
+        seed = seen[owner] = seen.get(owner, -1) + 1
+        records.append(
+            {
+                "prompt": row.text,
+                "prompt_id": row.id,
+                "seed": seed,
+                "sample": sample,
+                **origins[sample],
+                **scores.record(sample),
+                "columns": row.columns,
+            }
+        )
+    return records
+
+
+def track_samples(
+    trackers: Sequence[Any],
+    phase: str,
+    iteration: int,
+    samples: Tensor | list[str],
+    records: Sequence[Mapping[str, Any]],
+) -> None:
+    """Give some samples to trackers: images to those that take images, completions as text with their rewards.
+
+    The samples are spread over the call, so that they are not all of the first prompts.
+    """
+    if not trackers:
+        return
+    count = len(records)
+    chosen = sorted({k * count // min(count, SHOWN) for k in range(min(count, SHOWN))})
+    if isinstance(samples, list):
+        text = "\n\n".join(_quoted(records[k], samples[k]) for k in chosen)
+        for tracker in trackers:
+            tracker.log({f"samples/{phase}": text}, step=iteration)
+        return
+    images = np.stack([pixels(samples[k]) for k in chosen])
+    for tracker in trackers:
+        if getattr(tracker, "name", None) == "tensorboard":
+            tracker.log_images({f"samples/{phase}": images}, step=iteration, dataformats="NHWC")
+        elif hasattr(tracker, "log_images"):
+            tracker.log_images({f"samples/{phase}": list(images)}, step=iteration)
+
+
+def _quoted(record: Mapping[str, Any], completion: str) -> str:
+    """A completion as Markdown, in which nothing of it is markup."""
+    rewards = ", ".join(f"{name} {value:g}" for name, value in record["rewards"].items() if value is not None)
+    lines = [f"prompt: {record['prompt']}", f"rewards: {rewards}", "", *completion.splitlines()]
+    return "\n".join(f"    {line}" for line in lines)

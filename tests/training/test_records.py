@@ -1,0 +1,95 @@
+"""Samples reach the trackers of accelerate, images as images and completions as text."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.records import SHOWN, track_samples
+from flowgrpo.training.session import start
+
+
+class Recording:
+    name = "wandb"
+
+    def __init__(self) -> None:
+        self.images: list[tuple[dict, int]] = []
+        self.texts: list[tuple[dict, int]] = []
+
+    def log_images(self, values: dict, step: int) -> None:
+        self.images.append((values, step))
+
+    def log(self, values: dict, step: int) -> None:
+        self.texts.append((values, step))
+
+
+class Numbers:
+    """A tracker that takes no images, as some of accelerate's."""
+
+    name = "numbers"
+
+
+def test_images_are_spread_over_the_call() -> None:
+    tracker = Recording()
+    samples = torch.linspace(0, 1, 40).reshape(40, 1, 1, 1).expand(40, 3, 2, 2)
+    track_samples([tracker, Numbers()], "eval", 7, samples, [{}] * 40)
+    [(values, step)] = tracker.images
+    assert step == 7
+    images = values["samples/eval"]
+    assert len(images) == SHOWN
+    assert images[0].shape == (2, 2, 3)
+    assert images[0].dtype == np.uint8
+    found = [int(image[0, 0, 0]) for image in images]
+    assert found == sorted(set(found))
+    assert found[0] == 0
+    assert found[-1] > 220
+
+
+def test_a_video_is_its_frames_side_by_side() -> None:
+    tracker = Recording()
+    track_samples([tracker], "train", 0, torch.zeros(2, 5, 3, 4, 6), [{}] * 2)
+    assert [image.shape for image in tracker.images[0][0]["samples/train"]] == [(4, 30, 3)] * 2
+
+
+def test_completions_are_no_markup() -> None:
+    tracker = Recording()
+    records = [{"prompt": "2+2", "rewards": {"right": 1.0, "other": None}}]
+    track_samples([tracker], "eval", 3, ["# four\n<script>"], records)
+    [(values, step)] = tracker.texts
+    assert step == 3
+    lines = values["samples/eval"].splitlines()
+    assert all(line.startswith("    ") for line in lines)
+    assert [line.strip() for line in lines] == ["prompt: 2+2", "rewards: right 1", "", "# four", "<script>"]
+
+
+@pytest.mark.parametrize("task", ["images", "text"])
+def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], random_language_folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words: list[Any] = [*small, "run.iterations=1", "run.trackers=[tensorboard]"]
+    if task == "text":
+        reward = tmp_path / "size.py"
+        reward.write_text("def size(completions, **columns):\n    return [float(len(t)) for t in completions]\n")
+        words = [
+            f"model.path={random_language_folder}", "rollout={prompts: 2, group: 2, batch: 4}", "run.iterations=1",
+            "generation.max_tokens=3", f"rewards=[{{name: '{reward}:size'}}]", "evaluate={prompts: 2}",
+            "run.trackers=[tensorboard]",
+        ]  # fmt: skip
+    start(load_recipe("default" if task == "images" else "text", words), tmp_path / "run").trainer(Silent()).train()
+    # What it was started with stands in a file of its own.
+    tags: dict[str, set[str]] = {"images": set(), "tensors": set(), "scalars": set()}
+    for events in (tmp_path / "run").rglob("events.out.tfevents.*"):
+        found = EventAccumulator(str(events))
+        found.Reload()
+        for kind, names in tags.items():
+            names.update(found.Tags()[kind])
+    if task == "images":
+        # A step's images have numbers behind their tag.
+        assert {"samples/eval", "samples/train"} <= {"/".join(tag.split("/")[:2]) for tag in tags["images"]}
+    else:
+        assert {"samples/eval/text_summary", "samples/train/text_summary"} <= tags["tensors"]
+    assert "reward/total" in tags["scalars"]
