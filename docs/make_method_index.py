@@ -1,7 +1,8 @@
-"""Writes docs/methods.md: one entry a paper, with its recipes, what a method costs in code, and what was measured.
+"""Writes docs/methods.md: which published methods are here and how to choose them, and one entry a paper with a recipe.
 
-Run it from anywhere: `python docs/make_method_index.py`. Lines of code are counted from the source, figures are read
-from docs/benchmarks/claims.json where it exists.
+Run it from anywhere: `python docs/make_method_index.py`. The tables are those of method_rows.py, which checks what they
+claim. In the entries, lines of code are counted from the source, and figures are read from docs/benchmarks/claims.json
+where it exists.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+from method_rows import tables, wrapped
 
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, forward, neighbours, process, selection, trees
@@ -157,12 +160,20 @@ METHODS = (
 HEAD = """\
 # Methods
 
-<!-- Written by docs/make_method_index.py. Change that, not this page. -->
+<!-- Written by docs/make_method_index.py from docs/methods.yaml and the code. Change those, not this page. -->
+
+Published methods, paper by paper: first tables of what is here and how to choose it, then
+[an entry for every paper with a recipe](#recipes-for-images) of images. All run on one executor, one core and one loop,
+so parts of several combine: a window of a branching tree, with win rates and GRPO-Guard's ratio, is a recipe of a few
+lines. `flowgrpo plan` refuses what is unsound, and says why.
+
+"""
+
+ENTRIES = """\
+## Recipes for images
 
 One entry a paper: the recipe that runs it here (`flowgrpo train NAME`), how it differs from the released code, and what
-it costs in code. `NAME@published` has the published settings for the published model. All run on one executor, one
-core and one loop, so parts of several combine: a window of a branching tree, with win rates and GRPO-Guard's ratio, is
-a recipe of a few lines. `flowgrpo plan` refuses what is unsound, and says why.
+it costs in code. `NAME@published` has the published settings for the published model.
 
 Lines are those of statements: no blank lines, comments or docstrings. "Own code" is code that only this method needs
 so far; everything else it uses was there for others.
@@ -205,10 +216,6 @@ def _where(part: Callable[..., Any]) -> str:
     return f"`{module}.py` {part.__qualname__}"
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
-
-
 def _measured(claim: dict[str, Any]) -> str:
     """What the report of `flowgrpo bench claims` says of one claim."""
     return " ".join([f"Measured here: {claim['verdict']}.", *(finding["text"] for finding in claim["findings"])])
@@ -219,16 +226,20 @@ def entry(method: Method, measured: dict[str, str]) -> str:
     names = ", ".join(f"`{name}`" for name in method.recipes)
     paper = f" ([{method.arxiv}](https://arxiv.org/abs/{method.arxiv}))" if method.arxiv else ""
     parts = [(_where(part), code_lines(inspect.getsource(part))) for part in method.own]
-    lines = [f"## {method.title}{paper}", "", f"Recipes: {names}.", "", _wrapped(method.differs), ""]
+    lines = [f"### {method.title}{paper}", "", f"Recipes: {names}.", "", wrapped(method.differs), ""]
     code = "; ".join(f"{where} ({count} lines)" for where, count in parts) or "none"
     yaml_lines = " + ".join(str(recipe_lines(name)) for name in method.recipes)
-    lines += [_wrapped(f"Own code: {code}. Recipe: {yaml_lines} lines."), ""]
-    lines += [line for claim in method.claims if claim in measured for line in (_wrapped(measured[claim]), "")]
+    lines += [wrapped(f"Own code: {code}. Recipe: {yaml_lines} lines."), ""]
+    lines += [line for claim in method.claims if claim in measured for line in (wrapped(measured[claim]), "")]
     return "\n".join(lines)
 
 
 def page() -> str:
-    """The whole page."""
+    """The whole page.
+
+    Raises:
+        ValueError: a recipe without an entry, or a claim of the tables that does not hold.
+    """
     measured = {}
     if CLAIMS.is_file():
         found = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -237,7 +248,8 @@ def page() -> str:
     missing = sorted(set(recipe_names("images")) - listed - {"default"})
     if missing:
         raise ValueError(f"no entry for {', '.join(missing)}; add one to METHODS")
-    return HEAD + "\n" + "\n".join(entry(method, measured) for method in METHODS)
+    entries = "\n".join(entry(method, measured) for method in METHODS)
+    return f"{HEAD}{tables()}\n{ENTRIES}\n{entries}"
 
 
 if __name__ == "__main__":

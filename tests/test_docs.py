@@ -65,8 +65,13 @@ def reference():
 
 
 @pytest.fixture(scope="module")
-def methods():
-    return script("make_method_index")
+def rows():
+    return script("method_rows")
+
+
+@pytest.fixture(scope="module")
+def methods(rows):
+    return script("make_method_index")  # which imports the rows by name
 
 
 def test_method_index_is_what_the_code_says(methods):
@@ -79,6 +84,61 @@ def test_method_index_gives_the_answer_to_every_claim(methods, monkeypatch, tmp_
     monkeypatch.setattr(methods, "CLAIMS", tmp_path / "claims.json")
     assert methods.page().count("Measured here: not measured.") == len(CLAIMS) > 10
     assert sorted(name for method in methods.METHODS for name in method.claims) == sorted(c.name for c in CLAIMS)
+
+
+def test_claims_of_the_method_tables_hold(rows):
+    parts = rows.read_rows()
+    assert rows.faults(parts) == []
+    counted = {part.title[0]: len(part.rows) for part in parts if part.counted}
+    assert counted == {"A": 13, "B": 23, "C": 20, "D": 26, "E": 25, "F": 6}
+    assert sum(len(row.lines) for part in parts for row in part.rows) > 90
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"state": "planned"}, "use one of recipe, library, reward, not yet"),
+        ({"state": "not yet"}, "state not yet needs note"),
+        ({"state": "not yet", "note": "Much.", "library": ["core.kl"]}, "state not yet does not go with library"),
+        ({"state": "recipe", "recipes": ["branchgrp"]}, "there is no recipe 'branchgrp'"),
+        ({"state": "recipe", "both": [{"advantage.how": "gdpo"}], "arxiv": "9912.99999"}, "cites 9912.99999"),
+        ({"state": "recipe", "text": [{"advantage.estimator": "betta"}]}, "advantage.estimator"),
+        ({"state": "recipe", "text": [{"objective.surrogate": "sapo"}]}, "which surrogate sapo does not take"),
+        ({"state": "recipe", "images": [{"objective.surrogate": "sapo"}]}, "objective.clip_nats"),
+        ({"state": "recipe", "images": [{"rollout.replay": 4}]}, "unknown key 'replay'"),
+        ({"state": "recipe", "text": [{"advantage.estimator_options": {"k": 1}}]}, "another estimator than group"),
+        (
+            {"state": "recipe", "text": [{"objective.form": "dpo", "objective.options": {},
+                                          "objective.form_options": {"tau": 0.5}}]},
+            "tau",
+        ),
+        ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "this run makes completions"),
+        ({"state": "library", "library": ["core.trees.no_values"]}, "there is no core.trees.no_values"),
+        ({"state": "library", "library": ["core.trees.node_values"]}, "used outside of core"),
+        ({"state": "library", "library": ["core.baselines.beta_advantages"]}, "used outside of core"),
+        ({"state": "library", "library": ["core.units.sspo"], "arxiv": "2505.10978"}, "does not cite 2505.10978"),
+        ({"state": "reward", "reward": "length", "text": [{"rewards": [{"name": "answer"}]}]}, "does not name"),
+        ({"state": "reward", "reward": "prettiness"}, "no built-in reward"),
+        ({"state": "reward", "reward": "length", "text": [{"rewards": [{"name": "length", "options": {"mode": "x"}}]}]},
+         "length: mode is 'x'"),
+    ],
+)  # fmt: skip
+def test_a_claim_that_does_not_hold_is_found(rows, row, fault):
+    part = rows.Part("Z", (rows.Row("A paper", priority=1, **row),))
+    assert fault in "\n".join(rows.faults([part]))
+
+
+def test_method_tables_count_what_is_here(rows):
+    listed = (
+        rows.Row("one", "recipe", 1, recipes=["vgpo"]),
+        rows.Row("two", "not yet", 1, note="All."),
+        rows.Row("three", "reward", 2, reward="math"),
+        rows.Row("four", "library", 2, library=["core.units.sspo"]),
+    )
+    text = rows.counts([rows.Part("Z", listed), rows.Part("Y", (rows.Row("five", "recipe"),), counted=False)])
+    assert text.startswith("Of 4 published methods with a priority, 3 are here")
+    table = [re.findall(r"\d+", line.split("|", 2)[2]) for line in text.splitlines()[4:]]
+    assert table == [list("211001"), list("220110"), list("431111")]
 
 
 def test_lines_of_code_are_those_with_statements(methods):

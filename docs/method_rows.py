@@ -1,0 +1,320 @@
+"""The tables of docs/methods.md: published methods, whether they are here, and how each is chosen.
+
+Rows are in methods.yaml. What a row claims is checked against the code, as far as code can tell: lines of a recipe are
+read as a run would read them, names are imported, rewards are made, and numbers of papers are cited in the package.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from importlib.util import resolve_name
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import flowgrpo
+from flowgrpo.configs.load import load_recipe, recipe_names
+from flowgrpo.configs.schema import AnyRecipe, Recipe
+from flowgrpo.core.registry import ADVANTAGES, SELECTIONS, SURROGATES
+from flowgrpo.rewards.registry import BUILTIN
+from flowgrpo.rewards.runner import RewardSet
+from flowgrpo.training.credit import credit_of
+from flowgrpo.training.memory import Memory
+from flowgrpo.training.objectives import form_of
+from flowgrpo.training.planning import bound_surrogate, surrogate_of
+from flowgrpo.training.session import reward_specs
+from flowgrpo.training.text_preferences import FORMS
+
+ROWS = Path(__file__).resolve().with_name("methods.yaml")
+PACKAGE = Path(flowgrpo.__file__).parent
+BASES = {"images": "default", "text": "text"}
+NEEDS = {
+    "recipe": ("lines or recipes", ("library", "reward")),
+    "library": ("library", ("lines", "recipes", "reward")),
+    "reward": ("reward", ("library", "recipes")),
+    "not yet": ("note", ("lines", "recipes", "library", "reward")),
+}
+"""What a row of each state must have, and must not have."""
+
+Way = Mapping[str, Any]
+"""Lines of a recipe that belong together: dotted key -> value."""
+
+LEGEND = """\
+What a row says of its state:
+
+- **recipe**: lines of a recipe choose it, or a recipe that comes with the package. `a.b: c` is the key `b` in the
+  section `a` of a file, and `a.b=c` on the command line, as in `flowgrpo train text advantage.estimator=beta`. Lines
+  without a word before them serve images and text; others follow the word "Images" or "Text". All are checked upon the
+  recipes `default` (images) and `text`. There, `objective.options` takes the place of the clip's bounds, which other
+  surrogates do not know; a file with `base: text` merges sections and cannot drop them, so leave out the base, or use
+  the command line.
+- **reward**: a reward of that name does it, with the lines that put it in a recipe.
+- **library**: a function of `flowgrpo`, for code of your own. No recipe reaches it.
+- **not yet**: what is missing.
+
+A number is that of the paper as the code cites it. Where a row is here in part, its last words say what is not.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method.
+
+    Attributes:
+        paper: its title or short name.
+        state: one of `NEEDS`.
+        priority: 1 or 2; None for what is not counted.
+        arxiv: number of the paper.
+        both: ways that serve images and text.
+        images: ways for images alone.
+        text: ways for text alone.
+        recipes: names of recipes of the package.
+        library: names below `flowgrpo`.
+        reward: name of a reward.
+        note: what else is to be said.
+    """
+
+    paper: str
+    state: str
+    priority: int | None = None
+    arxiv: str = ""
+    both: Sequence[Way] = ()
+    images: Sequence[Way] = ()
+    text: Sequence[Way] = ()
+    recipes: Sequence[str] = ()
+    library: Sequence[str] = ()
+    reward: str = ""
+    note: str = ""
+
+    @property
+    def lines(self) -> list[tuple[str, Way]]:
+        """Pairs of a task and a way to choose the method in it."""
+        shared = [(task, way) for task in BASES for way in self.both]
+        return [*shared, *(("images", way) for way in self.images), *(("text", way) for way in self.text)]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one table; `later` are titles that are listed without a priority."""
+
+    title: str
+    rows: tuple[Row, ...]
+    intro: str = ""
+    later: str = ""
+    counted: bool = True
+
+
+def read_rows(path: Path = ROWS) -> list[Part]:
+    """The parts of the page.
+
+    Raises:
+        ValueError: a row has a key that there is not.
+    """
+    known = {entry.name for entry in fields(Row)}
+    parts = []
+    for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
+        for row in entry["rows"]:
+            if unknown := sorted(set(row) - known):
+                raise ValueError(f"{row.get('paper')}: unknown key {unknown[0]}; use {', '.join(sorted(known))}")
+        parts.append(Part(**{**entry, "rows": tuple(Row(**row) for row in entry["rows"])}))
+    return parts
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    text = yaml.safe_dump([value], default_flow_style=True, width=float("inf"), sort_keys=False, allow_unicode=True)
+    return text.strip()[1:-1]
+
+
+# -- what is claimed ---------------------------------------------------------------------------------------------
+
+
+def faults(parts: Sequence[Part]) -> list[str]:
+    """What is claimed and does not hold, in words; empty if all is well."""
+    rows = [row for part in parts for row in part.rows]
+    found = [f"{paper} is listed {count} times" for paper, count in Counter(r.paper for r in rows).items() if count > 1]
+    for part in parts:
+        for row in part.rows:
+            found += [f"{row.paper}: {fault}" for fault in _row_faults(row)]
+            if part.counted != (row.priority in (1, 2)):
+                found.append(f"{row.paper}: priority is {row.priority}; rows that are counted have 1 or 2, others none")
+    return found
+
+
+def _row_faults(row: Row) -> Iterator[str]:
+    if row.state not in NEEDS:
+        yield f"state is {row.state!r}; use one of {', '.join(NEEDS)}"
+        return
+    needed, refused = NEEDS[row.state]
+    if not any(getattr(row, name) for name in needed.split(" or ")):
+        yield f"state {row.state} needs {needed}"
+    yield from (f"state {row.state} does not go with {name}" for name in refused if getattr(row, name))
+    if row.arxiv and row.arxiv not in cited():
+        yield f"nothing in the package cites {row.arxiv}"
+    yield from (f"there is no recipe {name!r}" for name in row.recipes if name not in recipe_names())
+    for name in row.library:
+        yield from _library_faults(name, row.arxiv)
+    for task, way in row.lines:
+        yield from _way_faults(task, way)
+        if row.reward and row.reward not in _words(way):
+            yield f"{flow(dict(way))} does not name the reward {row.reward}"
+    if row.reward and (row.reward not in BUILTIN or not row.lines):
+        yield f"{row.reward!r} is no built-in reward, or there are no lines for it"
+
+
+def _library_faults(name: str, arxiv: str) -> Iterator[str]:
+    module_name, _, attribute = f"flowgrpo.{name}".rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+        target = getattr(module, attribute)
+    except (ImportError, AttributeError):
+        yield f"there is no {name} to import"
+        return
+    if arxiv and arxiv not in inspect.getsource(module):
+        yield f"{module_name} does not cite {arxiv}"
+    if any(target is other for other in reached()):
+        yield f"{name} is used outside of core, so a recipe may reach it; give its lines"
+
+
+def _way_faults(task: str, way: Way) -> Iterator[str]:
+    """What a run would refuse before it loads a model."""
+    try:
+        _check(load_recipe(BASES[task], [f"{key}={flow(value)}" for key, value in way.items()]))
+    except ValueError as error:
+        yield f"{task}: {flow(dict(way))}: {error}"
+
+
+def _check(recipe: AnyRecipe) -> None:
+    if isinstance(recipe, Recipe):
+        surrogate_of(recipe, 1)
+        form_of(recipe)
+    else:
+        bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
+        if recipe.objective.form != "tokens":
+            inspect.signature(partial(FORMS[recipe.objective.form], **recipe.objective.form_options))
+    credit_of(recipe.advantage)
+    Memory(recipe, 0)
+    rewards = RewardSet(reward_specs(recipe.rewards))
+    for reward in rewards.rewards:
+        # Which columns there are is a matter of the prompt file; what is scored is not.
+        reward.check(
+            "images" if isinstance(recipe, Recipe) else "completions",
+            set(reward.needed) - {"images", "completions"}, grouped=True,
+        )  # fmt: skip
+    rewards.close()
+
+
+def _words(value: Any) -> set[str]:
+    """All texts in a nested value."""
+    if isinstance(value, str):
+        return {value}
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return {word for one in inner for word in _words(one)}
+
+
+@cache
+def cited() -> frozenset[str]:
+    """Numbers of papers in the sources and recipes of the package."""
+    files = [*PACKAGE.rglob("*.py"), *(PACKAGE / "configs" / "recipes").glob("*.yaml")]
+    found = (re.findall(r"\b\d{4}\.\d{5}\b", file.read_text(encoding="utf-8")) for file in files)
+    return frozenset(number for numbers in found for number in numbers)
+
+
+@cache
+def reached() -> tuple[Any, ...]:
+    """What of `core` other packages import, and what recipes choose there by name."""
+    found = [*ADVANTAGES.values(), *SELECTIONS.values(), *SURROGATES.values()]
+    found = [one.func if isinstance(one, partial) else one for one in found]
+    for file in PACKAGE.rglob("*.py"):
+        package = ".".join(["flowgrpo", *file.relative_to(PACKAGE).parts[:-1]])
+        if package == "flowgrpo.core":
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            source = resolve_name("." * node.level + (node.module or ""), package)
+            if source == "flowgrpo.core" or source.startswith("flowgrpo.core."):
+                module = importlib.import_module(source)
+                found += [getattr(module, alias.name) for alias in node.names if hasattr(module, alias.name)]
+    return tuple(found)
+
+
+# -- how it is written -------------------------------------------------------------------------------------------
+
+
+def counts(parts: Sequence[Part]) -> str:
+    """How many rows are here, as a sentence and a table by priority and state."""
+    rows = [row for part in parts if part.counted for row in part.rows]
+    here = sum(row.state != "not yet" for row in rows)
+    table = [f"| priority | rows | here | {' | '.join(NEEDS)} |", "| --- " * (3 + len(NEEDS)) + "|"]
+    for name, mine in (
+        ("1", [row for row in rows if row.priority == 1]),
+        ("2", [row for row in rows if row.priority == 2]),
+        ("both", rows),
+    ):
+        states = Counter(row.state for row in mine)
+        numbers = [len(mine), len(mine) - states["not yet"], *(states[state] for state in NEEDS)]
+        table.append(f"| {name} | {' | '.join(map(str, numbers))} |")
+    return f"Of {len(rows)} published methods with a priority, {here} are here:\n\n" + "\n".join(table) + "\n"
+
+
+def how(row: Row) -> str:
+    """How a method is chosen: a cell of the table."""
+    sentences = [_recipes(row.recipes)] if row.recipes else []
+    for word, ways in (("", row.both), ("Images: ", row.images), ("Text: ", row.text)):
+        if ways:
+            written = [", ".join(f"`{key}: {flow(value)}`" for key, value in way.items()) for way in ways]
+            sentences.append(f"{word}{'; or '.join(written)}.")
+    if row.library:
+        sentences.append(", ".join(f"`{name}`" for name in row.library) + ".")
+    return " ".join([*sentences, row.note]).strip().replace("|", r"\|")
+
+
+def _recipes(names: Sequence[str]) -> str:
+    return ", ".join(f"`flowgrpo train {name}`" for name in names) + "."
+
+
+def part_text(part: Part) -> str:
+    """A part of the page: heading, table, and titles without a priority."""
+    lines = [f"## {part.title}", ""]
+    lines += [wrapped(part.intro), ""] if part.intro else []
+    columns = ["paper", *(["priority"] if part.counted else []), "state", "how to choose it"]
+    lines += [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    for row in part.rows:
+        paper = f"{row.paper} ([{row.arxiv}](https://arxiv.org/abs/{row.arxiv}))" if row.arxiv else row.paper
+        state = f"reward `{row.reward}`" if row.reward else row.state
+        cells = [paper, *([str(row.priority)] if part.counted else []), state, how(row)]
+        lines.append(f"| {' | '.join(cells)} |")
+    if part.later:
+        lines += ["", wrapped(f"Without a priority, and not here: {part.later}.")]
+    return "\n".join(lines) + "\n"
+
+
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
+
+
+def tables() -> str:
+    """Counts, legend and all parts.
+
+    Raises:
+        ValueError: a claim does not hold.
+    """
+    parts = read_rows()
+    if wrong := faults(parts):
+        raise ValueError("docs/methods.yaml:\n" + "\n".join(wrong))
+    return "\n".join([counts(parts), LEGEND, *map(part_text, parts)])
+
+
+if __name__ == "__main__":
+    print(tables())
