@@ -28,7 +28,8 @@ ALLOWED: dict[str, set[str]] = {
     "text": {"core", "pipelines"},
     "pipelines": {"core", "samplers", "scenes"},
     "training": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text"},
-    "cli": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text", "training", "gallery"},
+    "kit": {"core", "rewards", "configs", "training"},
+    "cli": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text", "training", "gallery", "kit"},
 }
 # Parts whose third-party imports are fixed as well.
 PACKAGES = {
@@ -36,14 +37,19 @@ PACKAGES = {
     "samplers": {"torch"},
     "scenes": {"numpy", "PIL"},
     "configs": {"pydantic", "yaml"},
-    "gallery": {"yaml"},
+    "gallery": {"PIL", "yaml"},
 }
 
 
 def part_of(path: Path) -> str:
-    """`core` for flowgrpo/core/trees.py, `cli` for flowgrpo/cli.py, nothing for flowgrpo/__init__.py."""
+    """`core` for flowgrpo/core/trees.py, `cli` for flowgrpo/cli.py and cli_*.py, nothing for flowgrpo/__init__.py."""
     first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    return "" if first == "__init__" else first
+    return "" if first == "__init__" else part_named(first)
+
+
+def part_named(name: str) -> str:
+    """The command is one part, whatever files it is cut into."""
+    return "cli" if name.startswith("cli_") else name
 
 
 def imports(path: Path, text: str) -> tuple[set[str], set[str]]:
@@ -58,7 +64,7 @@ def imports(path: Path, text: str) -> tuple[set[str], set[str]]:
             base += node.module.split(".") if node.module else []
             # `from . import core` names the part only in what it imports.
             modules += [".".join([*base, alias.name]) for alias in node.names]
-    inside = {name.split(".")[1] for name in modules if name.startswith("flowgrpo.")}
+    inside = {part_named(name.split(".")[1]) for name in modules if name.startswith("flowgrpo.")}
     outside = {name.split(".")[0] for name in modules} - {"flowgrpo"} - set(sys.stdlib_module_names)
     return inside, outside
 
@@ -99,6 +105,9 @@ def test_dependencies_point_one_way():
         ("gallery/new.py", "from ..training.run_folder import write_text", True),
         ("training/new.py", "from ..gallery.build import build_gallery", True),
         ("training/new.py", "from ..cli import app", True),
+        ("training/new.py", "from ..cli_output import say", True),
+        ("training/new.py", "from ..kit.check import check_reward", True),
+        ("kit/new.py", "from ..gallery.build import build_gallery", True),
         ("configs/new.py", "from ..core import trees", True),
         ("rewards/new.py", "from ..scenes.draw import mask\nfrom .base import Reward\nimport scipy", False),
         ("core/new.py", "import math\nfrom torch import Tensor\nfrom .trees import Tree", False),

@@ -1,0 +1,188 @@
+"""`flowgrpo rewards check`: everything that can be known of a reward before it is trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..rewards.base import RewardSpec
+from .contract import check_contract
+from .entries import YARDSTICKS
+from .findings import NOTE, WARNING, Report
+from .folder import Picture, chosen, materials, read_folder
+from .material import Material, arithmetic_samples, scene_samples, written_completions
+from .probes import check_edges, compare_with_ordinary
+from .trial import Trial
+from .usefulness import check_agreement, check_distribution, check_range, check_signal
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reward is tried on.
+
+    Attributes:
+        images: a folder of pictures.
+        metadata: its prompts; by default a file in it, or the file names.
+        data: prompts for the samples of the embedded model, or rows with a column `completion`.
+        prompts, seeds: how many samples of the embedded model; none if `prompts` is 0.
+        most: most pictures of the folder.
+        against: other rewards to compare with.
+        declared: least and greatest score that the author declares.
+        accepted: codes of findings that are meant.
+        task: "images" or "text"; by default what the reward's signature says.
+    """
+
+    images: Path | None = None
+    metadata: Path | None = None
+    data: str | None = None
+    prompts: int = 6
+    seeds: int = 8
+    most: int = 64
+    against: Sequence[RewardSpec] = ()
+    declared: tuple[float, float] | None = None
+    accepted: Collection[str] = ()
+    task: str | None = None
+
+
+def _say_nothing(text: str) -> None:
+    """Used where nobody watches."""
+
+
+def check_reward(spec: RewardSpec, plan: Plan, tell: Callable[[str], object] = _say_nothing) -> Report:
+    """Try a reward on pictures and samples.
+
+    Args:
+        spec: the reward.
+        plan: what it is tried on.
+        tell: is told what is being done.
+
+    Returns:
+        A report; see `Report.count` for the number of faults.
+
+    Raises:
+        ValueError: the reward cannot be made, or its samples cannot be had; a folder, file or option is wrong.
+        MissingDependency: the reward needs a package that is not installed.
+    """
+    tell("making the reward")
+    trial = Trial(spec, plan.task)
+    try:
+        report = Report(trial.name, trial.task, plan.accepted)
+        tell("getting samples to try it on")
+        sets = _materials(trial, plan, report)
+        return check_on(trial, sets, plan, report, tell)
+    finally:
+        trial.close()
+
+
+def check_on(
+    trial: Trial,
+    sets: dict[str, Material],
+    plan: Plan,
+    report: Report,
+    tell: Callable[[str], object] = _say_nothing,
+) -> Report:
+    """All checks, on material that is there; the first set serves for those that need only a few samples."""
+    name, material = next(iter(sets.items()))
+    trial.require_columns(material)
+    few = material.few()
+    tell("repetition, order, other samples in the call, cost")
+    first = check_contract(trial, few, report)
+    if first.failed:
+        return report
+    tell("samples and prompts at the edge")
+    check_edges(trial, few, first.values, report)
+    for name, material in sets.items():
+        tell(f"distribution over {material.source}")
+        scored = trial.score(material)
+        if scored.failed:
+            report.add(
+                "samples", NOTE, f"it does not score {material.source}: {' '.join(scored.failure.split()):.300}",
+                "Leave them out with --prompts 0.",
+            )  # fmt: skip
+            continue
+        check_distribution(material, scored.values, report, name)
+        if material is next(iter(sets.values())):
+            compare_with_ordinary(scored.values, report)
+        _agreement(trial, material, scored.values, plan, report, name)
+    if report.has("random", "state"):
+        report.skipped["noise"] = "its scores change by themselves; mend that first"
+    else:
+        tell("versions that look alike")
+        material = next(iter(sets.values()))
+        check_signal(trial, material, trial.score(material).values, report)
+        _check_prompt_use(trial, few, first.values, report)
+    check_range(trial, plan.declared, report)
+    report.lines.append(f"scored {trial.watch.samples} samples in {trial.watch.calls} calls")
+    return report
+
+
+def _materials(trial: Trial, plan: Plan, report: Report) -> dict[str, Material]:
+    if trial.task == "text":
+        if plan.images is not None:
+            raise ValueError(f"reward {trial.name!r} scores completions; give --data in place of --images")
+        written = written_completions(plan.data) if plan.data else None
+        return {"samples": written or arithmetic_samples(plan.data or "arithmetic:heldout", plan.prompts, plan.seeds)}
+    sets = {}
+    if plan.images is not None:
+        pictures = chosen(read_folder(plan.images, plan.metadata), plan.most)
+        sets["folder"] = next(materials(pictures, plan.most))
+        _note_folder(pictures, sets["folder"], report)
+    if plan.prompts:
+        sets["samples"] = scene_samples(plan.data or "scenes:heldout", plan.prompts, plan.seeds)
+    if not sets:
+        raise ValueError("there is nothing to score: give --images, or --prompts above 0")
+    return sets
+
+
+def _note_folder(pictures: list[Picture], taken: Material, report: Report) -> None:
+    transparent = sum(picture.transparent for picture in pictures)
+    if transparent:
+        report.add(
+            "transparent", NOTE, f"{transparent} of {len(pictures)} pictures have transparent parts, which were laid "
+            "over white", "A reward never sees transparency: pictures come as red, green and blue.",
+        )  # fmt: skip
+    if len(taken) < len(pictures):
+        report.add(
+            "sizes", WARNING, f"{len(taken)} of {len(pictures)} pictures were used: those of the most frequent size",
+            "A call holds pictures of one size; sort the folder by size.",
+        )  # fmt: skip
+
+
+def _agreement(trial: Trial, material: Material, values: Tensor, plan: Plan, report: Report, name: str) -> None:
+    embedded = name == "samples" and (trial.task == "images" or "answer" in material.columns)
+    others = [*(YARDSTICKS[trial.task] if embedded else ()), *plan.against]
+    found: dict[str, Tensor] = {}
+    for spec in others:
+        if (spec.name, dict(spec.options)) == (trial.spec.name, dict(trial.spec.options)):
+            continue
+        other = Trial(spec, trial.task)
+        try:
+            other.require_columns(material)
+            scored = other.score(material)
+        finally:
+            other.close()
+        if scored.failed:
+            report.skipped[f"agreement with {other.name}"] = " ".join(scored.failure.split())[:200]
+        elif not scored.values.isnan().all():
+            found[other.name] = scored.values
+    check_agreement(material, values, found, report, name)
+
+
+def _check_prompt_use(trial: Trial, few: Material, values: Tensor, report: Report) -> None:
+    """Whether the words of a prompt matter, and whether the last of many still do."""
+    if len(set(few.prompts)) < 2:
+        return
+    turned = trial.score(few.asked(few.prompts[::-1]))
+    if turned.failed:
+        return
+    if torch.equal(turned.values.nan_to_num(), values.nan_to_num()):
+        report.add("prompt", NOTE, "its scores do not depend on the words of the prompts (columns were kept)")
+        return
+    beginning = " ".join([few.prompts[0]] * (400 // max(len(few.prompts[0].split()), 1)))
+    ends = [trial.score(few.asked([f"{beginning} {end}"] * len(few))) for end in few.prompts[:: len(few) - 1]]
+    if not any(scored.failed for scored in ends) and torch.equal(*(scored.values.nan_to_num() for scored in ends)):
+        report.add("prompt", NOTE, "the end of a prompt of 400 words does not change its scores: it may be cut before")

@@ -1,0 +1,256 @@
+"""Checks of what training takes for granted: one number a sample, which depends on that sample alone, every time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .findings import FAULT, NOTE, WARNING, Report
+from .material import Material
+from .spread import farthest
+from .trial import NewTensors, PeakMemory, Scored, Trial, generator_states, seeded
+
+EXACT, SMALL = 1e-4, 0.05
+"""Differences up to `EXACT` of the spread are rounding; up to `SMALL` of it they are worth a note."""
+ALONE = 6
+COARSE = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_REPAIR = "A score may depend on nothing but its own sample (declare `whole_group = True` to compare within groups)."
+
+
+def check_contract(trial: Trial, material: Material, report: Report) -> Scored:
+    """All checks of this module.
+
+    Args:
+        trial: the reward.
+        material: a few samples; the reward's scores of them come back.
+        report: gets the findings.
+
+    Returns:
+        The scores of the first call. Where they failed nothing else was checked.
+    """
+    first = check_first_call(trial, material, report)
+    if first.failed:
+        return first
+    values = first.values
+    _check_repetition(trial, material, values, report)
+    unsteady = report.has("random", "state")
+    for code, check in (("order", _check_order), ("batch", _check_batch)):
+        if unsteady or (code == "batch" and report.has("order")):
+            cause = "its scores change by themselves" if unsteady else "its scores depend on the order"
+            report.skipped[code] = f"{cause}; mend that first"
+        else:
+            check(trial, material, values, report)
+    _check_costs(trial, material, report)
+    return first
+
+
+def check_first_call(trial: Trial, material: Material, report: Report) -> Scored:
+    """What a first call shows: whether it works, what it returns, and what it leaves of its arguments.
+
+    Returns:
+        Its scores, or the failure: an exception, an unusable value, or no score at all.
+    """
+    trial.watch.close_look = True
+    with NewTensors() as new:
+        scored = trial.score(material)
+        graphs = new.alive()[1]
+    trial.watch.close_look = False
+    if scored.failed:
+        advice = "Return one number a sample." if scored.invalid else "Mend this first; nothing else was checked."
+        code = "scores" if scored.invalid else "failure"
+        report.add(code, FAULT, f"it fails on {material.source}: {scored.failure}", advice)
+        return scored
+    absent = int(scored.values.isnan().sum())
+    if absent == len(material):
+        report.add(
+            "absent", FAULT, f"it applies to none of the samples: {absent} times NaN",
+            "Give samples, prompts or columns that it can score (--data, --images).", absent=absent,
+        )  # fmt: skip
+        return Scored(scored.values, "it applies to none of the samples")
+    if absent:
+        report.add(
+            "absent", NOTE, f"it applies to {len(material) - absent} of {len(material)} samples; {absent} times NaN",
+            "Such samples get no advantage.", absent=absent,
+        )  # fmt: skip
+    _check_arguments(trial.watch.changed, report)
+    if trial.watch.holds_graph or graphs:
+        what = "returns scores that hold" if trial.watch.holds_graph else f"keeps {graphs} tensors that hold"
+        report.add(
+            "gradients", FAULT,
+            f"it {what} the graph of a computation, although it is called without gradients",
+            "Remove `torch.enable_grad()`, freeze its model with `requires_grad_(False)`, and `.detach()` what it "
+            "keeps: every graph holds the memory of a forward pass.",
+            tensors=graphs,
+        )  # fmt: skip
+    coarse = sorted(trial.watch.dtypes & set(COARSE))
+    if coarse:
+        report.add(
+            "dtype", WARNING, f"it returns {', '.join(coarse)}, {len(scored.values.unique())} different values for "
+            f"{len(material)} samples", "Compute the last step in float32: coarse scores make ties within a group.",
+        )  # fmt: skip
+    return scored
+
+
+def graded(gap: float, values: Tensor) -> str | None:
+    """The severity of a difference between scores that should be equal; None if it is rounding."""
+    known = values[~values.isnan()]
+    size = known.abs().max().item() if len(known) else 0.0
+    spread = known.std().item() if len(known) > 1 else 0.0
+    spread = spread or size or 1.0
+    if gap <= EXACT * spread + 2e-6 * size:
+        return None
+    return NOTE if gap <= SMALL * spread else FAULT
+
+
+def _check_arguments(changed: set[str], report: Report) -> None:
+    columns = sorted(changed - {"images", "completions", "prompts", "groups"})
+    if columns:
+        report.add(
+            "columns", FAULT, f"it writes into the values of the column{'s' * (len(columns) > 1)} "
+            f"{', '.join(columns)}", "Copy them first: the same objects come again with the next samples.",
+        )  # fmt: skip
+    inputs = sorted(changed & {"images", "completions", "prompts", "groups"})
+    if inputs:
+        report.add(
+            "mutation", WARNING, f"it writes into its {' and '.join(inputs)}",
+            "Training hands it a copy, so nothing breaks there; any other caller loses its data. Write "
+            "`images = images * 2`, not `images.mul_(2)`.",
+        )  # fmt: skip
+
+
+def _check_repetition(trial: Trial, material: Material, values: Tensor, report: Report) -> None:
+    before = generator_states()
+    again = trial.score(material)
+    drawn = generator_states() != before
+    gap = math.inf if again.failed else farthest(values, again.values)
+    severity = graded(gap, values)
+    if severity is None:
+        if drawn:
+            report.add("draws", NOTE, "it draws from the global random generators, to no effect on its scores")
+        return
+    code, why, advice = _cause_of_change(trial, material)
+    seen = again.failure or f"scores of the same samples differ by up to {gap:.3g} ({_spread(gap, values)}): {why}"
+    report.add(code, severity, seen, advice, gap=gap)
+
+
+def _cause_of_change(trial: Trial, material: Material) -> tuple[str, str, str]:
+    if _agree(lambda: trial.score(material).values):
+        return (
+            "random", "it draws from a global random generator",
+            "Remove the randomness, or seed a generator of its own from the sample.",
+        )  # fmt: skip
+
+    def anew() -> Tensor:
+        another = trial.another()
+        values = another.score(material).values
+        another.close()
+        return values
+
+    if _agree(anew):
+        return (
+            "state", "two new instances agree, so what it remembers of earlier calls changes its scores",
+            "A resumed run starts with a new instance and would not repeat itself; keep nothing between calls.",
+        )  # fmt: skip
+    return (
+        "random", "new instances differ as well, under equal seeds of the global generators",
+        "Look for an unseeded generator, the clock, or a judge that samples (ask it with temperature 0).",
+    )  # fmt: skip
+
+
+def _agree(score: Callable[[], Tensor]) -> bool:
+    """Whether two scorings agree that start from equal states of the global generators."""
+    with seeded(1):
+        one = score()
+    with seeded(1):
+        return graded(farthest(one, score()), one) is None
+
+
+def _check_order(trial: Trial, material: Material, values: Tensor, report: Report) -> None:
+    count = len(material)
+    if not trial.reward.whole_group and trial.reward.batch_size:
+        count = min(count, trial.reward.batch_size)
+    part = material.take(range(count))
+    own = values[:count]
+    if count < len(material):
+        scored = trial.score(part)
+        own = scored.values
+    worst = 0.0
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    for order in (list(range(count))[::-1], shuffled):
+        scored = trial.score(part.take(order))
+        worst = max(worst, math.inf if scored.failed else farthest(own[order], scored.values))
+    severity = graded(worst, values)
+    if severity:
+        report.add(
+            "order", severity, f"scores change by up to {worst:.3g} ({_spread(worst, values)}) when the same samples "
+            "come in another order", _REPAIR, gap=worst,
+        )  # fmt: skip
+
+
+def _check_batch(trial: Trial, material: Material, values: Tensor, report: Report) -> None:
+    if trial.reward.whole_group:
+        members: dict[int, list[int]] = {}
+        for row, group in enumerate(material.groups):
+            members.setdefault(group, []).append(row)
+        parts, what = list(members.values()), "when a group comes alone, and not with other groups"
+        if len(parts) == 1:
+            report.skipped["batch"] = "there is one group only"
+            return
+    else:
+        parts, what = [[row] for row in range(min(len(material), ALONE))], "when a sample comes alone"
+    worst = 0.0
+    for rows in parts:
+        scored = trial.score(material.take(rows))
+        if scored.failed:
+            code = "scores" if scored.invalid else "batch"
+            report.add(
+                code, FAULT, f"it fails {what}: {scored.failure}",
+                "A call holds one sample to `batch_size` of them; `squeeze()` without a dimension is a common cause.",
+            )  # fmt: skip
+            return
+        worst = max(worst, farthest(values[rows], scored.values))
+    severity = graded(worst, values)
+    if severity:
+        gap = "becomes NaN, or a number" if math.isinf(worst) else f"changes by up to {worst:.3g}"
+        advice = _REPAIR if severity == FAULT else "Rounding of other batch sizes does this; compute in float32."
+        report.add("batch", severity, f"a score {gap} ({_spread(worst, values)}) {what}", advice, gap=worst)
+
+
+def _check_costs(trial: Trial, material: Material, report: Report) -> None:
+    sizes, seconds = [], 0.0
+    with NewTensors() as new, PeakMemory() as memory:
+        for _ in range(3):
+            before = trial.watch.seconds
+            trial.score(material)
+            seconds = trial.watch.seconds - before
+            sizes.append(new.alive()[0])
+    each = seconds / len(material)
+    noun = "picture" if trial.task == "images" else "completion"
+    numbers = {"seconds": each, "loaded_bytes": trial.loaded_bytes, "peak_bytes": memory.peak_bytes}
+    parts = [f"{1000 * each:.3g} ms a {noun} in calls of {_call_size(trial, material)}"]
+    for words, size in (("memory to make it", trial.loaded_bytes), ("more while it scores", memory.peak_bytes)):
+        if size is not None:
+            parts.append(f"{size / 1e6:.0f} MB {words}")
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        parts.append(f"{torch.cuda.max_memory_allocated() / 1e6:.0f} MB of the accelerator at most")
+    report.add("cost", NOTE, "; ".join(parts), "", **numbers)
+    growth = [later - earlier for earlier, later in pairwise(sizes)]
+    if all(step > 0 for step in growth):
+        report.add(
+            "memory", WARNING, f"it holds {growth[-1] / 1e6:.3g} MB more of tensors after each call with the very same "
+            "samples", "Keep no tensors between calls; a long run ends for lack of memory.", bytes=growth[-1],
+        )  # fmt: skip
+
+
+def _call_size(trial: Trial, material: Material) -> int:
+    return min(trial.reward.batch_size or len(material), len(material))
+
+
+def _spread(gap: float, values: Tensor) -> str:
+    known = values[~values.isnan()]
+    spread = known.std().item() if len(known) > 1 else 0.0
+    return f"{gap / spread:.2g} of their spread" if spread and math.isfinite(gap) else "these have no spread"

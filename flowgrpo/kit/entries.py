@@ -1,0 +1,53 @@
+"""Rewards as they are named on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from ..rewards.base import RewardSpec
+
+YARDSTICKS = {
+    "images": (RewardSpec("gold", options={"dense": True}, label="gold_dense"), RewardSpec("proxy")),
+    "text": (RewardSpec("answer"),),
+}
+"""Rewards that others are held against on samples of the embedded models; the first of a task says what is right."""
+KEYS = ("name", "options", "label")
+
+
+def parse_reward(text: str, options: Mapping[str, Any] | None = None) -> RewardSpec:
+    """A reward from a name, `file.py:name` or `module:name`, or an entry of a recipe, `{name: …, options: {…}}`.
+
+    Args:
+        text: as said.
+        options: further options.
+
+    Raises:
+        ValueError: the entry is not one, or has another key.
+    """
+    if not text.lstrip().startswith("{"):
+        return RewardSpec(text, options=dict(options or {}))
+    try:
+        entry = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{text!r} is no entry of a recipe: {error}") from None
+    strange = [key for key in entry if key not in KEYS]
+    given = entry.get("options") or {}
+    if strange or not isinstance(entry.get("name"), str) or not isinstance(given, dict):
+        raise ValueError(
+            f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}, label: mine}}"
+        )
+    return RewardSpec(entry["name"], options={**given, **(options or {})}, label=entry.get("label"))
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """`LOW,HIGH` as two numbers; raises ValueError for anything else."""
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--range is {text!r}; write two numbers, such as 0,1") from None
+    if not low < high:
+        raise ValueError(f"--range is {text!r}; write the smaller number first")
+    return low, high

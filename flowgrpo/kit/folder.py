@@ -1,0 +1,152 @@
+"""A folder of pictures with prompts: from a metadata file, the index of a run, or the file names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from ..training.data import read_prompts
+from .material import Material, groups_of
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+METADATA = ("metadata.jsonl", "metadata.csv", "index.jsonl")
+_FILE_KEYS = ("file_name", "file", "image", "path")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file, its prompt and columns, its size as (height, width) in pixels, and whether parts are transparent."""
+
+    path: Path
+    prompt: str
+    columns: dict[str, Any]
+    size: tuple[int, int]
+    transparent: bool
+
+
+def read_folder(folder: Path, metadata: Path | None = None) -> list[Picture]:
+    """All pictures of a folder (with those below it), sorted by name; only their headers are read.
+
+    The prompts come from `metadata`, else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder, a
+    prompt file with a column `file_name` (or `file`, `image`, `path`), relative to it. Its other columns go to the
+    rewards. Without one, a file's name is its prompt: `a_red_circle-3.png` is "a red circle".
+
+    Raises:
+        ValueError: there is no folder, no picture, or a file that the metadata names; a file is no picture.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder; give one with pictures ({', '.join(ENDINGS)})")
+    if metadata is None:
+        metadata = next((folder / name for name in METADATA if (folder / name).is_file()), None)
+    if metadata is not None:
+        return _listed(metadata)
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+    if not paths:
+        raise ValueError(f"{folder} holds no picture ({', '.join(ENDINGS)})")
+    return [_picture(path, prompt_of(path), {}) for path in paths]
+
+
+def prompt_of(path: Path) -> str:
+    """A file's name as a prompt: without ending and number, `_` and `-` as spaces."""
+    words = re.sub(r"[_\-\s]+", " ", path.stem).strip()
+    return re.sub(r"(\s*\(?\d+\)?)+$", "", words) or words
+
+
+def load_picture(path: Path) -> Tensor:
+    """A picture [3, H, W] in [0, 1], turned as its camera says; transparent parts are laid over white.
+
+    Raises:
+        ValueError: it cannot be read, or has more than 8 bits a colour.
+    """
+    try:
+        with Image.open(path) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits a colour")
+            image = ImageOps.exif_transpose(opened)
+            if image.has_transparency_data:
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image.convert("RGBA"))
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
+
+
+def chosen(pictures: list[Picture], most: int) -> list[Picture]:
+    """At most `most` pictures, spread evenly over whole prompts, so that groups stay together."""
+    if len(pictures) <= most:
+        return pictures
+    members: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        members.setdefault(picture.prompt, []).append(picture)
+    each = len(pictures) / len(members)
+    wanted = max(1, min(len(members), round(most / each)))
+    prompts = list(members)
+    some = [prompts[k * len(prompts) // wanted] for k in range(wanted)]
+    return [picture for prompt in some for picture in members[prompt]][:most]
+
+
+def materials(pictures: list[Picture], most: int = 64) -> Iterator[Material]:
+    """The pictures as material, in parts of one size and about `most` pictures; a prompt stays in one part.
+
+    Parts of the most frequent size come first.
+    """
+    by_size: dict[tuple[int, int], list[Picture]] = {}
+    for picture in pictures:
+        by_size.setdefault(picture.size, []).append(picture)
+    for (height, width), same in sorted(by_size.items(), key=lambda item: -len(item[1])):
+        ids, how = groups_of([picture.prompt for picture in same])
+        rows = sorted(range(len(same)), key=lambda row: ids[row])
+        start = 0
+        while start < len(rows):
+            end = min(start + most, len(rows))
+            while how.endswith("prompts") and end < len(rows) and ids[rows[end]] == ids[rows[end - 1]]:
+                end += 1
+            part = [same[row] for row in rows[start:end]]
+            names = dict.fromkeys(name for picture in part for name in picture.columns)
+            yield Material(
+                torch.stack([load_picture(picture.path) for picture in part]),
+                [picture.prompt for picture in part],
+                {name: [picture.columns.get(name) for picture in part] for name in names},
+                [ids[row] for row in rows[start:end]],
+                [str(picture.path) for picture in part],
+                f"{len(part)} pictures of {width}×{height}, {how}",
+            )
+            start = end
+
+
+def _listed(metadata: Path) -> list[Picture]:
+    pictures = []
+    for row in read_prompts(str(metadata)):
+        key = next((key for key in _FILE_KEYS if isinstance(row.columns.get(key), str)), None)
+        if key is None:
+            raise ValueError(
+                f"{metadata}: prompt {row.id + 1} names no file; give a column `file_name` (it has "
+                f"{', '.join(['prompt', *row.columns])})"
+            )
+        path = metadata.parent / row.columns[key]
+        if not path.is_file():
+            raise ValueError(f"{metadata}: prompt {row.id + 1}: there is no file {path}")
+        # The index of a run keeps the columns of the prompt file under one key.
+        inner = row.columns.get("columns")
+        columns = inner if isinstance(inner, dict) else {k: v for k, v in row.columns.items() if k != key}
+        pictures.append(_picture(path, row.text, columns))
+    return pictures
+
+
+def _picture(path: Path, prompt: str, columns: dict[str, Any]) -> Picture:
+    try:
+        with Image.open(path) as image:
+            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            width, height = reversed(image.size) if turned else image.size
+            return Picture(path, prompt, columns, (height, width), image.has_transparency_data)
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} is not a picture: {error}") from None

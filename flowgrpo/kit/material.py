@@ -1,0 +1,166 @@
+"""What a reward is tried on: samples with their prompts, columns and groups, from a model, a file or a drawing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.addressing import address
+from ..training.data import PromptRow, columns_of, read_prompts
+
+SEED = 20_260_301
+
+
+@dataclass(frozen=True)
+class Material:
+    """B samples to score.
+
+    Attributes:
+        samples: images [B, 3, H, W], float in [0, 1]; or B completions.
+        prompts: B strings.
+        columns: name -> B values.
+        groups: B group ids.
+        labels: B names of the samples, such as file names.
+        source: what they are, in words.
+    """
+
+    samples: Tensor | list[str]
+    prompts: list[str]
+    columns: dict[str, list[Any]]
+    groups: list[int]
+    labels: list[str]
+    source: str
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def images(self) -> Tensor:
+        """The samples, where they are images."""
+        assert isinstance(self.samples, Tensor)
+        return self.samples
+
+    @property
+    def texts(self) -> list[str]:
+        """The samples, where they are completions."""
+        assert isinstance(self.samples, list)
+        return self.samples
+
+    def take(self, rows: Sequence[int]) -> Material:
+        """Some of the samples, in the order given."""
+        chosen = list(rows)
+        samples = self.samples[chosen] if isinstance(self.samples, Tensor) else [self.samples[i] for i in chosen]
+        return Material(
+            samples,
+            [self.prompts[i] for i in chosen],
+            {name: [column[i] for i in chosen] for name, column in self.columns.items()},
+            [self.groups[i] for i in chosen],
+            [self.labels[i] for i in chosen],
+            self.source,
+        )
+
+    def few(self, most: int = 12, of_each: int = 4) -> Material:
+        """At most `of_each` samples of a group, and `most` in all, but for one that is alone in a larger set."""
+        if len(set(self.groups)) == 1:
+            return self.take(range(min(len(self), most)))
+        counted: Counter[int] = Counter()
+        rows = []
+        for row, group in enumerate(self.groups):
+            counted[group] += 1
+            if counted[group] <= of_each:
+                rows.append(row)
+        return self.take(rows[:most])
+
+    def changed(self, samples: Tensor | list[str]) -> Material:
+        """The same with other samples."""
+        return replace(self, samples=samples)
+
+    def asked(self, prompts: Sequence[str]) -> Material:
+        """The same with other prompts; columns stay."""
+        return replace(self, prompts=list(prompts))
+
+
+def groups_of(prompts: Sequence[str]) -> tuple[list[int], str]:
+    """Group ids by equal prompts, and how they were made; all in one group if no prompt comes twice."""
+    numbers = {prompt: k for k, prompt in enumerate(dict.fromkeys(prompts))}
+    if len(numbers) == len(prompts):
+        return [0] * len(prompts), "as one group, since no prompt comes twice"
+    return [numbers[prompt] for prompt in prompts], f"{len(numbers)} prompts"
+
+
+def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Material:
+    """Pictures of the embedded scenes model: `seeds` of each of the first `prompts` of a prompt file.
+
+    Raises:
+        ValueError: the prompt file cannot be read or the model is not installed.
+    """
+    from ..training.inference import generate, open_model
+
+    rows, labels = _repeated(data, prompts, seeds)
+    pipe, call = open_model("scenes")
+    keys = [address(SEED, row.id, k % seeds) for k, row in enumerate(rows)]
+    images = generate(pipe, call, [row.text for row in rows], keys, steps)
+    return _of_rows(images, rows, labels, f"{len(rows)} samples of the embedded scenes model")
+
+
+def arithmetic_samples(data: str, prompts: int, seeds: int) -> Material:
+    """Completions of the embedded language model: `seeds` of each of the first `prompts` of a prompt file.
+
+    Raises:
+        ValueError: the prompt file cannot be read, the model is not installed, or a prompt cannot be encoded.
+    """
+    from ..configs.load import load_recipe
+    from ..configs.schema import TextRecipe
+    from ..training.inference import open_language_model
+    from ..training.text_policy import complete
+
+    recipe = load_recipe("text")
+    assert isinstance(recipe, TextRecipe)
+    rows, labels = _repeated(data, prompts, seeds)
+    once = rows[::seeds]
+    done = complete(
+        open_language_model("arithmetic", recipe), once, [address(SEED, row.id) for row in once], seeds,
+        recipe.generation, temperature=1.0, batch=256,
+    )  # fmt: skip
+    return _of_rows(done.samples, rows, labels, f"{len(rows)} completions of the embedded language model")
+
+
+def written_completions(data: str) -> Material | None:
+    """The completions that a prompt file itself holds, in a column `completion`; None if it has no such column.
+
+    Raises:
+        ValueError: the file cannot be read, or some rows lack a completion.
+    """
+    rows = read_prompts(data)
+    given = [row.columns.get("completion") for row in rows]
+    if all(text is None for text in given):
+        return None
+    for row, text in zip(rows, given):
+        if not isinstance(text, str):
+            raise ValueError(f"{data}: prompt {row.id + 1} has the completion {text!r}; write a text in every row")
+    columns = {name: column for name, column in columns_of(rows).items() if name != "completion"}
+    groups, how = groups_of([row.text for row in rows])
+    labels = [f"row {row.id + 1}" for row in rows]
+    texts = [str(text) for text in given]
+    return Material(texts, [row.text for row in rows], columns, groups, labels, f"{len(rows)} of {data}, {how}")
+
+
+def _repeated(data: str, prompts: int, seeds: int) -> tuple[list[PromptRow], list[str]]:
+    rows = [row for row in read_prompts(data)[:prompts] for _ in range(seeds)]
+    return rows, [f"prompt {row.id + 1}, seed {k % seeds}" for k, row in enumerate(rows)]
+
+
+def _of_rows(samples: Tensor | list[str], rows: list[PromptRow], labels: list[str], source: str) -> Material:
+    return Material(samples, [row.text for row in rows], columns_of(rows), [row.id for row in rows], labels, source)
+
+
+def replaced(images: Tensor, row: int, picture: Tensor) -> Tensor:
+    """A copy of the images [B, 3, H, W] with another picture [3, H, W] in one place."""
+    copy = images.clone()
+    copy[row] = picture.to(torch.float32)
+    return copy

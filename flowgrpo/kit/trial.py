@@ -1,0 +1,250 @@
+"""A reward under observation: it is called as training calls it, and watched while it is."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import math
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..rewards.base import InvalidScores, MissingDependency, RewardError, RewardSpec, Scores
+from ..rewards.registry import build
+from ..rewards.runner import RewardSet
+from .material import Material
+
+POLL_SECONDS = 0.002
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Values [B] float64 with NaN where the reward does not apply; or the failure, in words, and whether the
+    returned value was to blame for it rather than an exception."""
+
+    values: Tensor
+    failure: str = ""
+    invalid: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether there are no values."""
+        return bool(self.failure)
+
+
+@dataclass
+class Watch:
+    """Stands in for a reward's function, and looks at what goes in and what comes out.
+
+    Attributes:
+        inner: the reward's function.
+        close_look: compare what was given with what is left of it, which costs a copy of it.
+        changed: names of the arguments that a call wrote into.
+        dtypes: dtypes of the tensors and arrays that calls returned.
+        holds_graph: whether a returned tensor could be differentiated, although gradients were off.
+        calls: number of calls; `samples`: of samples in them; `seconds`: spent in them.
+    """
+
+    inner: Callable[..., Any]
+    close_look: bool = False
+    changed: set[str] = field(default_factory=set)
+    dtypes: set[str] = field(default_factory=set)
+    holds_graph: bool = False
+    calls: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Call the reward."""
+        before = _copied(arguments) if self.close_look else {}
+        began = time.perf_counter()
+        result = self.inner(**arguments)
+        self.seconds += time.perf_counter() - began
+        self.calls += 1
+        self.samples += next((len(v) for k, v in arguments.items() if k in ("images", "completions", "prompts")), 0)
+        self.changed |= {name for name, value in before.items() if not _same(value, arguments[name])}
+        values = result.values if isinstance(result, Scores) else result
+        subs = list(result.sub_scores.values()) if isinstance(result, Scores) else []
+        for one in (values, *subs):
+            if isinstance(one, Tensor):
+                self.holds_graph |= one.requires_grad
+        if isinstance(values, (Tensor, np.ndarray)):
+            self.dtypes.add(str(values.dtype).removeprefix("torch."))
+        return result
+
+
+class Trial:
+    """A reward, called through the same code as in training.
+
+    Args:
+        spec: a recipe's entry.
+        task: "images" or "text"; by default what its signature says, images if it says nothing.
+
+    Attributes:
+        reward: the scorer.
+        watch: what was seen of its calls.
+        low, high: least and greatest score so far.
+        loaded_bytes: how far the process grew while the reward was made.
+
+    Raises:
+        ValueError: the name or an option is wrong, or it cannot score such samples.
+        MissingDependency: the reward needs a package that is not installed.
+    """
+
+    def __init__(self, spec: RewardSpec, task: str | None = None) -> None:
+        self.spec = spec
+        with PeakMemory() as memory:
+            self.reward = build(spec)
+        self.loaded_bytes = memory.peak_bytes
+        needed = self.reward.needed
+        self.task = task or ("text" if "completions" in needed else "images")
+        wrong = "images" if self.task == "text" else "completions"
+        if wrong in needed:
+            raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and was to be checked on {self.task}")
+        self.watch = Watch(self.reward.function)
+        self.reward.function = self.watch
+        self._set = RewardSet([self.reward])
+        self.low, self.high = math.inf, -math.inf
+
+    @property
+    def name(self) -> str:
+        """Under which it is reported."""
+        return self.reward.name
+
+    def require_columns(self, material: Material) -> None:
+        """Refuse material that lacks a column; raises ValueError saying which."""
+        kind = "completions" if self.task == "text" else "images"
+        self.reward.check(kind, material.columns, grouped=True)
+
+    def score(self, material: Material) -> Scored:
+        """Scores of the material, or how the reward failed on it; warnings of the reward are not shown."""
+        nothing = torch.full((len(material),), torch.nan, dtype=torch.float64)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                # A reward that writes into its columns must not spoil what is scored after it.
+                columns = copy.deepcopy(material.columns)
+                batch = self._set.score(material.samples, material.prompts, columns, material.groups)
+        except MissingDependency:
+            raise
+        except RewardError as error:
+            cause = error.__cause__
+            return Scored(nothing, f"{type(cause).__name__}: {cause}", isinstance(cause, InvalidScores))
+        values = batch.values[:, 0].double()
+        known = values[~values.isnan()].tolist()
+        self.low, self.high = min([self.low, *known]), max([self.high, *known])
+        return Scored(values)
+
+    def another(self) -> Trial:
+        """The same reward, made anew."""
+        return Trial(self.spec, self.task)
+
+    def close(self) -> None:
+        """Release what the reward holds."""
+        self._set.close()
+
+
+class PeakMemory:
+    """Measures how far this process grows while a block runs.
+
+    Attributes:
+        peak_bytes: the largest growth seen, in bytes; None where the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        self.peak_bytes: int | None = None
+        self._stop = threading.Event()
+
+    def __enter__(self) -> PeakMemory:
+        self._start = resident_bytes()
+        if self._start is not None:
+            self.peak_bytes = 0
+            self._thread = threading.Thread(target=self._poll, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._start is not None:
+            self._stop.set()
+            self._thread.join()
+            self._look()
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        now = resident_bytes()
+        if now is not None and self._start is not None:
+            self.peak_bytes = max(self.peak_bytes or 0, now - self._start)
+
+
+def resident_bytes() -> int | None:
+    """Memory that this process holds, where the system tells."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+class NewTensors:
+    """Tensors that were made in a block and are still alive."""
+
+    def __enter__(self) -> NewTensors:
+        # What is there already is left out of every search, which would take most of a second otherwise.
+        gc.freeze()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        gc.unfreeze()
+
+    def alive(self) -> tuple[int, int]:
+        """Bytes of the tensors, and how many of them hold the graph of a computation."""
+        gc.collect()
+        # Not isinstance: lazy modules answer for a class by importing it.
+        tensors: list[Tensor] = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
+        size = sum(tensor.nelement() * tensor.element_size() for tensor in tensors)
+        return size, sum(tensor.grad_fn is not None for tensor in tensors)
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators that a reward may draw from, and set them back at the end."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """States of the global generators, to be compared."""
+    legacy = tuple(str(part) if not isinstance(part, np.ndarray) else part.tobytes() for part in np.random.get_state())
+    return random.getstate(), legacy, torch.get_rng_state().numpy().tobytes()
+
+
+def _copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in arguments.items()}
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, Tensor):
+        return before.shape == after.shape and bool((before == after).all())
+    return bool(before == after)

@@ -1,0 +1,175 @@
+"""Rewards with one fault are convicted of that fault, and those without are not."""
+
+import json
+from pathlib import Path
+
+import open_clip
+import pytest
+import torch
+
+from flowgrpo.kit.check import Plan, check_on
+from flowgrpo.kit.findings import FAULT, Report
+from flowgrpo.kit.material import Material
+from flowgrpo.kit.trial import Trial
+from flowgrpo.rewards.base import RewardSpec
+
+CULPRITS = Path(__file__).with_name("culprits.py")
+
+
+def examine(spec: RewardSpec | str, material: Material, **plan) -> Report:
+    entry = spec if isinstance(spec, RewardSpec) else RewardSpec(f"{CULPRITS}:{spec}")
+    trial = Trial(entry)
+    report = Report(trial.name, trial.task, plan.get("accepted", ()))
+    return check_on(trial, {"drawn": material}, Plan(**plan), report)
+
+
+@pytest.mark.parametrize(
+    ("name", "crimes", "faults"),
+    [
+        ("noisy", {"random"}, 1),
+        ("OwnNoise", {"random"}, 1),
+        ("Drifting", {"state"}, 1),
+        ("normalised", {"batch"}, 1),
+        ("numbered", {"order"}, 1),
+        ("contrast", {"blank"}, 1),
+        ("doubling", {"mutation"}, 0),
+        ("Holding", {"gradients"}, 1),
+        ("Keeping", {"gradients"}, 1),
+        ("Hoarding", {"memory"}, 0),
+        ("corner", {"resize"}, 0),
+        ("squeezed", {"scores"}, 1),
+        ("columnar", {"scores"}, 1),
+        ("halved", {"dtype"}, 0),
+        ("offset", {"range"}, 0),
+        ("ends", {"no-prompt"}, 0),
+        ("short_prompts", {"long-prompt"}, 1),
+        ("of_64", {"tiny", "oblong", "huge"}, 0),
+        ("spoiling", {"columns"}, 1),
+    ],
+)
+def test_a_culprit_is_convicted_of_its_crime_and_of_nothing_else(
+    name: str, crimes: set[str], faults: int, scenes: Material
+):
+    report = examine(name, scenes)
+    assert report.convictions == crimes, report.text()
+    assert report.count(FAULT) == faults, report.text()
+
+
+TINY_CLIP = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("clip")
+    settings = {"model_cfg": TINY_CLIP, "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.25] * 3}}
+    (folder / "open_clip_config.json").write_text(json.dumps(settings))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        torch.save(open_clip.CLIP(**TINY_CLIP).state_dict(), folder / "open_clip_pytorch_model.bin")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RewardSpec(f"{CULPRITS}:brightness"),
+        RewardSpec("jpeg_compressibility"),
+        RewardSpec("jpeg_incompressibility"),
+        RewardSpec("gold"),
+        RewardSpec("gold", options={"dense": True}),
+        RewardSpec("proxy"),
+        RewardSpec("win_rate", options={"judge": "gold", "judge_options": {"dense": True}}),
+        RewardSpec(f"{CULPRITS}:Unlike"),
+    ],
+    ids=lambda spec: spec.name.rpartition(":")[2],
+)
+def test_a_reward_without_a_fault_is_not_convicted(spec: RewardSpec, scenes: Material):
+    report = examine(spec, scenes)
+    assert report.convictions == set(), report.text()
+    assert {"cost", "noise"} <= {finding.code for finding in report.findings}
+
+
+def test_a_clip_score_is_not_convicted(clip_folder: str, scenes: Material):
+    """An untrained one tells pictures apart by little else than rounding, so its noise is not looked at."""
+    report = examine(RewardSpec("clip_score", options={"model": clip_folder}), scenes)
+    assert report.convictions <= {"noise"}, report.text()
+    assert any("cut before" in finding.seen for finding in report.findings if finding.code == "prompt")
+
+
+def test_a_finding_that_is_meant_can_be_accepted(scenes: Material):
+    report = examine("contrast", scenes, accepted=("blank",))
+    assert report.count(FAULT) == 0
+    assert any(finding.seen.startswith("accepted fault: NaN") for finding in report.findings)
+
+
+def test_scores_outside_of_the_declared_range_are_a_fault(scenes: Material):
+    assert examine("brightness", scenes, declared=(0.0, 1.0)).convictions == set()
+    report = examine("brightness", scenes, declared=(0.0, 0.5))
+    assert report.convictions == {"range"}
+    assert report.count(FAULT) == 1
+
+
+def test_a_constant_reward_teaches_nothing(scenes: Material):
+    right = scenes.take([row for row in range(24) if not row % 2])
+    assert examine(RewardSpec("gold"), right).convictions == {"constant"}
+
+
+def test_what_cannot_be_judged_of_a_random_reward_is_said(scenes: Material):
+    report = examine("noisy", scenes)
+    assert {"order", "batch", "noise"} <= set(report.skipped)
+    assert "global random generator" in report.text()
+    assert "new instances differ" in examine("OwnNoise", scenes).text()
+    assert "two new instances agree" in examine("Drifting", scenes).text()
+
+
+def test_checking_leaves_the_random_generators_alone(scenes: Material):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    examine("brightness", scenes)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_missing_column_is_named(scenes: Material):
+    bare = Material(scenes.samples, scenes.prompts, {}, scenes.groups, scenes.labels, "drawn")
+    with pytest.raises(ValueError, match="include"):
+        examine("spoiling", bare)
+
+
+def test_noise_that_a_version_reveals_is_measured(scenes: Material):
+    """A win rate makes whole steps of small differences: it is never less noisy than its judge."""
+    plain = examine(RewardSpec("proxy"), scenes)
+    won = examine(RewardSpec("win_rate", options={"judge": "proxy"}), scenes)
+    share = {name: report.tables["versions"]["shift by one pixel"] for name, report in (("p", plain), ("w", won))}
+    assert share["w"]["order_kept"] == pytest.approx(share["p"]["order_kept"])
+    assert 0 < share["p"]["noise"] < share["w"]["noise"] < 1
+
+
+def test_the_report_is_json(scenes: Material):
+    record = json.loads(examine("contrast", scenes).as_json())
+    assert record["verdict"]["fault"] == 1
+    assert record["tables"]["edges"]["all black"] is None
+    assert record["tables"]["distribution/drawn"]["count"] == 24
+
+
+@pytest.mark.parametrize(
+    ("spec", "crimes"),
+    [
+        (RewardSpec("answer"), set()),
+        (RewardSpec("answer", options={"extract": "last_number"}), set()),
+        (RewardSpec("digit_share"), set()),
+        (RewardSpec("length", options={"limit": 10, "buffer": 8}), set()),
+        (RewardSpec("majority"), set()),
+        (RewardSpec(f"{CULPRITS}:spaced"), {"noise", "whitespace"}),
+        (RewardSpec(f"{CULPRITS}:per_word"), {"blank"}),
+    ],
+    ids=["answer", "last_number", "digit_share", "length", "majority", "spaced", "per_word"],
+)
+def test_rewards_of_completions(spec: RewardSpec, crimes: set[str], sums: Material):
+    report = examine(spec, sums)
+    assert report.task == "text"
+    assert report.convictions == crimes, report.text()

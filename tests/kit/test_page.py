@@ -1,0 +1,40 @@
+"""The page about the kit names what the code finds, and its example runs."""
+
+import ast
+import re
+from pathlib import Path
+
+import flowgrpo.kit
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reward_kit.md"
+KIT = Path(flowgrpo.kit.__file__).parent
+
+
+def codes() -> set[str]:
+    """First arguments of `report.add`, and first entries of the tables of versions, edges and causes."""
+    found = set()
+    for file in sorted(KIT.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            called = node.func if isinstance(node, ast.Call) else None
+            first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+            if isinstance(called, ast.Attribute) and called.attr == "add" and isinstance(first, ast.Constant):
+                found.add(first.value)
+            table = file.stem in ("versions", "contract")
+            entry = node.elts[0] if isinstance(node, ast.Tuple) and node.elts and table else None
+            if isinstance(entry, ast.Constant):
+                found.add(entry.value)
+    return {code for code in found if isinstance(code, str) and re.fullmatch("[a-z-]+", code)}
+
+
+def test_every_finding_is_explained():
+    explained = set(re.findall(r"`([a-z-]+)`", PAGE.read_text(encoding="utf-8")))
+    assert {"random", "blank", "noise", "whitespace", "hacking"} <= codes()
+    # Notes that say themselves what was done, and need no row.
+    plain = {"draws", "sizes", "samples", "optimised", "preference"}
+    assert codes() - plain - explained == set()
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    exec(compile(example, "docs/reward_kit.md", "exec"), {"__name__": "example"})
+    assert "6 samples of the embedded scenes model" in capsys.readouterr().out
