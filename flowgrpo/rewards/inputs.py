@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .base import RESERVED
+from .pixels import to_bytes
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _save_images(image: Tensor, path: Path) -> None:
     from PIL import Image
 
     frames = image if image.ndim == 4 else image.unsqueeze(0)
-    pixels = (frames * 255).round().to(torch.uint8).movedim(1, -1).cpu().numpy()
+    pixels = to_bytes(frames).movedim(1, -1).cpu().numpy()
     for number, frame in enumerate(pixels):
         suffix = f"-frame-{number:03d}" if len(pixels) > 1 else ""
         Image.fromarray(frame).save(path.with_name(f"{path.name}{suffix}.png"))

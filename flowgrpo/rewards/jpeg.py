@@ -10,9 +10,9 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .pixels import as_frames, to_bytes
 from .scores import Scores
 
 
@@ -31,11 +31,7 @@ def jpeg_kilobytes(images: Tensor, quality: int = 95) -> list[float]:
     """
     from PIL import Image
 
-    if images.ndim not in (4, 5) or images.shape[-3] != 3:
-        raise ValueError(f"images have shape {list(images.shape)}; give [B, 3, H, W] or [B, F, 3, H, W]")
-    frames = images if images.ndim == 5 else images.unsqueeze(1)
-    # Rounded, as a saved picture is: truncation would darken it by half a level.
-    pixels = (frames.float() * 255).round().clamp(0, 255).to(torch.uint8).movedim(2, -1).cpu().numpy()
+    pixels = to_bytes(as_frames(images)).movedim(2, -1).cpu().numpy()
     sizes = []
     for video in pixels:
         lengths = []

@@ -7,6 +7,7 @@ import base64
 import torch
 from torch import Tensor
 
+from .pixels import to_bytes
 from .serving.wire import png
 
 
@@ -22,7 +23,7 @@ def data_urls(media: Tensor, side: int | None = None, frames: int = 8) -> list[s
         One text an image or chosen frame, in order.
     """
     pictures = media.unsqueeze(0) if media.ndim == 3 else media[chosen_frames(len(media), frames)]
-    pixels = (shrunk(pictures.detach().float().cpu(), side) * 255).round().clamp(0, 255).to(torch.uint8)
+    pixels = to_bytes(shrunk(pictures.detach().float().cpu(), side))
     return [f"data:image/png;base64,{base64.b64encode(png(frame)).decode('ascii')}" for frame in pixels]
 
 

@@ -15,10 +15,21 @@ def check_flag(reward: str, name: str, value: Any) -> None:
         raise ValueError(f"{reward}: {name} is {value!r}; give true or false")
 
 
+def check_count(reward: str, name: str, value: Any, least: int = 1) -> None:
+    """Refuse an option that is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{reward}: {name} is {value!r}; give a whole number of {least} or more")
+
+
+def check_positive(reward: str, name: str, value: Any, example: str = "1") -> None:
+    """Refuse an option that is no positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{reward}: {name} is {value!r}; give a number above 0, such as {example}")
+
+
 def check_seconds(reward: str, seconds: Any) -> None:
     """Refuse a time limit that is no positive, finite number."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-        raise ValueError(f"{reward}: seconds is {seconds!r}; give a number above 0, such as 2")
+    check_positive(reward, "seconds", seconds, "2")
 
 
 def check_memory(reward: str, memory_mb: Any) -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ..scenes.prompts import all_prompts
-from .clip_score import preprocess_images
+from .pixels import preprocess_images
 
 CONFIG, VOCABULARY, WEIGHTS = "open_clip_config.json", "vocab.json", "open_clip_model.safetensors"
 TOKENS = 12

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ..rewards.pixels import to_bytes
+
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Call `write` with a temporary sibling, flush it to disk and rename it to `path`."""
@@ -138,7 +140,7 @@ def pixels(image: Tensor) -> NDArray[np.uint8]:
     """[H, W, 3] of an image [3, H, W] in [0, 1]; a video [F, 3, H, W] is its frames side by side."""
     if image.ndim == 4:
         image = torch.cat(list(image), dim=-1)
-    array = image.float().clamp(0, 1).mul(255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    array = to_bytes(image).permute(1, 2, 0).numpy()
     return np.ascontiguousarray(array)
 
 

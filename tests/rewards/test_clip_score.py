@@ -12,7 +12,8 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.clip_score import ClipScore, preprocess_images
+from flowgrpo.rewards.clip_score import ClipScore
+from flowgrpo.rewards.pixels import preprocess_images
 
 ARCHITECTURE = {
     "embed_dim": 16,
@@ -119,12 +120,11 @@ def test_overshoot_of_bicubic_is_clamped_as_in_8_bit() -> None:
 
 def test_a_folder_brings_weights_and_preprocessing(files: dict[str, str], scorer: ClipScore) -> None:
     packed = ClipScore(files["folder"])
-    assert packed.preprocess["resize_mode"] == "squash"
     wide = pictures(1, 3, 32, 64)
     assert packed(images=wide, prompts=PROMPTS[:1]) != scorer(images=wide, prompts=PROMPTS[:1])
     alike = ClipScore(files["model"], files["pretrained"], preprocess={"resize_mode": "squash", "mean": (0.5,) * 3})
     assert torch.equal(alike(images=wide, prompts=PROMPTS[:1]), packed(images=wide, prompts=PROMPTS[:1]))
-    assert ClipScore(f"local-dir:{files['folder']}").preprocess == packed.preprocess
+    assert ClipScore(f"local-dir:{files['folder']}").lease.value is packed.lease.value
 
 
 def test_missing_weights_are_refused_before_building(

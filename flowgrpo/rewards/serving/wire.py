@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ..base import Scores
 from ..inputs import Inputs
+from ..pixels import to_bytes
 
 VERSION = 1
 CONTENT_TYPE = "application/x-flowgrpo"
@@ -155,7 +156,7 @@ def _pack_samples(samples: Tensor | list[str], encoding: str) -> tuple[dict[str,
     about: dict[str, Any] = {"kind": "images", "encoding": encoding, "shape": list(samples.shape)}
     if encoding == "float32":
         return about, [samples.detach().float().cpu().contiguous().numpy().astype("<f4", copy=False).tobytes()]
-    pixels = (samples.detach().float() * 255).round().clamp(0, 255).to(torch.uint8).cpu().contiguous()
+    pixels = to_bytes(samples.detach()).cpu().contiguous()
     if encoding == "uint8":
         return about, [pixels.numpy().tobytes()]
     files = [png(frame) for frame in pixels.flatten(0, -4)]

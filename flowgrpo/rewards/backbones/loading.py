@@ -1,0 +1,222 @@
+"""Weights of reward models: where they are, and the checks that all of them arrived.
+
+Libraries fill weights that a checkpoint lacks with random numbers and a warning. A reward of random numbers looks like
+any other, so here it is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HUB = "hf-hub:"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def check_dtype(reward: str, dtype: str) -> torch.dtype:
+    """The dtype of a name.
+
+    Raises:
+        ValueError: it is none of float32, bfloat16 and float16.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"{reward}: dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def find_file(reward: str, option: str, name: str) -> Path:
+    """A file of weights or settings.
+
+    Args:
+        reward: for the message.
+        option: in which the user named the file.
+        name: a path, or "hf-hub:ORG/NAME/FILE", which is downloaded once.
+
+    Raises:
+        ValueError: there is no such file, or it cannot be downloaded.
+    """
+    if not name.startswith(HUB):
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise ValueError(f"{reward}: {option}={name!r} is no file (nor '{HUB}ORG/NAME/FILE')")
+        return path.resolve()
+    from huggingface_hub import hf_hub_download
+
+    repository, _, file = name.removeprefix(HUB).partition("/")[2].partition("/")
+    owner = name.removeprefix(HUB).partition("/")[0]
+    if not (owner and repository and file):
+        raise ValueError(f"{reward}: {option}={name!r} is incomplete; write '{HUB}ORG/NAME/FILE'")
+    try:
+        return Path(hf_hub_download(f"{owner}/{repository}", file))
+    except Exception as error:
+        raise ValueError(
+            f"{reward}: {file} of {owner}/{repository} cannot be downloaded ({type(error).__name__}: {error}); "
+            f"set {option} to the path of a copy"
+        ) from error
+
+
+def read_state(reward: str, path: Path) -> dict[str, Tensor]:
+    """Tensors of a `.safetensors` file or a PyTorch checkpoint, out of its entry `state_dict` where it has one.
+
+    Raises:
+        ValueError: the file cannot be read, or holds objects other than tensors and plain values.
+    """
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        # Anything but `weights_only` would run code that a downloaded pickle names.
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{reward}: {path} cannot be read as weights ({error}). A pickle of more than tensors is not opened; "
+            "convert such a file to safetensors"
+        ) from error
+    state = state.get("state_dict", state) if isinstance(state, Mapping) else state
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{reward}: {path} holds no table of weights by name")
+    return dict(state)
+
+
+def fit(reward: str, module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
+    """Load weights that must be exactly those of the module.
+
+    Raises:
+        ValueError: one is missing, left over or of another shape.
+    """
+    own = module.state_dict()
+    problems = [f"it lacks {key}" for key in own if key not in state]
+    problems += [f"it has {key}, which the model does not" for key in state if key not in own]
+    problems += [
+        f"{key} is {list(state[key].shape)} where the model has {list(value.shape)}"
+        for key, value in own.items()
+        if key in state and state[key].shape != value.shape
+    ]
+    if problems:
+        more = f", and {len(problems) - 1} more" * (len(problems) > 1)
+        raise ValueError(f"{reward}: {source} does not fit the model: {problems[0]}{more}")
+    module.load_state_dict(state)
+
+
+def linear_stack(
+    state: Mapping[str, Tensor], prefix: str = "", between: Callable[[], nn.Module] | None = None
+) -> nn.Sequential | None:
+    """The linear layers under `prefix`, in the order of their numbers, in float32.
+
+    Dropout, which training puts between such layers, does nothing at inference and is left out.
+
+    Args:
+        state: weights by name: `{prefix}N.weight` [out, in] and, where there is one, `{prefix}N.bias` [out].
+        prefix: what comes before the number.
+        between: makes what stands between two layers; by default nothing does, as in the published heads of
+            ImageReward and the aesthetic predictor.
+
+    Returns:
+        The layers, or None if there is none or they do not follow each other.
+    """
+    names = [key.removeprefix(prefix).removesuffix(".weight") for key in state if key.startswith(prefix)]
+    layers: list[nn.Linear] = []
+    for number in sorted({int(name) for name in names if name.isdecimal()}):
+        weight, bias = state[f"{prefix}{number}.weight"], state.get(f"{prefix}{number}.bias")
+        if weight.ndim != 2 or (layers and layers[-1].out_features != weight.shape[1]):
+            return None
+        layers.append(linear(weight, bias))
+    if not layers:
+        return None
+    parts: list[nn.Module] = [layers[0]]
+    for layer in layers[1:]:
+        parts += [layer] if between is None else [between(), layer]
+    return nn.Sequential(*parts).eval().requires_grad_(False)
+
+
+def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer of these weights [out, in] and [out], in float32."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    values = {"weight": weight.float(), **({} if bias is None else {"bias": bias.float()})}
+    layer.load_state_dict(values, assign=True)
+    return layer.eval().requires_grad_(False)
+
+
+def source_name(reward: str, option: str, name: str) -> str:
+    """A folder as an absolute path, or a model id of the hub as it is.
+
+    Raises:
+        ValueError: it is written as a path, and there is no such folder.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if path.is_absolute() or name.startswith((".", "~")) or path.is_file() or name.count("/") > 1:
+        raise ValueError(f"{reward}: {option}={name!r} is no folder; give one, or a model id such as 'org/name'")
+    return name
+
+
+def load_transformers(
+    reward: str,
+    kind: Any,
+    source: str,
+    *,
+    dtype: torch.dtype,
+    device: str,
+    weights: tuple[Any, Mapping[str, Tensor]] | None = None,
+) -> Any:
+    """A transformers model, frozen, in evaluation mode.
+
+    Args:
+        reward: for messages.
+        kind: its class, such as `CLIPModel`.
+        source: folder or model id; with `weights`, only what they are called in messages.
+        dtype: of its weights.
+        device: where it goes.
+        weights: configuration and state to take instead of those of `source`.
+
+    Raises:
+        ValueError: it cannot be loaded, or weights are missing or of another shape.
+    """
+    given = {} if weights is None else {"config": weights[0], "state_dict": dict(weights[1])}
+    try:
+        with fixed_generator():
+            model, report = kind.from_pretrained(
+                None if weights else source, dtype=dtype, output_loading_info=True, **given
+            )
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{reward}: {source} does not load as {kind.__name__}: {error}") from error
+    lost = sorted(str(key) for key in [*report["missing_keys"], *report["mismatched_keys"]])
+    if lost:
+        raise ValueError(
+            f"{reward}: {source} has no fitting weights for {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)} "
+            f"of {kind.__name__}; is it another kind of model?"
+        )
+    return model.to(device).eval().requires_grad_(False)
+
+
+def load_processor(reward: str, kind: Any, source: str) -> Any:
+    """A transformers processor, image processor or tokenizer.
+
+    Raises:
+        ValueError: its files are missing or unusable.
+    """
+    try:
+        return kind.from_pretrained(source)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{reward}: {source} holds no {kind.__name__.removeprefix('Auto').lower()}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def fixed_generator() -> Iterator[None]:
+    """Building a module draws weights: leave the caller's generator alone, and draw the same ones in every process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

@@ -1,0 +1,233 @@
+"""Pairs of image and text encoders whose embeddings share a space, as CLIP has them.
+
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision" (2103.00020). A score is made
+of the angle between two embeddings, so they come out at length 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..options import check_count
+from ..pixels import as_frames, to_bytes
+from .loading import check_dtype, load_processor, load_transformers, source_name
+from .sharing import Lease, borrow
+
+REMEMBERED = 4096
+
+
+class Towers:
+    """An image and a text encoder of one space, whichever library they come from.
+
+    Args:
+        model: the module that holds both.
+        pixels: images [N, 3, H, W] in [0, 1] on `device` to the encoder's input [N, 3, h, w].
+        encode_image: that input to embeddings [N, D], of any length.
+        encode_text: N strings to embeddings [N, D].
+        scale: factor of the cosine in the model's logit.
+        bias: what is added in it.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pixels: Callable[[Tensor], Tensor],
+        encode_image: Callable[[Tensor], Tensor],
+        encode_text: Callable[[Sequence[str]], Tensor],
+        *,
+        scale: float,
+        bias: float,
+        device: str,
+    ) -> None:
+        self.model, self.pixels, self.scale, self.bias, self.device = model, pixels, scale, bias, device
+        self._encode_image, self._encode_text = encode_image, encode_text
+        self._known: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed_texts(self, texts: Sequence[str]) -> Tensor:
+        """Embeddings of N texts, float32 [N, D], each of length 1. A text that comes twice is encoded once."""
+        place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        if not place:
+            return torch.zeros(0, 1, device=self.device)
+        with self._exact():
+            unique = _unit(self._encode_text(list(place)))
+        return unique[[place[text] for text in texts]]
+
+    def embed_images(self, images: Tensor, batch_size: int, *, remember: bool = False) -> Tensor:
+        """Embeddings of images.
+
+        Args:
+            images: [N, 3, H, W] in [0, 1].
+            batch_size: most images in one forward pass.
+            remember: keep the embeddings of the latest images, for another reward that asks for the same ones.
+
+        Returns:
+            float32 [N, D], each of length 1.
+        """
+        parts = [
+            self.embed_pixels(self.prepare(part), remember=remember) for part in images.split(batch_size) if len(part)
+        ]
+        return torch.cat(parts) if parts else torch.zeros(0, 1, device=self.device)
+
+    def prepare(self, images: Tensor) -> Tensor:
+        """The encoder's input for images [N, 3, H, W] in [0, 1]."""
+        with self._exact():
+            return self.pixels(images.to(self.device, torch.float32))
+
+    def embed_pixels(self, pixels: Tensor, *, remember: bool = False) -> Tensor:
+        """Embeddings of what `prepare` returned, float32 [N, D], each of length 1."""
+        with self._exact():
+            if not remember:
+                return _unit(self._encode_image(pixels))
+            # By content: every reward gets a copy of its own of the images.
+            pictures = pixels.contiguous().view(torch.uint8).cpu().numpy()
+            keys = [hashlib.blake2b(picture.tobytes()).digest() for picture in pictures]
+            with self._lock:
+                fresh = {key: row for row, key in enumerate(keys) if key not in self._known}
+                if fresh:
+                    found = _unit(self._encode_image(pixels[list(fresh.values())]))
+                    self._known.update(zip(fresh, found))
+                result = torch.stack([self._known[key] for key in keys])
+                while len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
+            return result
+
+    def _exact(self) -> Any:
+        # Autocast would take the embeddings to bfloat16, whose cosines are too coarse to rank a group by.
+        return torch.autocast(torch.device(self.device).type, enabled=False)
+
+
+class TowerReward:
+    """What the rewards that look through CLIP-like towers have in common.
+
+    Args:
+        lease: the towers.
+        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
+        frames: most frames of a video that are looked at, evenly spaced; None is all.
+
+    Raises:
+        ValueError: `batch_size` or `frames` is no whole number of 1 or more.
+    """
+
+    name: str
+
+    def __init__(self, lease: Lease[Towers], *, batch_size: int, frames: int | None) -> None:
+        try:
+            check_count(self.name, "batch_size", batch_size)
+            check_count(self.name, "frames", 1 if frames is None else frames)
+        except ValueError:
+            lease.close()
+            raise
+        self.lease, self.batch_size, self.frames = lease, batch_size, frames
+
+    @property
+    def device(self) -> str:
+        """Where the images are wanted."""
+        return self.lease.value.device
+
+    def embeddings(self, images: Tensor) -> Tensor:
+        """Embeddings of images [B, 3, H, W] or videos [B, F, 3, H, W], float32 [B, frames, D]."""
+        frames = as_frames(images, self.frames)
+        flat = self.lease.value.embed_images(frames.flatten(0, 1), self.batch_size, remember=self.lease.shared)
+        return flat.unflatten(0, frames.shape[:2])
+
+    def cosines(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """Cosine of each image with its prompt, float32 [B]; of a video the mean over its frames."""
+        text = self.lease.value.embed_texts(prompts)
+        return (self.embeddings(images) * text.unsqueeze(1)).sum(-1).mean(1)
+
+    def close(self) -> None:
+        """Let the towers go; they leave memory with the last reward that uses them."""
+        self.lease.close()
+
+
+def transformers_towers(
+    reward: str,
+    model: str,
+    *,
+    processor: str | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    lowercase: bool = False,
+) -> Lease[Towers]:
+    """Towers of transformers' `CLIPModel` or `SiglipModel`, by what the folder's configuration says.
+
+    Images pass through the model's own image processor as 8-bit pictures. Texts are padded to, and cut at, the text
+    encoder's length: SigLIP reads its output at the last place, and CLIP does not look past the end of a text.
+
+    Args:
+        reward: for messages.
+        model: folder or model id.
+        processor: folder or model id of image processor and tokenizer; None is `model`.
+        device: where it runs.
+        dtype: of the weights.
+        lowercase: texts are turned to lower case first.
+
+    Raises:
+        ValueError: the folder holds no such model or processor, or not all of its weights.
+    """
+    source = source_name(reward, "model", model)
+    tools = source if processor is None else source_name(reward, "processor", processor)
+    key = ("transformers", source, tools, dtype, str(torch.device(device)), lowercase)
+    return borrow(key, lambda: _load(reward, source, tools, device, check_dtype(reward, dtype), lowercase))
+
+
+def _load(reward: str, source: str, tools: str, device: str, dtype: torch.dtype, lowercase: bool) -> Towers:
+    from transformers import AutoModel, AutoProcessor
+
+    processor = load_processor(reward, AutoProcessor, tools)
+    model = load_transformers(reward, AutoModel, source, dtype=dtype, device=device)
+    if not all(hasattr(model, name) for name in ("get_image_features", "get_text_features", "logit_scale")):
+        raise ValueError(f"{reward}: {source} is a {type(model).__name__}; give a CLIP or SigLIP model")
+    length = int(model.config.text_config.max_position_embeddings)
+
+    def pixels(images: Tensor) -> Tensor:
+        return process_images(processor.image_processor, images).to(device, dtype)
+
+    def encode_text(texts: Sequence[str]) -> Tensor:
+        texts = [text.lower() for text in texts] if lowercase else list(texts)
+        tokens = processor.tokenizer(
+            texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+        )
+        # Without a mask: SigLIP was trained to read its padding, and CLIP's causal mask hides it.
+        return features(model.get_text_features(input_ids=tokens["input_ids"].to(device)))
+
+    return Towers(
+        model,
+        pixels,
+        lambda values: features(model.get_image_features(pixel_values=values)),
+        encode_text,
+        scale=float(model.logit_scale.float().exp()),
+        bias=float(getattr(model, "logit_bias", torch.zeros(()))),
+        device=device,
+    )
+
+
+def process_images(processor: Any, images: Tensor) -> Tensor:
+    """The input that a transformers image processor makes of images [N, 3, H, W] in [0, 1]: [N, 3, h, w].
+
+    It is given 8-bit pictures, since it would divide floats by 255 again.
+    """
+    levels = to_bytes(images)
+    # The processors that work on tensors do so where these are; the others want them in main memory.
+    on_device = getattr(processor, "backend", None) == "torchvision" or getattr(processor, "is_fast", False)
+    pictures = list(levels if on_device else levels.cpu())
+    values: Tensor = processor(images=pictures, return_tensors="pt", input_data_format="channels_first")["pixel_values"]
+    return values
+
+
+def features(output: Any) -> Tensor:
+    """The projected embedding out of what `get_image_features` returns: a tensor, or from transformers 5 an object."""
+    return output if isinstance(output, Tensor) else output.pooler_output
+
+
+def _unit(embeddings: Tensor) -> Tensor:
+    return torch.nn.functional.normalize(embeddings.float(), dim=-1)

@@ -1,0 +1,78 @@
+"""Images on their way into a scorer: frames of videos, 8-bit pictures, and resampling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def as_frames(images: Tensor, most: int | None = None) -> Tensor:
+    """Images as videos of one frame; videos as they are, or thinned.
+
+    Args:
+        images: [B, 3, H, W] or [B, F, 3, H, W].
+        most: frames to keep of a video that has more: evenly spaced ones, with the first and the last (the middle
+            one, if it is 1). None keeps all.
+
+    Returns:
+        [B, F, 3, H, W].
+
+    Raises:
+        ValueError: `images` has another shape.
+    """
+    if images.ndim not in (4, 5) or images.shape[-3] != 3:
+        raise ValueError(f"images have shape {list(images.shape)}; give [B, 3, H, W] or [B, F, 3, H, W]")
+    frames = images if images.ndim == 5 else images.unsqueeze(1)
+    count = frames.shape[1]
+    if most is None or count <= most:
+        return frames
+    places = [(count - 1) // 2] if most == 1 else [round(k * (count - 1) / (most - 1)) for k in range(most)]
+    return frames[:, places]
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Floats in [0, 1] as the 8-bit levels of a saved picture, uint8: rounded, where truncation would darken it."""
+    return (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def preprocess_images(images: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """open_clip's inference preprocessing, on float tensors.
+
+    open_clip's own transform takes 8-bit PIL pictures; this is the same resampling (antialiased, clamped,
+    as 8-bit bicubic is) without the rounding, and without dividing by 255 what is in [0, 1] already.
+
+    Args:
+        images: [B, 3, H, W] in [0, 1].
+        config: `size` (int or (height, width)), `mean`, `std`, `interpolation`, `resize_mode`, `fill_color`.
+
+    Returns:
+        [B, 3, *size], normalised.
+    """
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms import functional as F
+
+    size = config["size"]
+    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
+    old_height, old_width = images.shape[-2:]
+    mode = config.get("resize_mode") or "shortest"
+    fill = float(config.get("fill_color") or 0) / 255
+    if mode == "squash":
+        target = (height, width)
+    elif mode == "shortest" and height == width:
+        # torchvision, which open_clip uses here, truncates the longer side; open_clip's own resize rounds.
+        short = min(old_height, old_width)
+        target = (height * old_height // short, width * old_width // short)
+    else:
+        ratios = (old_height / height, old_width / width)
+        ratio = max(ratios) if mode == "longest" else min(ratios)
+        target = (max(1, round(old_height / ratio)), max(1, round(old_width / ratio)))
+    bilinear = config.get("interpolation") == "bilinear"
+    interpolation = InterpolationMode.BILINEAR if bilinear else InterpolationMode.BICUBIC
+    resized = F.resize(images, list(target), interpolation, antialias=True).clamp(0, 1)
+    pad_h, pad_w = max(0, height - target[0]), max(0, width - target[1])
+    padding = [pad_w // 2, pad_h // 2, (pad_w + 1) // 2, (pad_h + 1) // 2]
+    padded = F.pad(resized, padding, fill=fill) if any(padding) else resized
+    return F.normalize(F.center_crop(padded, [height, width]), config["mean"], config["std"])
