@@ -183,7 +183,7 @@ def test_page_needs_no_network_and_parses_no_markup() -> None:
 
 def test_every_script_of_the_package_is_in_the_page() -> None:
     folder = Path(pages.__file__).parent
-    assert sorted(SCRIPTS) == sorted(path.name for path in folder.glob("*.js"))
+    assert sorted([*SCRIPTS, "vote.js"]) == sorted(path.name for path in folder.glob("*.js"))  # served, not built in
     assert len(SCRIPTS) >= 10
 
 

@@ -1,0 +1,212 @@
+
+// Of the samples this page knows nothing but their side: the server keeps which set each is of.
+
+const CHOICES = [
+  ["left", "Left", "←", ["arrowleft"]],
+  ["tie", "Tie", "t", ["t"]],
+  ["right", "Right", "→", ["arrowright"]],
+  ["skip", "Skip", "s", ["s"]],
+];
+const state = { at: null, progress: null, ready: false, results: false, turn: 0 };
+
+async function ask(address, body = null) {
+  const options = body === null ? {}
+    : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  let [response, data] = [null, null];
+  try {
+    response = await fetch(address, options);
+    data = await response.json();
+  } catch {
+    throw new Error("The command that serves this page has ended. Start it again with the same file to go on.");
+  }
+  if (!response.ok) throw new Error(data.error);
+  return data;
+}
+
+function fault(error) {
+  byId("fault").textContent = error === null ? "" : error.message;
+  byId("fault").hidden = error === null;
+}
+
+// One thing at a time: what is asked for while an answer is awaited is a key pressed too soon.
+function act(action) {
+  return async (...words) => {
+    const turn = (state.turn += 1);
+    state.ready = false;
+    enable();
+    try {
+      fault(null);
+      await action(turn, ...words);
+    } catch (error) {
+      fault(error);
+      if (turn === state.turn && state.at !== null) state.ready = true;
+    }
+    enable();
+  };
+}
+
+function enable() {
+  for (const node of document.querySelectorAll("[data-choice]")) {
+    node.disabled = !state.ready || (node.dataset.needs === "both" && byId("sides").dataset.missing === "yes");
+  }
+  byId("back").disabled = !state.ready || state.at === 0;
+}
+
+// Its image when it is there to be judged, or words in its place.
+async function picture(address, side) {
+  const image = el("img", { alt: `${side} picture`, draggable: "false" });
+  image.src = address;
+  try {
+    await image.decode();
+  } catch {
+    byId("sides").dataset.missing = "yes";
+    return el("span", { class: "absent" }, "the image cannot be shown; skip this pair");
+  }
+  image.classList.toggle("pixels", image.naturalWidth <= 160);
+  return image;
+}
+
+async function figure(pair, side, name) {
+  const chosen = pair.choice === side ? "chosen" : null;
+  if (pair[side].completion !== undefined) {
+    const text = folded([[pair[side].completion, false]], 6000);
+    text.dir = "auto";
+    return el("figure", { class: chosen, "aria-label": name }, el("figcaption", {}, name), text);
+  }
+  const shown = await picture(pair[side].picture, name);
+  const frame = button("", () => choose(side), { class: "frame", tabindex: -1, "data-choice": side, "data-needs": "both" });
+  frame.append(shown);
+  return el("figure", { class: chosen }, frame);
+}
+
+const show = act(showNumber);
+
+async function showNumber(turn, number) {
+  const pair = await ask(`pairs/${number}`);
+  byId("sides").dataset.missing = "no";
+  const figures = await Promise.all([figure(pair, "left", "Left"), figure(pair, "right", "Right")]);
+  if (turn !== state.turn) return;
+  state.at = number;
+  document.body.classList.toggle("text", pair.left.completion !== undefined);
+  byId("prompt").textContent = pair.prompt;
+  byId("sides").replaceChildren(...figures);
+  for (const node of byId("choices").querySelectorAll("[data-choice]")) {
+    node.setAttribute("aria-pressed", String(node.dataset.choice === pair.choice));
+  }
+  byId("ballot").hidden = false;
+  byId("results").hidden = true;
+  state.results = false;
+  count();
+  state.ready = true;
+  // A reader of the screen hears the new prompt; a focus left on a button would choose again with the space bar.
+  byId("prompt").focus({ preventScroll: true });
+  if (state.at + 1 < state.progress.total && pair.left.picture) {
+    for (const side of ["left", "right"]) new Image().src = `pictures/${state.at + 1}/${side}`;
+  }
+}
+
+function count() {
+  const { total, voted, same } = state.progress;
+  const equal = same ? `, ${same} more without a difference` : "";
+  const place = state.results || state.at === null ? "" : `pair ${state.at + 1} · `;
+  byId("count").textContent = `${place}${voted} of ${plural(total, "pair")} done${equal}`;
+  byId("done").style.width = `${(100 * voted) / total}%`;
+  byId("switch").hidden = state.results && state.progress.next === null;
+  byId("switch").textContent = state.results ? "Go on voting" : "Results so far";
+}
+
+const choose = act(async (turn, choice) => {
+  state.progress = await ask("votes", { pair: state.at, choice });
+  await goOn(turn);
+});
+
+function goOn(turn) {
+  return state.progress.next === null ? showResults(turn) : showNumber(turn, state.progress.next);
+}
+
+const HEADS = ["preferred in", "95 % interval", "ties", "skipped"];
+const percent = (value) => `${Math.round(100 * value)} %`;
+
+function resultCells(tally) {
+  const decided = tally.wins + tally.losses;
+  const votes = decided + tally.ties;
+  const [low, high] = tally.interval;
+  const range = el("span", { class: "range", "aria-hidden": "true" });
+  if (decided) {
+    const [span, point] = [el("span", { class: "span" }), el("span", { class: "point" })];
+    span.style.left = `${100 * low}%`;
+    span.style.width = `${100 * (high - low)}%`;
+    point.style.left = `${100 * tally.rate}%`;
+    range.append(span, point);
+  }
+  const cells = [
+    [decided ? `${percent(tally.rate)} of ${decided}` : "–"],
+    [decided ? `${percent(low)} to ${percent(high)}` : "–", range],
+    [votes ? `${tally.ties} of ${votes} (${percent(tally.ties / votes)})` : "–"],
+    [String(tally.skipped)],
+  ];
+  return cells.map((cell, at) => el("td", { "data-head": HEADS[at] }, ...cell));
+}
+
+function resultTable(report) {
+  const rows = [];
+  for (const one of report.comparisons) {
+    const names = [one.second, el("span", { class: "block muted small" }, `against ${one.first}`)];
+    rows.push(el("tr", { class: "whole" }, el("th", { scope: "row" }, ...names), ...resultCells(one)));
+    for (const part of one.parts) {
+      const name = el("th", { scope: "row" }, `${part.column}: ${part.value}`);
+      rows.push(el("tr", { class: "part" }, name, ...resultCells(part)));
+    }
+  }
+  rows.push(el("tr", { class: "whole" }, el("th", { scope: "row" }, "Left", el("span", { class: "block muted small" },
+    "against right")), ...resultCells(report.position)));
+  const heads = ["", ...HEADS].map((text) => el("th", { scope: "col" }, text));
+  return el("table", { class: "results-table" }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows));
+}
+
+async function showResults(turn) {
+  const report = await ask("report");
+  if (turn !== state.turn) return;
+  const ended = state.progress.next === null;
+  const parts = [el("h2", { id: "results-title" }, ended ? "All pairs are done" : "Results so far")];
+  if (ended) parts.push(el("p", { class: "muted" }, "Every choice is saved. This page can be closed, and the command ended."));
+  if (report.comparisons.length) parts.push(el("div", { class: "scroll" }, resultTable(report)));
+  else parts.push(el("p", {}, "No votes yet."));
+  parts.push(...report.notes.map((note) => el("p", { class: "muted small" }, `${note}.`)));
+  if (ended) parts.push(button("Back to the last pair", () => show(state.at ?? state.progress.total - 1)));
+  byId("results").replaceChildren(...parts);
+  byId("results").hidden = false;
+  byId("ballot").hidden = true;
+  state.results = true;
+  count();
+}
+
+const toggle = act((turn) => (state.results ? goOn(turn) : showResults(turn)));
+
+function pressed(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || state.results || !state.ready) return;
+  const key = event.key.toLowerCase();
+  const choice = CHOICES.find(([, , , keys]) => keys.includes(key));
+  const node = choice ? byId("choices").querySelector(`[data-choice="${choice[0]}"]`)
+    : key === "b" || key === "backspace" ? byId("back") : null;
+  if (!node) return;
+  event.preventDefault();
+  node.click();
+}
+
+const start = act(async (turn) => {
+  state.progress = await ask("progress");
+  await goOn(turn);
+});
+
+byId("choices").append(
+  ...CHOICES.map(([choice, text, sign]) => button(text, () => choose(choice), { "data-choice": choice, disabled: true,
+    "data-needs": choice === "skip" ? "none" : "both" })),
+  button("Back", () => show(state.at - 1), { id: "back", disabled: true }),
+);
+[...CHOICES.map(([, , sign]) => sign), "b"].forEach((sign, at) => {
+  byId("choices").children[at].append(" ", el("kbd", { "aria-hidden": "true" }, sign));
+});
+byId("switch").addEventListener("click", () => toggle());
+document.addEventListener("keydown", pressed);
+start();

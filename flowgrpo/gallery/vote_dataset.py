@@ -1,0 +1,114 @@
+"""People's choices as preferences: (prompt, chosen, rejected), for a reward or a DPO recipe to learn from."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .build import read_runs
+from .files import write_new
+from .vote_file import Side, Vote, latest, read_votes
+from .vote_pairs import folder_of
+
+
+class Preference(NamedTuple):
+    """One pair of a preference data set."""
+
+    prompt: str
+    chosen: Path | str  # image file, or completion
+    rejected: Path | str
+    vote: Vote  # where it came from
+
+
+def read_preferences(path: Path) -> list[Preference]:
+    """The pairs of a file of votes in their order: without ties, skipped pairs and choices taken back.
+
+    Images are named by their paths, which need not exist any more; `write_preferences` checks them.
+
+    Raises:
+        ValueError: see `read_votes`.
+    """
+    found = []
+    for vote in latest(read_votes(path)[0]):
+        if vote.preferred:
+            chosen, rejected = (_sample(side, path.parent) for side in vote.preferred)
+            found.append(Preference(vote.prompt, chosen, rejected, vote))
+    return found
+
+
+def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[Path, list[str]]:
+    """Write the preferences among these runs as a folder that `datasets.load_dataset` reads.
+
+    Rows are `prompt`, `chosen`, `rejected`, `seed`; `chosen_run`, `chosen_iteration`, and the same of the rejected;
+    `session` and `time`; a `column_NAME` for each column of the prompt file. Text: `data.jsonl`. Images:
+    `metadata.jsonl`, whose `chosen_file_name` and `rejected_file_name` the reader `imagefolder` opens as `chosen`
+    and `rejected`, and each image once.
+
+    Returns:
+        The folder, and lines on what was left out.
+
+    Raises:
+        ValueError: see `read_runs` and `read_votes`; the folder exists; or there is no preference to write.
+    """
+    runs = read_runs(folders)
+    if out.exists():
+        raise ValueError(f"{out} exists; name a new folder")
+    known = {folder_of(run, path.parent) for run in runs}
+    every = read_preferences(path)
+    here = [one for one in every if {one.vote.left.folder, one.vote.right.folder} <= known]
+    rows = [one for one in here if all(map(_unchanged, one[1:3], one.vote.preferred or ()))]
+    if not rows:
+        raise ValueError(
+            f"{path} has no preference to write: {len(every)} in all, {len(here)} among these runs, and none of those "
+            "with both samples as they were; vote first, or name the runs that were voted on"
+        )
+    columns = sorted({column for one in rows for column in one.vote.columns})
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        lines = [json.dumps(_row(one, folder, columns)) + "\n" for one in rows]
+        (folder / ("data.jsonl" if runs[0].text else "metadata.jsonl")).write_text("".join(lines), encoding="utf-8")
+
+    notes = []
+    if len(every) > len(here):
+        notes.append(f"left out: {len(every) - len(here)} preferences on other runs")
+    if len(here) > len(rows):
+        notes.append(f"left out: {len(here) - len(rows)} preferences whose images are gone or changed since the vote")
+    try:
+        return write_new(out, write), notes
+    finally:
+        for left in out.parent.glob(f".{out.name}.*.tmp"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _row(one: Preference, folder: Path, columns: Sequence[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {"prompt": one.prompt}
+    sides = one.vote.preferred
+    assert sides is not None
+    for word, sample, side in zip(("chosen", "rejected"), one[1:3], sides):
+        if isinstance(sample, Path):
+            # By content: an image that stood in many pairs is there once, and no name hints at a split.
+            name = f"images/{side.sha256[:32]}{sample.suffix.lower()}"
+            (folder / "images").mkdir(exist_ok=True)
+            if not (folder / name).exists():
+                shutil.copyfile(sample, folder / name)
+            row[f"{word}_file_name"] = name
+        else:
+            row[word] = sample
+    row["seed"] = one.vote.seed
+    for word, side in zip(("chosen", "rejected"), sides):
+        row |= {f"{word}_run": side.run, f"{word}_iteration": side.iteration}
+    row |= {"session": one.vote.session, "time": one.vote.time}
+    return row | {f"column_{name}": one.vote.columns.get(name) for name in columns}
+
+
+def _sample(side: Side, home: Path) -> Path | str:
+    return home / side.folder / side.image if side.image else side.completion or ""
+
+
+def _unchanged(sample: Path | str, side: Side) -> bool:
+    if isinstance(sample, str):
+        return True
+    return sample.is_file() and hashlib.sha256(sample.read_bytes()).hexdigest() == side.sha256

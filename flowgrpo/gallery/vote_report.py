@@ -1,0 +1,201 @@
+"""What people's choices say: win rates with intervals, ties, and whether the side mattered."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+from .runs import Run
+from .vote_file import Vote, latest, read_votes
+from .vote_pairs import folder_of
+
+LEAST = 10  # votes that a part of the prompts needs to be reported by itself
+
+
+@dataclass
+class Tally:
+    """Votes between two things."""
+
+    wins: int = 0
+    losses: int = 0
+    ties: int = 0
+    skipped: int = 0
+
+    @property
+    def votes(self) -> int:
+        """Those that judged: without skipped pairs."""
+        return self.wins + self.losses + self.ties
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts, `rate` (wins over wins and losses; None without any) and `interval` (95 %) of it."""
+        decided = self.wins + self.losses
+        return {
+            "wins": self.wins,
+            "losses": self.losses,
+            "ties": self.ties,
+            "skipped": self.skipped,
+            "rate": self.wins / decided if decided else None,
+            "interval": list(wilson(self.wins, decided)),
+        }
+
+
+@dataclass
+class Comparison:
+    """Votes between two sets. A win is one of the later set, `second`, over the earlier one, `first`."""
+
+    first: str
+    second: str
+    tally: Tally = field(default_factory=Tally)
+    parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by column and value, LEAST votes at least
+
+
+@dataclass(frozen=True)
+class Report:
+    """Of the choices that count, see `latest`."""
+
+    comparisons: tuple[Comparison, ...]
+    position: Tally  # a win is one of the left side
+    sessions: int
+    elsewhere: int  # votes on other runs, not counted
+    unreadable: int  # lines
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        return {
+            "comparisons": [
+                {
+                    "first": one.first,
+                    "second": one.second,
+                    **one.tally.as_json(),
+                    "parts": [
+                        {"column": column, "value": value, **tally.as_json()}
+                        for (column, value), tally in one.parts.items()
+                    ],
+                }
+                for one in self.comparisons
+            ],
+            "position": self.position.as_json(),
+            "notes": self.notes(),
+        }
+
+    def notes(self) -> list[str]:
+        """What a reader of the rates has to know."""
+        found = []
+        if self.sessions > 1:
+            found.append(f"{self.sessions} sessions; the intervals take all votes as independent")
+        decided = self.position.wins + self.position.losses
+        low, high = wilson(self.position.wins, decided)
+        if not low <= 0.5 <= high:
+            side = "left" if low > 0.5 else "right"
+            found.append(f"the {side} side was chosen more often than chance explains")
+        if self.elsewhere:
+            found.append(f"{self.elsewhere} votes in the file are on other runs and do not count here")
+        if self.unreadable:
+            found.append(f"{self.unreadable} lines of the file could not be read")
+        return found
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        found = []
+        for one in self.comparisons:
+            found.append(f"{one.second} against {one.first}: {_words(one.tally)}")
+            found += [f"  {column} {value}: {_words(tally)}" for (column, value), tally in one.parts.items()]
+        if not found:
+            return ["no votes yet", *self.notes()]
+        return [*found, f"left against right: {_words(self.position)}", *self.notes()]
+
+
+def report_on(runs: Sequence[Run], path: Path) -> Report:
+    """Read a file of votes, and count those on these runs.
+
+    Raises:
+        ValueError: see `read_votes`.
+    """
+    votes, unreadable = read_votes(path)
+    return make_report(votes, runs, path.parent, unreadable)
+
+
+def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadable: int = 0) -> Report:
+    """Count votes.
+
+    Args:
+        votes: of one file.
+        runs: those that count. Of two sets the later run is `second`, and of one run the later evaluation.
+        home: the folder of the file.
+        unreadable: lines of the file that held no vote.
+    """
+    counted = latest(list(votes))
+    places = {folder_of(run, home): place for place, run in enumerate(runs)}
+    here = [vote for vote in counted if vote.left.folder in places and vote.right.folder in places]
+    found: dict[tuple[tuple[int, int], ...], Comparison] = {}
+    position = Tally()
+    for vote in here:
+        sides = {side: (places[side.folder], side.iteration) for side in (vote.left, vote.right)}
+        first, second = sorted(sides, key=lambda side: sides[side])
+        one = found.setdefault(
+            (sides[first], sides[second]), Comparison(_name(runs, *sides[first]), _name(runs, *sides[second]))
+        )
+        won = vote.preferred and vote.preferred[0] is second
+        _count(one.tally, vote, won)
+        _count(position, vote, vote.choice == "left")
+        for column in vote.columns.items():
+            _count(one.parts.setdefault(column, Tally()), vote, won)
+    for one in found.values():
+        one.parts = {column: tally for column, tally in sorted(one.parts.items()) if tally.votes >= LEAST}
+    return Report(
+        comparisons=tuple(found[key] for key in sorted(found)),
+        position=position,
+        sessions=len({vote.session for vote in here}),
+        elsewhere=len(counted) - len(here),
+        unreadable=unreadable,
+    )
+
+
+def wilson(wins: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The score interval of a proportion (Wilson 1927): all p with |wins/count - p| ≤ z √(p (1 - p) / count).
+
+    Unlike the interval around the mean it stays within [0, 1] and holds its level for few votes and rates near
+    0 and 1. (0, 1) for no votes.
+    """
+    if not count:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    share = wins / count
+    middle = share + z * z / (2 * count)
+    reach = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    whole = 1 + z * z / count
+    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
+
+
+def _count(tally: Tally, vote: Vote, won: bool | None) -> None:
+    if vote.choice == "skip":
+        tally.skipped += 1
+    elif vote.choice == "tie":
+        tally.ties += 1
+    elif won:
+        tally.wins += 1
+    else:
+        tally.losses += 1
+
+
+def _name(runs: Sequence[Run], place: int, iteration: int) -> str:
+    """A set in words: of the run as much as tells it from the others."""
+    run = runs[place]
+    if len(runs) == 1:
+        return f"iteration {iteration}"
+    alike = sum(other.name == run.name for other in runs) > 1
+    return f"{run.name}{f' ({run.folder})' if alike else ''}, iteration {iteration}"
+
+
+def _words(tally: Tally) -> str:
+    decided = tally.wins + tally.losses
+    low, high = wilson(tally.wins, decided)
+    rate = (
+        f"{100 * tally.wins / decided:.0f} % of {decided} (95 %: {100 * low:.0f} to {100 * high:.0f} %)"
+        if decided
+        else "no choice yet"
+    )
+    ties = f"; ties {tally.ties} of {tally.votes} ({100 * tally.ties / tally.votes:.0f} %)" if tally.votes else ""
+    return f"{rate}{ties}{f'; skipped {tally.skipped}' if tally.skipped else ''}"

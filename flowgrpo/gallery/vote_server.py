@@ -1,0 +1,276 @@
+"""The page of `flowgrpo gallery --vote`: a server for this machine alone, and one person's ballots.
+
+Other pages of the same browser, and other programs of the machine, can reach a local port. So every address begins
+with a random token, the Host must be ours (a name that an attacker's server points at this machine is not), and a
+choice comes as JSON, which no form of another site can send. What the page is sent does not tell the sets apart.
+"""
+
+import hmac
+import json
+import re
+import secrets
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .runs import Run
+from .vote_file import CHOICES, Vote, append_vote, read_votes
+from .vote_pairs import Ballot, Source, ballots_of
+from .vote_report import report_on
+
+LONGEST = 1024  # bytes of a request's body
+DRAINED = 1 << 20  # bytes of a body too long that are still read, so that the answer arrives
+TYPES = {
+    ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
+    ".avif": "image/avif",
+}  # fmt: skip
+POLICY = (
+    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+PARTS = {
+    "": ("text/html; charset=utf-8", ("vote.html",)),
+    "vote.css": ("text/css; charset=utf-8", ("style.css", "vote.css")),
+    "vote.js": ("text/javascript; charset=utf-8", ("elements.js", "texts.js", "vote.js")),
+}
+
+
+class Refused(Exception):
+    """An answer other than yes: its status, and words for the page."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class Booth:
+    """One person's ballots in their order, and the file that keeps the choices."""
+
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        sources: Sequence[Source],
+        path: Path,
+        session: str | None = None,
+        again: bool = False,
+    ) -> None:
+        """Read the file, and go on where its session was left.
+
+        Args:
+            runs: for the report.
+            sources: see `sources_of`.
+            path: file of votes, new or not.
+            session: whose votes; seeds the order. By default that of the last vote in the file, or a new one.
+            again: show pairs that the session has voted on as well.
+
+        Raises:
+            ValueError: there is nothing to vote on, or the file holds something else than votes.
+        """
+        if session is not None and not re.fullmatch(r"[\w.-]{1,64}", session):
+            raise ValueError(f"the session is {session!r}; use up to 64 letters, digits, '_', '.' and '-'")
+        votes, _ = read_votes(path)
+        self.runs, self.path = runs, path
+        self.session = session or (votes[-1].session if votes else secrets.token_hex(4))
+        self.ballots, self.same = ballots_of(sources, self.session)
+        past = {vote.key: vote.choice for vote in votes if vote.session == self.session}
+        keys = [] if again else [ballot.key(path.parent) for ballot in self.ballots]
+        self.choices = {number: past[key] for number, key in enumerate(keys) if key in past}
+        self._turn = threading.Lock()
+
+    def progress(self) -> dict[str, Any]:
+        """How many ballots there are and were voted on, and the number of the next one, None after the last."""
+        following = next((number for number in range(len(self.ballots)) if number not in self.choices), None)
+        return {"total": len(self.ballots), "voted": len(self.choices), "next": following, "same": self.same}
+
+    def show(self, number: int) -> dict[str, Any]:
+        """A ballot as the page gets it: the prompt, the two samples by side, and the choice made before."""
+        ballot = self._ballot(number)
+        sides: dict[str, Any] = {}
+        for side, its in (("left", ballot.left), ("right", ballot.right)):
+            text = its.shot.completion
+            sides[side] = {"picture": f"pictures/{number}/{side}"} if text is None else {"completion": text}
+        return {"number": number, "prompt": ballot.left.shot.prompt, **sides, "choice": self.choices.get(number)}
+
+    def picture(self, number: int, side: str) -> Path:
+        """The image file of a side."""
+        ballot = self._ballot(number)
+        file = {"left": ballot.left, "right": ballot.right}[side].file if side in ("left", "right") else None
+        if file is None:
+            raise Refused(404, "there is no such picture")
+        return file
+
+    def choose(self, number: int, choice: str) -> None:
+        """Keep a choice in the file.
+
+        Raises:
+            Refused: the images cannot be read, or the file cannot be written. The choice then does not count.
+        """
+        ballot, home = self._ballot(number), self.path.parent
+        with self._turn:
+            try:
+                vote = Vote(
+                    session=self.session,
+                    time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                    prompt=ballot.left.shot.prompt,
+                    seed=ballot.left.shot.seed,
+                    columns=ballot.left.shot.columns,
+                    left=ballot.left.side(home),
+                    right=ballot.right.side(home),
+                    choice=choice,
+                )
+                append_vote(self.path, vote)
+            except OSError as error:
+                # Without the file's name: that of an image would tell its set.
+                raise Refused(500, f"the choice was not saved: {error.strerror or 'the disk may be full'}") from error
+            self.choices[number] = choice
+
+    def _ballot(self, number: int) -> Ballot:
+        if not 0 <= number < len(self.ballots):
+            raise Refused(404, f"there is no pair {number}")
+        return self.ballots[number]
+
+
+class VoteServer(ThreadingHTTPServer):
+    """Serves a booth on 127.0.0.1.
+
+    Args:
+        booth: whose ballots.
+        port: 0 for any that is free.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, booth: Booth, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
+        self.booth = booth
+        self.token = secrets.token_urlsafe(24)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that was closed before its answer came is no fault."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        """Address of the page."""
+        return f"http://127.0.0.1:{self.server_port}/{self.token}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: VoteServer
+    timeout = 30  # seconds that a silent client may hold its thread
+    server_version, sys_version = "flowgrpo", ""
+
+    def do_GET(self) -> None:
+        self._answer(self._get)
+
+    def do_POST(self) -> None:
+        self._answer(self._post)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """As the base class calls it; in our words and under our policy."""
+        self._send_json(code, {"error": message or "refused"})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the addresses hold the token."""
+
+    def _answer(self, act: Any) -> None:
+        try:
+            act(self._place())
+        except Refused as refused:
+            self._send_json(refused.status, {"error": str(refused)})
+        except ValueError as error:  # of the file of votes, which somebody may have changed meanwhile
+            self._send_json(500, {"error": str(error)})
+
+    def _place(self) -> list[str]:
+        """The parts of the address after the token."""
+        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
+        asked = self.headers.get_all("Host", [])
+        if len(asked) != 1 or asked[0] not in hosts:
+            raise Refused(403, "this page is for this machine only; open the address that the command printed")
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.removeprefix("http://") not in hosts:
+            raise Refused(403, "another site may not use this page")
+        start, token, *rest = self.path.partition("?")[0].split("/")
+        if start or not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+            raise Refused(403, "the address is not that of this session; open the one that the command printed")
+        return rest
+
+    def _get(self, place: list[str]) -> None:
+        booth = self.server.booth
+        match place:
+            case [name] if name in PARTS:
+                kind, files = PARTS[name]
+                here = resources.files(__package__)
+                self._send(200, kind, b"".join(here.joinpath(file).read_bytes() for file in files))
+            case ["progress"]:
+                self._send_json(200, booth.progress())
+            case ["report"]:
+                self._send_json(200, report_on(booth.runs, booth.path).as_json())
+            case ["pairs", number]:
+                self._send_json(200, booth.show(_number(number)))
+            case ["pictures", number, side]:
+                file = booth.picture(_number(number), side)
+                try:
+                    content = file.read_bytes()
+                except OSError as error:
+                    raise Refused(404, "the image file is missing") from error
+                self._send(200, TYPES[file.suffix.lower()], content, kept=True)
+            case _:
+                raise Refused(404, "there is nothing at this address")
+
+    def _post(self, place: list[str]) -> None:
+        if place != ["votes"]:
+            raise Refused(404, "there is nothing at this address")
+        body = self._body()
+        try:
+            vote = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, "the body is not JSON") from error
+        if not isinstance(vote, dict) or set(vote) != {"pair", "choice"}:
+            raise Refused(400, "the body must be an object of `pair` and `choice`")
+        if type(vote["pair"]) is not int or vote["choice"] not in CHOICES:
+            raise Refused(400, f"`pair` must be a whole number, and `choice` one of {', '.join(CHOICES)}")
+        self.server.booth.choose(vote["pair"], vote["choice"])
+        self._send_json(200, self.server.booth.progress())
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
+            raise Refused(411, "a choice comes with its length")
+        if int(length[:12]) > LONGEST:
+            if int(length[:12]) <= DRAINED:
+                self.rfile.read(int(length))
+            raise Refused(413, f"the body is longer than {LONGEST} bytes")
+        if self.headers.get_content_type() != "application/json":
+            raise Refused(415, "a choice is sent as application/json")
+        return self.rfile.read(int(length))
+
+    def _send_json(self, status: int, data: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(data).encode())
+
+    def _send(self, status: int, kind: str, content: bytes, *, kept: bool = False) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        # The page asks for the next pictures while one looks at these; the token makes every start's addresses new.
+        self.send_header("Cache-Control", "private, max-age=86400" if kept else "no-store")
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise Refused(404, "there is no such pair")
+    return int(text)
