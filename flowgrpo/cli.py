@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from .cli_gallery import gallery
 from .cli_output import console, say, timed_report
+from .cli_pipelines import pipelines_app
 from .cli_rewards import rewards_app
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ app = typer.Typer(
 build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
 app.add_typer(build_app, name="build")
 app.add_typer(rewards_app, name="rewards")
+app.add_typer(pipelines_app, name="pipelines")
+app.command()(gallery)
 
 RecipeArgument = Annotated[
     list[str] | None,
@@ -102,7 +106,7 @@ def plan(
     """Print what a recipe will do and cost, without loading a model."""
     from .configs.load import load_recipe
     from .configs.schema import TextRecipe
-    from .training.planning import clip_bounds, forecast, step_ranges
+    from .training.planning import budget_line, clip_bounds, forecast, step_ranges
 
     source, overrides = _split(words)
     recipe = load_recipe(source, overrides)
@@ -120,6 +124,8 @@ def plan(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"
     )
+    if (line := budget_line(recipe)) is not None:
+        say(f"before rounds; {line}")
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
@@ -138,12 +144,16 @@ def plan(
 
 
 def _plan_text(recipe: TextRecipe) -> None:
+    from .training.planning import budget_line
+
     rollout, optimizer = recipe.rollout, recipe.optimizer
     texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
     say(
         f"{rollout.prompts} prompts × {rollout.group} completions = {texts} completions an iteration, at most "
         f"{longest} tokens each, {recipe.run.iterations} iterations"
     )
+    if (line := budget_line(recipe)) is not None:
+        say(f"before rounds; {line}")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
 
@@ -180,11 +190,14 @@ def sample(
     steps: Annotated[int, typer.Option(help="Denoising steps.")] = 10,
     seed: Annotated[int, typer.Option(help="Of the initial noise.")] = 0,
     count: Annotated[int, typer.Option(help="Images per prompt.")] = 1,
+    noise: Annotated[
+        int | None, typer.Option(help="Seed of the noise itself, as a gallery shows it; in place of --seed.")
+    ] = None,
 ) -> None:
     """Sample images with a plain diffusers pipeline, base or trained."""
     from .training.inference import sample_images
 
-    for path in sample_images(model, prompts, out, steps=steps, seed=seed, count=count):
+    for path in sample_images(model, prompts, out, steps=steps, seed=seed, count=count, noise=noise):
         say(str(path))
 
 
@@ -204,17 +217,6 @@ def evaluate(
     noun = "images" if recipe.task == "images" else "completions"
     for name, (mean, error, count) in evaluate_model(model, recipe).items():
         say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
-
-
-@app.command()
-def gallery(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
-    out: Annotated[Path | None, typer.Option(help="Another folder to write to.")] = None,
-) -> None:
-    """Write the static gallery of a run."""
-    from .gallery.build import build_gallery
-
-    say(str(build_gallery(run, out)))
 
 
 @app.command()

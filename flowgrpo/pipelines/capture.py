@@ -7,7 +7,6 @@ again.
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,31 +15,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from .adapters import Together, adapter_of
+from .borrowing import replaced
+from .encodings import encodings_of, fingerprint
 from .recorder import Recorder, Stop
 
 _OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
 _OURS |= {"callback_on_step_end", "callback_on_step_end_tensor_inputs"}
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 _CONDITIONING_SEED = 0
-
-
-@contextmanager
-def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
-    """Set instance attributes for the duration of the block.
-
-    Goes through `__dict__`: a pipeline's own `__setattr__` rewrites its config, a module's registers
-    children.
-    """
-    saved = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
-    owner.__dict__.update(attributes)
-    try:
-        yield
-    finally:
-        for name in attributes:
-            owner.__dict__.pop(name, None)
-        owner.__dict__.update(saved)
 
 
 @contextmanager
@@ -92,26 +77,69 @@ def stopping_at_denoiser(pipe: Any) -> Any:
     return intercepting(pipe, answer)
 
 
-def skipping_denoiser(pipe: Any, skip: Callable[[], bool]) -> Any:
+def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]) -> Any:
     """Context manager: while `skip()` holds, the denoiser answers zeros.
 
-    The form of an answer is learnt from one real forward, without gradient, for each denoiser and batch size.
+    The form of an answer is learnt from one real forward, without gradient, for each denoiser and shape of its
+    inputs, and kept in `forms`, without its values.
     """
-    templates: dict[Any, Any] = {}
 
-    def zeros(leaf: Any) -> Any:
-        return torch.zeros_like(leaf) if isinstance(leaf, Tensor) else leaf
+    def form(leaf: Any) -> Any:
+        return (tuple(leaf.shape), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
 
     def answer(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not skip():
             return forward(*args, **kwargs)
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-        if (forward, shapes) not in templates:
+        owner = getattr(forward, "__self__", None)
+        key = (id(owner if owner is not None else forward), shapes)
+        if key not in forms:
             with torch.no_grad():
-                templates[forward, shapes] = forward(*args, **kwargs)
-        return tree_map(zeros, templates[forward, shapes])
+                leaves, layout = tree_flatten(forward(*args, **kwargs))
+            forms[key] = ([form(leaf) for leaf in leaves], [isinstance(leaf, Tensor) for leaf in leaves], layout)
+        known, tensors, layout = forms[key]
+        made = [
+            torch.zeros(item[0], dtype=item[1], device=item[2]) if is_tensor else item
+            for item, is_tensor in zip(known, tensors)
+        ]
+        return tree_unflatten(made, layout)
 
     return intercepting(pipe, answer)
+
+
+class Prompt(str):
+    """A prompt with keyword arguments of its own for the pipeline: its picture to edit, its first frame.
+
+    It is a text wherever a text is wanted. Two prompts with equal texts may have different arguments.
+
+    Attributes:
+        call: the arguments; they win over those of the `Denoiser`.
+    """
+
+    call: Mapping[str, Any]
+
+    def __new__(cls, text: str, **call: Any) -> Prompt:
+        """Args: text, and the arguments by name."""
+        made = super().__new__(cls, text)
+        made.call = call
+        return made
+
+
+def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
+    """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
+    groups: dict[Any, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        own = prompt.call if isinstance(prompt, Prompt) else {}
+        mark = fingerprint(own) or id(own)
+        among = {"all": None, "prompt": str(prompt), "one": row}[together]
+        groups.setdefault((among, mark if own else None), []).append(row)
+    return list(groups.values())
+
+
+def company(prompts: Sequence[str], together: Together) -> list[str]:
+    """As many of the prompts as one call can hold, of one prompt two rows."""
+    first = [prompts[row] for row in kin(prompts, together)[0]]
+    return first * 2 if together == "prompt" and len(first) == 1 < len(prompts) else first
 
 
 class PipelineCall:
@@ -129,61 +157,67 @@ class PipelineCall:
     def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
         self.pipe = pipe
         self.call = dict(call)
+        self.adapter = adapter_of(pipe)
+        if self.adapter.prepare is not None:
+            self.adapter.prepare(pipe)
+        self._encodings = encodings_of(pipe)
         # Diffusers decorates __call__ with no_grad; below it the caller's own grad mode decides.
         self._function = getattr(type(pipe).__call__, "__wrapped__", type(pipe).__call__)
         self.parameters = inspect.signature(self._function).parameters
         for name in self.call:
-            if name in _OURS or name.endswith("_per_prompt"):
-                raise ValueError(f"call[{name!r}] is set for each evaluation; remove it")
-            if name == "sigmas":
-                raise ValueError(
-                    "call['sigmas'] is a table before the shift; give Denoiser(sigmas=...) the table after it"
-                )
-            if not self.accepts(name):
-                close = difflib.get_close_matches(name, list(self.parameters), n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"{type(pipe).__name__}.__call__ has no argument {name!r} (in call){hint}")
+            self._require(name)
 
     def accepts(self, name: str) -> bool:
         """Whether `__call__` has an argument of this name (or takes any)."""
         return name in self.parameters or any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+
+    def _require(self, name: str) -> None:
+        if name in _OURS or name.endswith("_per_prompt"):
+            raise ValueError(f"call[{name!r}] is set for each evaluation; remove it")
+        if name == "sigmas":
+            raise ValueError("call['sigmas'] is a table before the shift; give Denoiser(sigmas=...) the table after it")
+        if not self.accepts(name):
+            close = difflib.get_close_matches(name, list(self.parameters), n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{type(self.pipe).__name__}.__call__ has no argument {name!r} (in call){hint}")
 
     def run(self, recorder: Recorder, prompts: Sequence[str], steps: int, **extra: Any) -> Any:
         """Call the pipeline with `recorder` as its scheduler.
 
         Args:
             recorder: armed for this call.
-            prompts: N texts, one a row.
+            prompts: N texts, one a row; `Prompt`s must have equal arguments.
             steps: num_inference_steps.
             extra: further keyword arguments (latents, output_type, ...).
 
         Returns:
             The first element of what the pipeline returns, or None if a hook ended the call by `Stop`.
         """
-        rows = len(prompts)
-        kwargs = {
-            name: [value] * rows if isinstance(value, str) and _TEXT.fullmatch(name) else value
-            for name, value in self.call.items()
-        }
+        rows, given = len(prompts), self.call
+        if isinstance(prompts[0], Prompt):
+            for name in prompts[0].call:
+                self._require(name)
+            given = given | dict(prompts[0].call)
+        kwargs = {name: self._in_rows(name, value, rows) for name, value in given.items()}
         # Conditioning that is sampled (a VAE posterior) must come out the same in every call of one sample.
         generators = [torch.Generator().manual_seed(_CONDITIONING_SEED) for _ in range(rows)]
         kwargs |= {"generator": generators, "num_inference_steps": steps, "return_dict": False, **extra}
+        texts: Any = [str(prompt) for prompt in prompts]
+        if self.adapter.text:
+            texts = texts[0]
+            kwargs["generator"] = generators[0]
+            kwargs |= {name: value[0] for name, value in kwargs.items() if _TEXT.fullmatch(name) and value}
         attributes: dict[str, Any] = {"scheduler": recorder, "_progress_bar_config": {"disable": True}}
         if hasattr(self.pipe, "encode_prompt"):
-            # Attention may take another kernel when its inputs want a gradient; the embeddings, and so the
-            # prediction, would then differ between rollout and training by rounding.
-            attributes["encode_prompt"] = _without_grad(self.pipe.encode_prompt)
-        with replaced(self.pipe, **attributes):
+            attributes["encode_prompt"] = self._encodings.encode_prompt(self.pipe.encode_prompt)
+        with replaced(self.pipe, **attributes), self._encodings.active():
             try:
-                return self._function(self.pipe, prompt=list(prompts), **kwargs)[0]
+                return self._function(self.pipe, prompt=texts, **kwargs)[0]
             except Stop:
                 return None
 
-
-def _without_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return function(*args, **kwargs)
-
-    return wrapper
+    def _in_rows(self, name: str, value: Any, rows: int) -> Any:
+        once = isinstance(value, str) and bool(_TEXT.fullmatch(name))
+        if name in self.adapter.rows and not isinstance(value, (list, tuple)):
+            once = True
+        return [value] * rows if once else value

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .capture import PipelineCall, replaced, stopping_at_denoiser
+from .borrowing import replaced
+from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .recorder import Recorder, Schedule, Stop, is_flow_table
-from .replay import OWN_TABLE, VARIANTS, Replay
-from .selfcheck import exact_decoder, exact_variant, rollout, stacked
+from .replay import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, Replay
+from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stacked
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,11 @@ class Denoiser:
         num_steps: T, number of denoising steps of the pipeline's own table.
         call: keyword arguments for the pipeline (height, width, num_frames, guidance_scale,
             negative_prompt, ...).
-        variant: how states are evaluated, one of `direct`, `inject`, `slice`, `fast_forward`; "auto" lets
+        variant: how states are evaluated, one of `replay.VARIANTS`; "auto" lets
             `self_check` choose, at the latest at the first evaluation.
         sigmas: a table to use instead of the pipeline's own, see `bind`.
+        example: a prompt to look at the pipeline with; a `Prompt` where it cannot be called without a picture that
+            `call` does not have.
 
     Raises:
         ValueError: if an argument does not fit the pipeline, or the pipeline is not a flow-matching one.
@@ -70,6 +73,7 @@ class Denoiser:
         call: Mapping[str, Any],
         variant: str = "auto",
         sigmas: Sequence[float] | None = None,
+        example: str | None = None,
     ) -> None:
         if num_steps < 1:
             raise ValueError(f"num_steps is {num_steps}; use 1 or more")
@@ -80,6 +84,7 @@ class Denoiser:
         self.variant = variant
         self._requested = variant
         self._decoder: str | None = None
+        self._example = example
         self._recorder = Recorder(pipe.scheduler)
         self._replay = Replay(PipelineCall(pipe, call), self._recorder, num_steps)
         self._own, self.probe = self._look()
@@ -132,8 +137,25 @@ class Denoiser:
         self._require_state(x, prompts)
         if not 0 <= i < len(self.sigmas) - 1:
             raise ValueError(f"step i is {i}; the bound table has steps 0 to {len(self.sigmas) - 2}")
-        prediction = self._replay.predict(self.variant, x.to(self.probe.dtype), self._table, i, prompts).float()
-        return -prediction if self._recorder.inverted else prediction
+
+        def predict(x: Tensor, prompts: Sequence[str]) -> Tensor:
+            return self._replay.predict(self.variant, x, self._table, i, prompts)
+
+        return self.as_velocity(self._by_kin(predict, x.to(self.probe.dtype), prompts))
+
+    def as_velocity(self, prediction: Tensor) -> Tensor:
+        """What a pipeline hands its scheduler, as dx/dsigma in float32."""
+        return -prediction.float() if self._recorder.inverted else prediction.float()
+
+    @property
+    def replay(self) -> Replay:
+        """The pipeline, as states are evaluated through it."""
+        return self._replay
+
+    @property
+    def caller(self) -> PipelineCall:
+        """The pipeline with the arguments it is called with."""
+        return self._replay.caller
 
     @torch.no_grad()
     def decode(self, x: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -153,8 +175,11 @@ class Denoiser:
         if self._decoder is None:
             self.self_check(prompts[:2])
         self._require_state(x, prompts)
-        images = self._replay.decode(str(self._decoder), x.to(self.probe.dtype), self._own, prompts)
-        return stacked(images).float()
+
+        def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
+            return stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
+
+        return self._by_kin(decode, x.to(self.probe.dtype), prompts)
 
     def initial_noise(self, generators: Sequence[torch.Generator]) -> Tensor:
         """Standard normal states in loop layout, float32 on the CPU.
@@ -172,7 +197,7 @@ class Denoiser:
 
         The pipeline runs its own loop over stochastic states, without gradient; each step is then replayed
         in the caller's grad mode: call it with grad enabled to check the path that training takes. Costs
-        2T evaluations if the first variant passes.
+        2T + 1 evaluations if the first variant passes.
 
         Args:
             prompts: one or two texts.
@@ -182,20 +207,32 @@ class Denoiser:
             The variant, which stays chosen.
 
         Raises:
-            RuntimeError: if none has error 0; names the pipeline, and step and error for each variant.
+            RuntimeError: if none has error 0 (names the pipeline, and step and error for each variant), or if the
+                prediction does not depend on the state or the noise level.
         """
         _require_texts(prompts)
+        prompts = company(prompts, self.caller.adapter.together)
         variants = VARIANTS if self._requested == "auto" else (self._requested,)
         record = rollout(self._replay, self.probe.sigmas, prompts, seed)
         shape, dtype = tuple(record.final.shape[1:]), record.final.dtype
         self.probe = replace(self.probe, latent_shape=shape, dtype=dtype)
         self.variant = exact_variant(self._replay, self._own, record, variants)
+        require_dependence(self._replay, self._own, record, self.variant)
         self._decoder = exact_decoder(self._replay, self._own, record)
         self._require_own_table(self.variant, self.sigmas)
         return self.variant
 
+    def _by_kin(self, compute: Callable[[Tensor, Sequence[str]], Tensor], x: Tensor, prompts: Sequence[str]) -> Tensor:
+        """`compute`, in one call where one call can hold all rows, and in the order of the rows."""
+        groups = kin(prompts, self.caller.adapter.together)
+        if len(groups) == 1:
+            return compute(x, prompts)
+        parts = [compute(x[torch.tensor(rows, device=x.device)], [prompts[row] for row in rows]) for rows in groups]
+        order = sorted(range(len(prompts)), key=[row for rows in groups for row in rows].__getitem__)
+        return torch.cat(parts)[torch.tensor(order, device=parts[0].device)]
+
     def _look(self) -> tuple[Schedule, Probe]:
-        """Call the pipeline up to its denoiser; up to its first step if it has no `prepare_latents`."""
+        """Call the pipeline up to its denoiser, or to its first step where only that shows the state's layout."""
         prompts = [self._any_prompt()]
         seen: list[Tensor] = []
         prepare: Callable[..., Any] | None = getattr(self.pipe, "prepare_latents", None)
@@ -212,11 +249,11 @@ class Denoiser:
 
         self._recorder.arm(hook)
         with torch.no_grad():
-            if prepare is None:
-                self._replay.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+            if prepare is None or self._requested in IN_STEP_LAYOUT:
+                self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
             else:
                 with replaced(self.pipe, prepare_latents=prepare_latents), stopping_at_denoiser(self.pipe):
-                    self._replay.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
+                    self.caller.run(self._recorder, prompts, self.num_steps, output_type="latent")
         own, inverted = self._recorder.own, self._recorder.inverted
         if own is None or not is_flow_table(own.sigmas, inverted=inverted) or not seen:
             table = None if own is None else own.sigmas.tolist()
@@ -230,6 +267,8 @@ class Denoiser:
 
     def _any_prompt(self) -> str:
         """A prompt that can be encoded, even after a prompt cache let go of the text encoders."""
+        if self._example is not None:
+            return self._example
         cache = getattr(self.pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
         return cache.prompts[0] if cache is not None and cache.prompts else "a photo"
 

@@ -16,8 +16,8 @@ class Layout:
 
     Attributes:
         kind: "rows" (tensor, one row a prompt along `dim`), "mask" (None for one prompt, a validity mask
-            [B, L] once prompts of different length meet), "list" (one item a prompt), "each" (a container
-            of `parts`), "shared".
+            [B, L] once prompts of different length meet), "list" (one item a prompt), "sums" (0 and the sums of
+            the lengths so far, [B + 1]), "each" (a container of `parts`), "shared".
         dim: the batch dimension of "rows" and "mask".
         dtype: of "mask".
         parts: of "each".
@@ -32,6 +32,8 @@ class Layout:
 def layout_of(one: Any, two: Any) -> Layout:
     """Compare the outputs for a batch of one and a batch of two."""
     if isinstance(one, Tensor) and isinstance(two, Tensor):
+        if one.shape == (2,) and two.shape == (3,) and not one.is_floating_point() and one[0] == two[0] == 0:
+            return Layout("sums")
         for dim, (a, b) in enumerate(zip(one.shape, two.shape)):
             if (a, b) == (1, 2):
                 return Layout("rows", dim)
@@ -52,6 +54,9 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
         return [item for entry in entries for item in entry]
     if layout.kind == "shared":
         return _shared(entries)
+    if layout.kind == "sums":
+        each = torch.cat([entry.diff() for entry in entries])
+        return torch.cat([entries[0][:1], each.cumsum(0).to(each.dtype)])
     if layout.kind == "mask":
         return None
     parts: list[Any] = []

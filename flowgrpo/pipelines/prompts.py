@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .capture import PipelineCall, stopping_at_denoiser
+from .capture import PipelineCall, Prompt, stopping_at_denoiser
+from .encodings import fingerprint
 from .joining import Layout, joined, layout_of
 from .recorder import Recorder
 
@@ -41,7 +42,8 @@ class PromptCache:
 
     Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours;
     batches are put together from the entries, padded with zeros. Which outputs are batched, and along which
-    dimension, is found once for each set of other arguments by encoding a batch of two.
+    dimension, is found once for each set of other arguments by encoding a batch of two. Pictures that go into
+    `encode_prompt` are told apart by their content.
 
     Args:
         pipe: the pipeline. `pipe.encode_prompt` is replaced on this instance.
@@ -69,7 +71,7 @@ class PromptCache:
         self._signature = inspect.signature(pipe.encode_prompt)
         self._entries: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
-        self._texts: dict[str, None] = {}
+        self._texts: dict[Any, str] = {}
         self._released: dict[str, tuple[nn.Module | None, torch.device]] = {}
 
         def encode_prompt(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +83,7 @@ class PromptCache:
     @property
     def prompts(self) -> tuple[str, ...]:
         """The positive prompts `encode` has seen, in order."""
-        return tuple(self._texts)
+        return tuple(self._texts.values())
 
     def encode(self, prompts: Sequence[str]) -> None:
         """Encode prompts ahead, by calling the pipeline for each as far as its denoiser.
@@ -94,8 +96,9 @@ class PromptCache:
                 `release`.
         """
         recorder = Recorder(self.pipe.scheduler)
-        for prompt in dict.fromkeys(prompts):
-            if prompt in self._texts:
+        for prompt in prompts:
+            mark = (str(prompt), fingerprint(prompt.call) if isinstance(prompt, Prompt) else None)
+            if mark in self._texts:
                 continue
             with torch.no_grad(), stopping_at_denoiser(self.pipe):
                 # Two steps, since some pipelines divide by half their number.
@@ -105,7 +108,7 @@ class PromptCache:
                 raise ValueError(
                     f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
                 )
-            self._texts[prompt] = None
+            self._texts[mark] = prompt
 
     def features(self, prompt: str) -> Tensor:
         """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
@@ -163,22 +166,28 @@ class PromptCache:
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(name, {})
-        if arguments.get("prompt") is None or not all(_plain(value) for value in arguments.values()):
-            # Embeddings supplied by the caller, or conditions (images) that no key can stand for.
+        if arguments.get("prompt") is None or any(fingerprint(value) is None for value in arguments.values()):
+            # Embeddings supplied by the caller, or conditions that no key can stand for.
             return self._encode_prompt(*args, **kwargs)
         for name, value in arguments.items():
             if name.endswith("_per_prompt") and value not in (None, 1):
                 raise ValueError(f"{name} is {value}; with a PromptCache it must be 1: repeat the prompt instead")
+        ours = self._caller.adapter.rows
         texts = {name: value for name, value in arguments.items() if _TEXT.fullmatch(name) and value is not None}
-        others = {name: value for name, value in arguments.items() if name not in texts}
-        context = tuple((name, repr(value)) for name, value in sorted(others.items()) if name != "device")
+        texts |= {name: arguments[name] for name in ours if isinstance(arguments.get(name), list)}
+        # Counted anew for what is encoded here: single prompts, not the caller's batch.
+        counts = {"batch_size"} & arguments.keys()
+        others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
+        context = tuple((name, fingerprint(value)) for name, value in sorted(others.items()) if name != "device")
         rows = _rows(texts)
-        entries = [self._entry(context, row, others) for row in rows]
+        entries = [self._entry(context, row, others, counts) for row in rows]
         target = torch.device(arguments.get("device") or self.pipe._execution_device)
-        return _moved(joined(self._layouts[context], entries), target)
+        whole = entries[0] if len(entries) == 1 else joined(self._layouts[context], entries)
+        return _moved(whole, target)
 
-    def _entry(self, context: Any, row: dict[str, str], others: dict[str, Any]) -> Any:
-        key = (context, tuple(sorted(row.items())))
+    def _entry(self, context: Any, row: dict[str, Any], others: dict[str, Any], counts: set[str]) -> Any:
+        key = (context, tuple((name, value if isinstance(value, str) else fingerprint(value))
+                              for name, value in sorted(row.items())))  # fmt: skip
         if key not in self._entries:
             if self._released:
                 raise ValueError(
@@ -186,18 +195,22 @@ class PromptCache:
                     "encoders were released; pass it to PromptCache.encode before that, with the call "
                     "arguments used now, or do not release"
                 )
+
+            def encoded(rows: int, values: dict[str, Any]) -> Any:
+                return self._encode_prompt(**values, **others, **dict.fromkeys(counts, rows))
+
             with torch.inference_mode(False), torch.no_grad():
-                if context not in self._layouts:
+                if context not in self._layouts and self._caller.adapter.together != "one":
                     # Texts of our own: ones of the user's, if long, might be cut to equal length.
-                    one = self._encode_prompt(**dict.fromkeys(row, _PROBE_TEXTS[:1]), **others)
-                    two = self._encode_prompt(**dict.fromkeys(row, _PROBE_TEXTS), **others)
-                    self._layouts[context] = layout_of(one, two)
-                found = self._encode_prompt(**{name: [text] for name, text in row.items()}, **others)
+                    pair = {n: _PROBE_TEXTS if isinstance(value, str) else [value] * 2 for n, value in row.items()}
+                    one = encoded(1, {name: values[:1] for name, values in pair.items()})
+                    self._layouts[context] = layout_of(one, encoded(2, pair))
+                found = encoded(1, {name: [value] for name, value in row.items()})
             self._entries[key] = _moved(found, self.device)
         return self._entries[key]
 
 
-def _rows(texts: dict[str, Any]) -> list[dict[str, str]]:
+def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of each row; texts given once count for all rows."""
     count = 1 if isinstance(texts["prompt"], str) else len(texts["prompt"])
     for name, value in texts.items():
@@ -225,13 +238,6 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for part in nested for tensor in _tensors(part)]
 
 
-def _plain(value: Any) -> bool:
-    """Whether `repr` tells values of this kind apart."""
-    if isinstance(value, (list, tuple)):
-        return all(_plain(item) for item in value)
-    return value is None or isinstance(value, (str, int, float, torch.device, torch.dtype))
-
-
-def _listed(row: dict[str, str]) -> str:
+def _listed(row: dict[str, Any]) -> str:
     rest = {name: text for name, text in row.items() if name != "prompt"}
     return ", ".join(f"{name}={text!r}" for name, text in rest.items()) or "no other text"

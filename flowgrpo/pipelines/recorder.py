@@ -38,6 +38,10 @@ class Schedule:
         """The one-step table of step i."""
         return Schedule(self.sigmas[i : i + 2], self.timesteps[i : i + 1])
 
+    def twice(self) -> Schedule:
+        """The table with its first step taken twice."""
+        return Schedule(torch.cat([self.sigmas[:1], self.sigmas]), torch.cat([self.timesteps[:1], self.timesteps]))
+
 
 class Recorder(FlowMatchEulerDiscreteScheduler):
     """Stands in for a pipeline's scheduler; each `step` calls a hook instead of integrating.

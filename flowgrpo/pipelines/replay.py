@@ -4,31 +4,35 @@ Variants, lightest first, with what each one needs beyond the one before:
 
 - direct: one step, the state as `latents=`.
 - inject: one step, the state behind `prepare_latents` (pipelines that refuse, ignore or rescale `latents=`).
+- relay: two steps at the same noise level, of which the first is not evaluated and hands in the state
+  (pipelines whose steps see the state in another layout than `prepare_latents` makes it, or a part of it).
 - slice: as inject, with the pipeline's own number of steps and table, of which one step is kept (pipelines
   that depend on the number of steps).
 - fast_forward: the whole loop with the denoiser answering zeros until the step before hands in the state
   (pipelines that depend on the step's index, or edit the state between steps).
 
 Decoders likewise: no step at all ("empty") or a last step that returns the state ("null"), each with the
-state as `latents=` or injected, and at last the whole loop with zeros ("fast_forward").
+state as `latents=` or injected, then a step that is not evaluated and hands in the state ("relay"), and at last
+the whole loop with zeros ("fast_forward").
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .capture import PipelineCall, injecting, skipping_denoiser
-from .recorder import Recorder, Schedule, Stop
+from .recorder import Recorder, Schedule, StepHook, Stop
 
-VARIANTS = ("direct", "inject", "slice", "fast_forward")
+VARIANTS = ("direct", "inject", "relay", "slice", "fast_forward")
 OWN_TABLE = ("slice", "fast_forward")
-DECODERS = ("empty", "empty_inject", "null", "null_inject", "fast_forward")
+IN_STEP_LAYOUT = ("relay", "fast_forward")
+DECODERS = ("empty", "empty_inject", "null", "null_inject", "relay", "fast_forward")
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ class Replay:
         caller: the pipeline and its arguments.
         recorder: the scheduler put in place of its own.
         num_steps: the pipeline's own number of steps.
+        forms: of the denoiser's answers, learnt in use.
     """
 
     caller: PipelineCall
     recorder: Recorder
     num_steps: int
+    forms: dict[Any, Any] = field(default_factory=dict)
 
     def predict(self, variant: str, x: Tensor, schedule: Schedule, i: int, prompts: Sequence[str]) -> Tensor:
         """The pipeline's prediction (guidance included) at step i of the schedule.
@@ -61,7 +67,7 @@ class Replay:
         Raises:
             RuntimeError: if the pipeline has no place for the state, or evaluates another state than x.
         """
-        first = i if variant == "fast_forward" else 0
+        first = {"fast_forward": i, "relay": 1}.get(variant, 0)
         found: list[Tensor] = []
 
         def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
@@ -74,6 +80,8 @@ class Replay:
         with ExitStack() as stack:
             if variant == "fast_forward":
                 self._fast_forward(stack, hook, x, first, prompts, "latent")
+            elif variant == "relay":
+                self._relay(stack, hook, schedule.step(i).twice(), prompts, "latent")
             elif variant == "slice":
                 self.recorder.arm(hook, keep=i)
                 self._enter(stack, x, prompts, "inject", self.num_steps, "latent")
@@ -107,8 +115,10 @@ class Replay:
         with ExitStack() as stack:
             if decoder == "fast_forward":
                 return self._fast_forward(stack, through, x, self.num_steps, prompts, "pt")
-            kind, _, place = decoder.partition("_")
             step = own.step(len(own.timesteps) - 1)
+            if decoder == "relay":
+                return self._relay(stack, lambda index, prediction, sample: x, step, prompts, "pt")
+            kind, _, place = decoder.partition("_")
             table = Schedule(step.sigmas, step.timesteps[:0]) if kind == "empty" else step
             self.recorder.arm(last, table=table)
             return self._enter(stack, x, prompts, place or "direct", 1, "pt")
@@ -123,10 +133,16 @@ class Replay:
             raise RuntimeError(f"{type(self.caller.pipe).__name__} takes no latents=")
         return self.caller.run(self.recorder, prompts, steps, **extra)
 
+    def _relay(self, stack: ExitStack, hook: StepHook, table: Schedule, prompts: Sequence[str], output: str) -> Any:
+        """Run a table of which the first step is not evaluated."""
+        self.recorder.arm(hook, table=table)
+        stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken == 0, self.forms))
+        return self.caller.run(self.recorder, prompts, len(table.timesteps), output_type=output)
+
     def _fast_forward(
         self,
         stack: ExitStack,
-        hook: Callable[[int, Tensor, Tensor], Tensor],
+        hook: StepHook,
         x: Tensor,
         first: int,
         prompts: Sequence[str],
@@ -136,7 +152,7 @@ class Replay:
         self.recorder.arm(hook)
         if first == 0:
             return self._enter(stack, x, prompts, "inject", self.num_steps, output)
-        stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken < first))
+        stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken < first, self.forms))
         extra: dict[str, Any] = {"output_type": output}
         if self.caller.accepts("callback_on_step_end"):
             # Inpainting pipelines blend after the step; only the callback comes later than that.

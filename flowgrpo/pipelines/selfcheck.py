@@ -33,7 +33,13 @@ class Record:
     images: Tensor
 
 
-@torch.no_grad()
+class _Rounded(Exception):
+    """A pipeline rounds what a step returned to this dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+
 def rollout(replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], seed: int) -> Record:
     """Run the pipeline's own loop with noise added at each step.
 
@@ -47,32 +53,57 @@ def rollout(replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], see
         seed: of the noise.
 
     Raises:
-        RuntimeError: if the pipeline does not take T scheduler steps.
+        RuntimeError: if the pipeline does not take T scheduler steps, or changes the state between two of them
+            (other than by rounding it to 16 bits: then that is the dtype of the record).
     """
+    try:
+        return _rollout(replay, sigmas, prompts, seed, None)
+    except _Rounded as found:
+        return _rollout(replay, sigmas, prompts, seed, found.dtype)
+
+
+@torch.no_grad()
+def _rollout(
+    replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], seed: int, storage: torch.dtype | None
+) -> Record:
     recorder, last = replay.recorder, replay.num_steps - 1
     noise = torch.Generator().manual_seed(seed)
     states: list[Tensor] = []
     predictions: list[Tensor] = []
-    final: list[Tensor] = []
+    # A copy of what each step returned: some pipelines write it into a tensor of their own.
+    handed: list[Tensor] = []
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+        if handed:
+            _require_kept(replay, handed[-1], sample)
         here, there = sigmas[index], sigmas[index + 1]
         states.append(sample.clone())
         predictions.append(prediction.clone())
         velocity = -prediction.float() if recorder.inverted else prediction.float()
         drawn = torch.randn(sample.shape, generator=noise).to(sample.device)
         following = sample.float() + (there - here) * velocity + 0.5 * (here - there) ** 0.5 * drawn
-        following = following.to(sample.dtype)
-        if index == last:
-            final.append(following.clone())
-        return following
+        handed.append(following.to(storage or sample.dtype).clone())
+        return handed[-1].to(sample.dtype)
 
     recorder.arm(hook)
     images = replay.caller.run(recorder, prompts, replay.num_steps, output_type="pt")
-    if not final:
+    if len(handed) <= last:
         name = type(replay.caller.pipe).__name__
         raise RuntimeError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
-    return Record(tuple(prompts), tuple(states), tuple(predictions), final[0], stacked(images))
+    return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images))
+
+
+def _require_kept(replay: Replay, handed: Tensor, sample: Tensor) -> None:
+    if torch.equal(handed.to(sample.dtype), sample):
+        return
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(handed.to(dtype).to(sample.dtype), sample):
+            raise _Rounded(dtype)
+    raise RuntimeError(
+        f"{type(replay.caller.pipe).__name__} changes the state between two steps (inpainting pipelines paste the "
+        "known part of the picture in); a rollout does not, so its images would be others than the pipeline's. Use a "
+        "class whose conditioning goes into the denoiser"
+    )
 
 
 def exact_variant(replay: Replay, own: Schedule, record: Record, variants: Sequence[str]) -> str:
@@ -90,6 +121,29 @@ def exact_variant(replay: Replay, own: Schedule, record: Record, variants: Seque
         return None
 
     return _first(replay, variants, fault, "evaluate")
+
+
+def require_dependence(replay: Replay, own: Schedule, record: Record, variant: str) -> None:
+    """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
+
+    A replay of such a pipeline is exact, and worthless. Costs one evaluation. A model whose predictions are all 0
+    (output layers before any training) passes.
+
+    Raises:
+        RuntimeError: says what has no effect.
+    """
+    if len(record.states) < 2 or not bool(record.predictions[0].any()):
+        return
+    with torch.no_grad():
+        crossed = replay.predict(variant, record.states[0], own, 1, record.prompts)
+    name = type(replay.caller.pipe).__name__
+    if torch.equal(crossed, record.predictions[1]):
+        raise RuntimeError(f"{name} predicts the same for two different states: its denoiser does not see the state")
+    if torch.equal(crossed, record.predictions[0]):
+        raise RuntimeError(
+            f"{name} predicts the same at the noise levels {float(own.sigmas[0]):g} and {float(own.sigmas[1]):g}: the "
+            "timestep that its denoiser sees does not come from the noise level"
+        )
 
 
 @torch.no_grad()

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from peft import LoraConfig
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from .adapters import adapter_of
 from .ema import Ema
 from .lora import LoraSpec, target_layers
 from .precision import cast_base
@@ -270,13 +272,20 @@ class TrainedWeights:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
 
         Raises:
-            ValueError: the module does not support it.
+            ValueError: the module does not support it, or would make another prediction with it.
         """
+        if on and (reason := adapter_of(self.pipe).recompute):
+            raise ValueError(f"{reason}; turn gradient_checkpointing off")
         for module in self.modules.values():
             if on:
-                module.enable_gradient_checkpointing()
+                module.enable_gradient_checkpointing(_recomputed)
             else:
                 module.disable_gradient_checkpointing()
+
+
+def _recomputed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # The library's own function takes no keyword arguments, which some of its blocks are called with.
+    return checkpoint(block.__call__, *args, use_reentrant=False, **kwargs)
 
 
 def _freeze(pipe: Any) -> None:

@@ -232,10 +232,10 @@ class IgnoresLatents(StableDiffusion3Pipeline):
         return StableDiffusion3Pipeline.__call__.__wrapped__(self, *args, **kwargs)
 
 
-class RefusesOneStep(StableDiffusion3Pipeline):
+class RefusesFewSteps(StableDiffusion3Pipeline):
     def __call__(self, *args: Any, num_inference_steps: int, **kwargs: Any) -> Any:
-        # As in Mochi's schedule, whose two halves each have this many steps.
-        assert 1 / (num_inference_steps // 2) > 0
+        # As in a schedule made of four parts, each of this many steps.
+        assert 1 / (num_inference_steps // 4) > 0
         kwargs["num_inference_steps"] = num_inference_steps
         return StableDiffusion3Pipeline.__call__.__wrapped__(self, *args, **kwargs)
 
@@ -262,13 +262,32 @@ def test_ignored_latents_are_noticed_and_injected() -> None:
 
 
 def test_dependence_on_the_number_of_steps_needs_slice() -> None:
-    d = Denoiser(as_class(RefusesOneStep), num_steps=4, call=CALL["sd3"])
+    d = Denoiser(as_class(RefusesFewSteps), num_steps=4, call=CALL["sd3"])
     x = noise(d)
 
     assert d.self_check(PROMPTS) == "slice"
     assert torch.equal(d.decode(x, PROMPTS), denoiser("sd3").decode(x, PROMPTS))
     with pytest.raises(ValueError, match="own table only"):
         d.bind([1.0, 0.5, 0.0])
+
+
+class RefusesOneStep(StableDiffusion3Pipeline):
+    def __call__(self, *args: Any, num_inference_steps: int, **kwargs: Any) -> Any:
+        # As in Mochi's schedule, whose two halves each have this many steps.
+        assert 1 / (num_inference_steps // 2) > 0
+        kwargs["num_inference_steps"] = num_inference_steps
+        return StableDiffusion3Pipeline.__call__.__wrapped__(self, *args, **kwargs)
+
+
+def test_two_steps_where_one_is_refused_still_take_any_table() -> None:
+    d = Denoiser(as_class(RefusesOneStep), num_steps=4, call=CALL["sd3"])
+    x = noise(d)
+
+    assert d.self_check(PROMPTS) == "relay"
+    d.bind([1.0, 0.4, 0.0])
+    plain = denoiser("sd3", num_steps=4, sigmas=[1.0, 0.4, 0.0], variant="direct")
+    assert torch.equal(d.velocity(x, 1, PROMPTS), plain.velocity(x, 1, PROMPTS))
+    assert torch.equal(d.decode(x, PROMPTS), plain.decode(x, PROMPTS))
 
 
 def test_dependence_on_the_step_index_needs_fast_forward() -> None:

@@ -445,6 +445,17 @@ def below(experience: Experience) -> dict[int, list[int]]:
     return found
 
 
+def test_where_an_image_comes_from() -> None:
+    experience = replace(grown(branch_plan(FIVE, (0, 2), FLOW, width=3, roots=2)), keys=(5, 6))
+    origins = experience.origins()
+    assert len(origins) == 2 * 2 * 9
+    first = origins[:9]
+    assert [o["path"] for o in first] == [[[0, a], [2, b]] for a in range(3) for b in range(3)]
+    assert len({o["noise"] for o in first}) == 1
+    assert len({o["noise"] for o in origins}) == 4
+    assert all(o["path"] == [] for o in grown(Plan(FIVE, (StepPlan(),) * 5, roots=3)).origins())
+
+
 @pytest.mark.parametrize("roots", [1, 2])
 def test_credit_of_a_node_is_the_mean_of_its_leaves(roots: int) -> None:
     experience = grown(branch_plan(FIVE, (0, 2), FLOW, width=3, roots=roots))

@@ -229,3 +229,11 @@ def test_an_output_that_cannot_be_split_by_prompt_is_refused() -> None:
     layout = layout_of(first, (torch.zeros(2, 2), torch.ones(4)))
     with pytest.raises(ValueError, match="not batched, yet differs"):
         joined(layout, [first, second])
+
+
+def test_sums_of_lengths_are_summed_anew() -> None:
+    """Kandinsky 5 says where each prompt ends in the row of all prompts' tokens: 0, 3, 3 + 5."""
+    layout = layout_of(torch.tensor([0, 3], dtype=torch.int32), torch.tensor([0, 3, 8], dtype=torch.int32))
+    ends = joined(layout, [torch.tensor([0, length], dtype=torch.int32) for length in (3, 5, 2)])
+    assert ends.tolist() == [0, 3, 8, 10]
+    assert ends.dtype == torch.int32

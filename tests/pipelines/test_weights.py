@@ -9,6 +9,8 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
+from flowgrpo.pipelines.conformance import run
+from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.weights import Ema, LoraSpec, TrainedWeights, trainable_modules
 from tests.pipelines.trained import KEYS, SPEC, output, perturb, prediction
 from tests.tiny_pipelines import TINY
@@ -142,6 +144,32 @@ def test_gradient_checkpointing_recomputes_the_same_gradients(kind: str) -> None
     for other in gradients[1:]:
         for a, b in zip(gradients[0], other):
             assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_gradient_checkpointing_that_changes_the_prediction_is_refused() -> None:
+    """Chroma's leaves the attention mask of its single blocks out (diffusers 0.42)."""
+    weights = TrainedWeights.full(run.TINY["ChromaPipeline"].fresh())
+    with pytest.raises(ValueError, match=r"leaves the attention mask out.*turn gradient_checkpointing off"):
+        weights.gradient_checkpointing(True)
+    weights.gradient_checkpointing(False)
+
+
+def test_blocks_called_with_keywords_can_be_checkpointed() -> None:
+    """As those of HunyuanImage, whose keywords the library's own checkpointing does not take (diffusers 0.42)."""
+    tiny = run.TINY["HunyuanImagePipeline"]
+    pipe = tiny.fresh()
+    assert tiny.adjust is not None
+    tiny.adjust(pipe)
+    weights = TrainedWeights.full(pipe)
+    d = Denoiser(pipe, num_steps=3, call=tiny.call, variant="direct")
+    x = d.initial_noise([torch.Generator().manual_seed(0)])
+    gradients = []
+    for on in (False, True):
+        weights.gradient_checkpointing(on)
+        loss = d.velocity(x, 1, ["a star"]).square().mean()
+        gradients.append(torch.autograd.grad(loss, pipe.transformer.proj_out.weight)[0])
+    assert bool(gradients[0].any())
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])

@@ -1,0 +1,96 @@
+"""What the few pipeline classes need that do not work exactly as they stand; most classes are not here.
+
+Nothing of diffusers is copied or replaced: an entry says how its class is to be called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Together = Literal["all", "prompt", "one"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How one pipeline class is called.
+
+    Attributes:
+        why: what does not work without.
+        rows: arguments that take one picture for each prompt, and no single one for all.
+        together: which rows one call can hold: all of them, those of one prompt, or one alone. The others are
+            evaluated in turn.
+        text: the class takes its prompt as a text, not as a list of one.
+        prepare: sets the pipeline up, once.
+        recompute: why gradient checkpointing must stay off, "" if it need not.
+    """
+
+    why: str
+    rows: tuple[str, ...] = ()
+    together: Together = "all"
+    text: bool = False
+    prepare: Callable[[Any], None] | None = None
+    recompute: str = ""
+
+
+def _decode_one_by_one(pipe: Any) -> None:
+    pipe.vae.enable_slicing()
+
+
+def _experts_with_gradient(pipe: Any) -> None:
+    """Mix experts as the class does at inference, where it lets no gradient through them."""
+    for module in pipe.transformer.modules():
+        if type(module).__name__ == "MOEFeedForwardSwiGLU":
+            module.__dict__["moe_infer"] = partial(_mixture, module)
+
+
+def _mixture(module: Any, x: Tensor, expert_of: Tensor, weight: Tensor) -> Tensor:
+    """[tokens, width] for x of that shape; each token has `num_activated_experts` rows of expert and weight."""
+    mixed = torch.zeros_like(x)
+    for number, expert in enumerate(module.experts):
+        rows = (expert_of == number).nonzero().squeeze(1)
+        tokens = rows // module.num_activated_experts
+        mixed = mixed.index_add(0, tokens, (expert(x[tokens]) * weight[rows]).to(x.dtype))
+    return mixed
+
+
+_A_PICTURE_EACH = "takes a picture for each prompt: one picture is repeated"
+_PADDED = "attends to the padding of shorter prompts: each call holds one prompt only"
+_NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, so it predicts something else"
+_TWO_ROWS = "under guidance the timestep is repeated for two rows only: one prompt at a time"
+_NONE = Adapter("")
+
+ADAPTERS: dict[str, Adapter] = {
+    "StableDiffusion3Img2ImgPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "QwenImageEditPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "LTXImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
+    "QwenImageEditPlusPipeline": Adapter("the library takes one prompt at a time", together="one"),
+    "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
+    "WanVACEPipeline": Adapter("the library takes one prompt at a time, as a text", together="one", text=True),
+    "PRXPipeline": Adapter(_TWO_ROWS, together="one"),
+    "PRXPixelPipeline": Adapter(_TWO_ROWS, together="one"),
+    "HunyuanVideo15Pipeline": Adapter(
+        "the mask of its autoencoder fits one video only: videos are decoded in turn", prepare=_decode_one_by_one
+    ),
+    "HunyuanVideo15ImageToVideoPipeline": Adapter(
+        "the mask of its autoencoder fits one video only: videos are decoded in turn", prepare=_decode_one_by_one
+    ),
+    "Kandinsky5T2IPipeline": Adapter(_PADDED, together="prompt"),
+    "Kandinsky5T2VPipeline": Adapter(_PADDED, together="prompt"),
+    "Kandinsky5I2VPipeline": Adapter(_PADDED, together="prompt"),
+    "HiDreamImagePipeline": Adapter(
+        "at inference it mixes its experts without gradient: they are mixed with it", prepare=_experts_with_gradient
+    ),
+    "ChromaPipeline": Adapter("", recompute=_NO_MASK),
+    "ChromaImg2ImgPipeline": Adapter("", recompute=_NO_MASK),
+}
+
+
+def adapter_of(pipe: Any) -> Adapter:
+    """The entry of a pipeline's class, or one that changes nothing."""
+    return ADAPTERS.get(type(pipe).__name__, _NONE)

@@ -1,0 +1,333 @@
+"""The checks of the conformance kit, in the order in which they are made.
+
+Each takes a `Subject` and says in a line what it saw; anything it raises is a failure. They use the same `Denoiser`,
+`FlowPolicy` and `TrainedWeights` that training does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ...samplers.kernels import KERNELS, Kernel
+from ...samplers.plans import Plan, StepPlan
+from ..denoiser import Denoiser
+from ..policy import Experience, FlowPolicy
+from ..prompts import PromptCache
+from ..selfcheck import stacked
+from ..weights import LoraSpec, TrainedWeights, trainable_modules
+from .subject import Failure, NotApplicable, Subject
+
+_RELATIVE_SLOPE_ERROR = 0.02
+# Too long where the prediction bends strongly, too short where a class rounds within (Kandinsky 5, to bfloat16).
+_SLOPE_STEPS = (1e-3, 1e-2, 1e-4)
+# Of the largest value: between computations that are the same but for the order of their sums, by the dtype.
+_ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
+
+
+def probe(subject: Subject) -> str:
+    """The pipeline shows its state and its table, and one way of calling it is exact."""
+    subject.pipe = subject.fresh()
+    denoiser = Denoiser(subject.pipe, num_steps=subject.steps, call=subject.call, example=subject.texts[0])
+    denoiser.self_check(subject.prompts())
+    subject.denoiser = denoiser
+    shown = denoiser.probe
+    sigmas = " ".join(f"{sigma:.3g}" for sigma in shown.sigmas)
+    return f"state {list(shown.latent_shape)} {str(shown.dtype).removeprefix('torch.')}, sigmas {sigmas}"
+
+
+@torch.no_grad()
+def velocity(subject: Subject) -> str:
+    """The velocity is finite and depends on state, step and prompt, and on no other row's state."""
+    denoiser, prompts, x = subject.known, subject.prompts(), subject.noise()
+    v = denoiser.velocity(x, 1, prompts)
+    if v.shape != x.shape or not bool(v.isfinite().all()):
+        raise Failure(f"shape {tuple(v.shape)} for states {tuple(x.shape)}, all finite: {bool(v.isfinite().all())}")
+    other = x.clone()
+    other[0] = subject.noise(1)[0]
+    moved = denoiser.velocity(other, 1, prompts)
+    if torch.equal(moved[0], v[0]):
+        raise Failure("does not depend on the state")
+    scale = float(v.abs().max())
+    leak = float((moved[1:] - v[1:]).abs().max()) if subject.batch > 1 else 0.0
+    if leak > _rounding(subject) * scale:
+        raise Failure(f"depends on the state of another row, by {leak:.2g} of {scale:.2g}")
+    if torch.equal(denoiser.velocity(x, 0, prompts), v):
+        raise Failure("does not depend on the step")
+    if torch.equal(denoiser.velocity(x, 1, subject.prompts(1)), v):
+        raise Failure("does not depend on the prompt")
+    return f"finite, at most {scale:.2g}; depends on state, step and prompt"
+
+
+def replay(subject: Subject) -> str:
+    """Every step of the pipeline's own stochastic loop comes out again, to the last bit, with gradient enabled."""
+    denoiser, record = subject.known, subject.record(seed=7)
+    for i, x in enumerate(record.states):
+        found = denoiser.velocity(x, i, record.prompts).detach()
+        expected = denoiser.as_velocity(record.predictions[i])
+        if not torch.equal(found, expected):
+            raise Failure(f"step {i} differs by {(found - expected).abs().max().item():.2g}")
+    return f"{len(record.states)} steps {denoiser.variant}: error 0"
+
+
+def ratio(subject: Subject) -> str:
+    """Before an update every trained edge has ratio 1, for each stochastic kernel."""
+    denoiser, pipe = subject.known, subject.pipe
+    policy = FlowPolicy(denoiser, TrainedWeights(pipe, trainable_modules(pipe), "full"), batch=subject.batch)
+    prompts, edges = subject.prompts(), 0
+    names = [name for name in KERNELS if name != "ode"]
+    for name in names:
+        kernel = Kernel(name)
+        # The last step's ratio is ruled by rounding; no plan trains it.
+        noisy = [kernel.coefficients(denoiser.sigmas, i).std > 0.0 for i in range(subject.steps - 1)] + [False]
+        plan = Plan(denoiser.sigmas, tuple(StepPlan(kernel, trained=True) if on else StepPlan() for on in noisy))
+        done = policy.sample(prompts, [11 + k for k in range(len(prompts))], plan)
+        experience = Experience(done, plan, tuple(prompts), torch.zeros(0), 1)
+        for transitions, batch in experience.batches(0):
+            scored = policy.score(experience, transitions, batch)
+            if bool(scored.log_ratio.detach().any()):
+                worst = float(scored.log_ratio.detach().abs().max())
+                raise Failure(f"{name}: log-ratio {worst:.2g} at step {transitions.step}")
+            edges += len(scored.node)
+    return f"exactly 1 on {edges} edges of {', '.join(names)}"
+
+
+def decode(subject: Subject) -> str:
+    """Final states decode to the pipeline's own images, to the last bit, one prompt or several."""
+    record = subject.record(seed=8)
+    found = subject.known.decode(record.final, record.prompts)
+    if not torch.equal(found, stacked(record.images).float()):
+        raise Failure(f"differs by {(found - record.images.float()).abs().max().item():.2g}")
+    if found.ndim not in (4, 5) or found.shape[-3] != 3:
+        raise Failure(f"shape {tuple(found.shape)}; images are [N, 3, H, W], videos [N, F, 3, H, W]")
+    return f"{list(found.shape[1:])}, error 0"
+
+
+def memory(subject: Subject) -> str:
+    """Text encoders can leave once prompts are encoded, and activations can be computed again."""
+    found = [_released(subject), _checkpointed(subject)]
+    if subject.device.type == "cuda":
+        found.append(f"peak {torch.cuda.max_memory_allocated(subject.device) / 2**30:.1f} GiB")
+    return "; ".join(found)
+
+
+@torch.no_grad()
+def _released(subject: Subject) -> str:
+    pipe, x, prompts = subject.pipe, subject.noise(), subject.prompts()
+    if not hasattr(pipe, "encode_prompt"):
+        return "the class has no encode_prompt to take encoders away from"
+    plain = subject.known.velocity(x, 1, prompts)
+    with PromptCache(pipe, subject.call) as cache:
+        cache.encode(prompts)
+        cached = subject.known.velocity(x, 1, prompts)
+        freed = sum(_bytes(part) for name, part in pipe.components.items() if name.startswith("text_encoder"))
+        cache.release()
+        if not torch.equal(subject.known.velocity(x, 1, prompts), cached):
+            raise Failure("the prediction differs once the text encoders are gone")
+    scale, apart = float(plain.abs().max()), float((cached - plain).abs().max())
+    if apart > _rounding(subject) * scale:
+        raise Failure(f"prompts encoded one by one give another prediction, by {apart:.2g} of {scale:.2g}")
+    return f"text encoders released ({_megabytes(freed)})"
+
+
+def _checkpointed(subject: Subject) -> str:
+    modules = trainable_modules(subject.pipe)
+    weights = TrainedWeights(subject.pipe, modules, "full")
+    with _requiring_grad(list(modules.values())[:1]) as parameters:
+        plain = _gradient(subject, parameters)
+        try:
+            weights.gradient_checkpointing(True)
+        except ValueError as reason:
+            return f"no gradient checkpointing: {reason}"
+        try:
+            again = _gradient(subject, parameters)
+        finally:
+            weights.gradient_checkpointing(False)
+    scale = max(float(g.abs().max()) for g in plain)
+    apart = max(float((a - b).abs().max()) for a, b in zip(plain, again))
+    if scale == 0.0 or apart > _rounding(subject) * scale:
+        raise Failure(f"gradient checkpointing changes the gradient, by {apart:.2g} of {scale:.2g}")
+    return "same gradient when activations are computed again"
+
+
+@contextmanager
+def _requiring_grad(modules: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
+    """The first weight matrices of each module, with gradient for the duration of the block."""
+    chosen = [p for module in modules for p in [p for p in module.parameters() if p.ndim > 1][:4]]
+    asked = [parameter.requires_grad for parameter in chosen]
+    for parameter in chosen:
+        parameter.requires_grad_(True)
+    try:
+        yield chosen
+    finally:
+        for parameter, before in zip(chosen, asked):
+            parameter.requires_grad_(before)
+
+
+def _gradient(subject: Subject, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Of the weighted velocity at the first step, which the first of two experts answers for."""
+    v = subject.known.velocity(subject.noise(), 0, subject.prompts())
+    found = torch.autograd.grad((v * subject.noise(9)).sum(), parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]
+
+
+def gradient(subject: Subject) -> str:
+    """Every trained parameter that has an effect gets its gradient, and the gradient is the slope."""
+    pipe = subject.fresh() if subject.whole else subject.pipe
+    try:
+        weights = TrainedWeights.full(pipe) if subject.whole else _random_lora(pipe)
+    except ValueError as error:
+        raise NotApplicable(f"{error}; check it with --full") from error
+    denoiser = subject.on(pipe) if subject.whole else subject.known
+    parameters = weights.named_parameters()
+    loss, velocities = _weighted(subject, denoiser)
+    loss.backward()
+    reached = {name: p.grad for name, p in parameters.items() if p.grad is not None and bool(p.grad.any())}
+    idle = [parameter for name, parameter in parameters.items() if name not in reached]
+    if not reached:
+        raise Failure("no parameter gets a gradient")
+    if idle:
+        _move(idle, 0.1)
+        _, moved = _weighted(subject, denoiser)
+        if not all(torch.equal(a, b) for a, b in zip(velocities, moved)):
+            cut = [name for name in parameters if name not in reached]
+            raise Failure(f"of {', '.join(cut[:3])} ({len(cut)} parameters) some have an effect and no gradient")
+    unused = f", {len(idle)} without effect" if idle else ""
+    if subject.dtype is not torch.float32:
+        return f"{len(reached)} parameters{unused}; no slope can be taken in 16 bits"
+    off = _slope_error(subject, denoiser, [parameters[name] for name in reached], list(reached.values()))
+    if off > _RELATIVE_SLOPE_ERROR:
+        raise Failure(f"the gradient is not the slope: off by {off:.1%}")
+    return f"{len(reached)} parameters{unused}; slope off by {off:.2%}"
+
+
+def _weighted(subject: Subject, denoiser: Denoiser) -> tuple[Tensor, list[Tensor]]:
+    """A weighted sum of the velocities of all steps (each of two experts answers for some), and these."""
+    terms, velocities = [], []
+    for i in range(subject.steps):
+        v = denoiser.velocity(subject.noise(i), i, subject.prompts())
+        velocities.append(v.detach())
+        terms.append((v.double() * subject.noise(20 + i).double()).sum() / v.numel() ** 0.5)
+    return torch.stack(terms).sum(), velocities
+
+
+@torch.no_grad()
+def _slope_error(subject: Subject, denoiser: Denoiser, parameters: list[nn.Parameter], along: list[Tensor]) -> float:
+    """Relative error of |g| against the central difference in the direction of g, by the step that fits best."""
+    norm = float(torch.stack([g.double().square().sum() for g in along]).sum().sqrt())
+    errors = []
+    for step in _SLOPE_STEPS:
+        sums: list[float] = []
+        for distance in (step, -2 * step, step):
+            for parameter, g in zip(parameters, along):
+                parameter.add_(g, alpha=distance / norm)
+            sums.append(float(_weighted(subject, denoiser)[0]) if len(sums) < 2 else 0.0)
+        errors.append(abs((sums[0] - sums[1]) / (2 * step) / norm - 1.0))
+        if errors[-1] <= _RELATIVE_SLOPE_ERROR:
+            break
+    return min(errors)
+
+
+def lora(subject: Subject) -> str:
+    """Trained weights, saved, make the same prediction in a plain pipeline that loads them."""
+    if subject.whole:
+        subject.pipe = None
+        subject.pipe = subject.fresh()
+    pipe = subject.pipe
+    if not subject.whole and not all(
+        getattr(module, "peft_config", None) for module in trainable_modules(pipe).values()
+    ):
+        raise NotApplicable("the gradient check left no adapter")
+    try:
+        weights = _random_lora(pipe) if subject.whole else TrainedWeights(pipe, trainable_modules(pipe), "lora")
+    except ValueError as error:
+        return f"{_whole_weights(subject, pipe)}; no adapter: {error}"
+    folder = subject.folder / "lora"
+    for parameter in weights.parameters():
+        # Trained in float32, but a plain pipeline loads it in the dtype of its base.
+        parameter.data = parameter.data.to(subject.dtype)
+    weights.save(folder)
+    expected = _trained_velocity(subject, subject.on(pipe))
+    subject.pipe = pipe = None
+    plain = subject.fresh()
+    by = _load_adapter(plain, folder, list(weights.modules))
+    if not torch.equal(_trained_velocity(subject, subject.on(plain)), expected):
+        raise Failure(f"another prediction after {by}")
+    return f"{len(weights.parameters())} tensors by {by}: same prediction"
+
+
+def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
+    """Load what `TrainedWeights.save` wrote as its docstring says; returns by what."""
+    files = ["pytorch_lora_weights.safetensors", *(f"pytorch_lora_weights_{name}.safetensors" for name in names[1:])]
+    loader = getattr(pipe, "load_lora_weights", None)
+    if loader is None:
+        for name, file in zip(names, files):
+            getattr(pipe, name).load_lora_adapter(folder, weight_name=file, prefix=None)
+        return "transformer.load_lora_adapter (the class loads no LoRA)"
+    loader(folder, weight_name=files[0])
+    if len(names) > 1:
+        loader(folder, weight_name=files[1], load_into_transformer_2=True)
+    return "load_lora_weights"
+
+
+def _whole_weights(subject: Subject, pipe: object) -> str:
+    weights = TrainedWeights.full(pipe)
+    _move(weights.parameters(), 0.01)
+    expected = _trained_velocity(subject, subject.on(pipe))
+    for name, module in weights.modules.items():
+        module.save_pretrained(subject.folder / "weights" / name)
+    plain = subject.fresh()
+    for name, module in weights.modules.items():
+        setattr(plain, name, type(module).from_pretrained(subject.folder / "weights" / name).to(subject.device))
+    if not torch.equal(_trained_velocity(subject, subject.on(plain)), expected):
+        raise Failure("another prediction after from_pretrained")
+    return "full weights by from_pretrained: same prediction"
+
+
+@torch.no_grad()
+def _trained_velocity(subject: Subject, denoiser: Denoiser) -> Tensor:
+    """At the first and the last but one step, so that either of two experts is seen."""
+    steps = (0, subject.steps - 1)
+    return torch.stack([denoiser.velocity(subject.noise(), i, subject.prompts()) for i in steps])
+
+
+def _random_lora(pipe: object) -> TrainedWeights:
+    weights = TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=4), seed=0)
+    # B starts at 0, so that A would have no gradient and the adapter no effect.
+    _move(weights.parameters(), 0.05)
+    return weights
+
+
+@torch.no_grad()
+def _move(parameters: list[nn.Parameter], scale: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    for parameter in parameters:
+        drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
+        parameter.add_(drawn, alpha=scale)
+
+
+def _rounding(subject: Subject) -> float:
+    return _ROUNDING.get(subject.dtype, _ROUNDING[torch.float32])
+
+
+def _bytes(part: object) -> int:
+    return sum(p.numel() * p.element_size() for p in part.parameters()) if isinstance(part, nn.Module) else 0
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:.3g} MiB"
+
+
+CHECKS: dict[str, Callable[[Subject], str]] = {
+    "probe": probe,
+    "velocity": velocity,
+    "replay": replay,
+    "ratio": ratio,
+    "decode": decode,
+    "memory": memory,
+    "gradient": gradient,
+    "lora": lora,
+}

@@ -1,0 +1,166 @@
+"""Makes the checks on a folder, on a class, or on every class that has a tiny instance."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from ..adapters import ADAPTERS
+from .checks import CHECKS
+from .conditioned import CONDITIONED
+from .images import IMAGES
+from .images_more import IMAGES_MORE
+from .images_single import IMAGES_SINGLE
+from .subject import TEXTS, Failure, NotApplicable, Outcome, Subject
+from .tiny import Tiny
+from .videos import VIDEOS
+
+TINY: dict[str, Tiny] = {**IMAGES, **IMAGES_SINGLE, **IMAGES_MORE, **VIDEOS, **CONDITIONED}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the checks found of one pipeline.
+
+    Attributes:
+        name: class, and after a comma its configuration; or the folder.
+        outcomes: one for each check.
+        variant: how states are evaluated, None if no way was found.
+        why: what the class needs beside the plain call, "" if nothing.
+        notes: of the tiny instance.
+        seconds: the checks took.
+    """
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+    variant: str | None
+    why: str
+    notes: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(outcome.status != "fail" for outcome in self.outcomes)
+
+    @property
+    def verdict(self) -> str:
+        """`unmodified`, `adapter` or `not yet`."""
+        return ("adapter" if self.why else "unmodified") if self.passed else "not yet"
+
+
+def check(subject: Subject, name: str, report: Callable[[Outcome], None], notes: str = "") -> Result:
+    """Make every check on a pipeline.
+
+    Args:
+        subject: the pipeline.
+        name: for the result.
+        report: called with each outcome as it is found.
+        notes: for the result.
+    """
+    began = time.perf_counter()
+    outcomes = []
+    for title, function in CHECKS.items():
+        outcome = _outcome(title, function, subject)
+        report(outcome)
+        outcomes.append(outcome)
+        if title == "probe" and outcome.status == "fail":
+            break
+    variant = None if subject.denoiser is None else subject.denoiser.variant
+    kind = name.partition(",")[0] if subject.denoiser is None else type(subject.denoiser.pipe).__name__
+    adapter = ADAPTERS.get(kind)
+    seconds = time.perf_counter() - began
+    return Result(name, tuple(outcomes), variant, adapter.why if adapter else "", notes, seconds)
+
+
+def _outcome(title: str, function: Callable[[Subject], str], subject: Subject) -> Outcome:
+    try:
+        return Outcome(title, "pass", function(subject))
+    except NotApplicable as reason:
+        return Outcome(title, "not applicable", str(reason))
+    except Failure as seen:
+        return Outcome(title, "fail", str(seen))
+    except torch.OutOfMemoryError as error:
+        return Outcome(title, "fail", f"out of memory: {error}; check at a smaller height and width")
+    except Exception as error:
+        # A pipeline may raise anything, and the other checks are to go on.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        return Outcome(title, "fail", f"{type(error).__name__} at {where}: {error}")
+
+
+def check_tiny(name: str, report: Callable[[Outcome], None]) -> Result:
+    """Build a tiny instance of a class, save it, load it by path, and check that.
+
+    Args:
+        name: key of `TINY`.
+        report: called with each outcome.
+    """
+    tiny = TINY[name]
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "pipeline"
+        tiny.fresh().save_pretrained(saved)
+        subject = Subject(lambda: tiny.loaded(saved), tiny.call, tiny.steps, Path(folder), tiny.batch)
+        return check(subject, name, report, tiny.notes)
+
+
+def check_folder(
+    path: str,
+    call: Mapping[str, Any],
+    report: Callable[[Outcome], None],
+    *,
+    steps: int = 4,
+    prompts: tuple[str, ...] = (),
+    device: str | None = None,
+    dtype: str = "float32",
+    whole: bool = False,
+) -> Result:
+    """Check the pipeline in a folder, or of a hub id.
+
+    Args:
+        path: what `DiffusionPipeline.from_pretrained` takes.
+        call: keyword arguments it is called with.
+        report: called with each outcome.
+        steps: denoising steps, at least 2.
+        prompts: two or more texts, or none for ours.
+        device: None takes an accelerator where there is one.
+        dtype: of the weights, by torch's name for it.
+        whole: give every weight of the denoiser a gradient, not only an adapter.
+
+    Raises:
+        ValueError: fewer than 2 steps or prompts, or no such dtype.
+    """
+    if steps < 2:
+        raise ValueError(f"steps is {steps}; the checks compare two noise levels, so use 2 or more")
+    if len(prompts) == 1:
+        raise ValueError("one prompt was given; the checks compare prompts, so give two or more, or none")
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(
+            lambda: DiffusionPipeline.from_pretrained(path, torch_dtype=kind),
+            call, steps, Path(folder), texts=prompts or TEXTS, device=chosen, dtype=kind, whole=whole,
+        )  # fmt: skip
+        return check(subject, path, report)
+
+
+def check_all(names: list[str], report: Callable[[str, Outcome], None]) -> Iterator[Result]:
+    """Check tiny instances one after the other.
+
+    Args:
+        names: keys of `TINY`.
+        report: called with a name and each of its outcomes.
+    """
+    for name in names:
+        yield check_tiny(name, partial(report, name))

@@ -1,0 +1,105 @@
+"""A pipeline under check, and what a check can say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..capture import company
+from ..denoiser import Denoiser
+from ..selfcheck import Record, rollout
+
+Status = Literal["pass", "fail", "not applicable"]
+TEXTS = ("a photo of two red circles", "a star", "a blue square above a green triangle")
+
+
+class NotApplicable(Exception):
+    """Raised by a check that has nothing to look at; its message is the reason."""
+
+
+class Failure(Exception):
+    """Raised by a check that saw something wrong; its message is what it saw."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check found.
+
+    Attributes:
+        check: its name.
+        status: `pass`, `fail` or `not applicable`.
+        detail: what was seen, in a line.
+    """
+
+    check: str
+    status: Status
+    detail: str
+
+
+@dataclass
+class Subject:
+    """A pipeline under check.
+
+    Attributes:
+        load: returns the pipeline anew, as loaded by path.
+        call: its keyword arguments.
+        steps: denoising steps, at least 2.
+        folder: existing, for what the checks write.
+        batch: prompts in one call.
+        texts: the prompts, as many as wished.
+        device: where the pipeline is put.
+        dtype: of the weights as they are loaded.
+        whole: whether every weight of the denoiser can take a gradient here, or only an adapter.
+        pipe: the instance that the checks share.
+        denoiser: made by the first check.
+    """
+
+    load: Callable[[], Any]
+    call: Mapping[str, Any]
+    steps: int
+    folder: Path
+    batch: int = 2
+    texts: tuple[str, ...] = TEXTS
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    whole: bool = True
+    pipe: Any = None
+    denoiser: Denoiser | None = None
+
+    def prompts(self, first: int = 0) -> list[str]:
+        """`batch` texts, beginning with another one for each `first`."""
+        return [self.texts[(first + k) % len(self.texts)] for k in range(self.batch)]
+
+    def fresh(self) -> Any:
+        """The pipeline, loaded anew, on the device."""
+        pipe = self.load().to(self.device)
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def on(self, pipe: Any) -> Denoiser:
+        """Another instance, evaluated in the way that was found."""
+        made = Denoiser(pipe, num_steps=self.steps, call=self.call, variant=self.known.variant, example=self.texts[0])
+        made.probe = self.known.probe
+        return made
+
+    @property
+    def known(self) -> Denoiser:
+        """The denoiser of the first check."""
+        if self.denoiser is None:
+            raise Failure("not run, because the probe failed")
+        return self.denoiser
+
+    def noise(self, seed: int = 0) -> Tensor:
+        """[batch, *latent_shape] on the device."""
+        generators = [torch.Generator().manual_seed(100 * seed + k) for k in range(self.batch)]
+        return self.known.initial_noise(generators).to(self.device)
+
+    def record(self, seed: int) -> Record:
+        """A rollout in the pipeline's own loop, of as many prompts as one call holds."""
+        prompts = company(self.prompts(), self.known.caller.adapter.together)
+        return rollout(self.known.replay, self.known.probe.sigmas, prompts, seed)

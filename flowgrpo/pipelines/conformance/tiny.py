@@ -1,0 +1,66 @@
+"""What a tiny instance of a pipeline class is, and how one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A pipeline class at toy size: latents of some 8x8, random weights.
+
+    Attributes:
+        build: makes the pipeline, see `fresh`.
+        call: keyword arguments that make a call small.
+        steps: number of denoising steps of the checks.
+        batch: prompts in one call.
+        load: for `from_pretrained`: parts that no folder holds.
+        adjust: called after loading; makes small what no argument can (a fixed list of resolutions).
+        notes: what a reader of the table should know.
+    """
+
+    build: Callable[[], Any]
+    call: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 3
+    batch: int = 2
+    load: Callable[[], Mapping[str, Any]] = dict
+    adjust: Callable[[Any], None] | None = None
+    notes: str = ""
+
+    def fresh(self) -> Any:
+        """A new pipeline with the same weights each time; every denoiser parameter is off its initial value.
+
+        Fresh diffusers transformers hold zero-initialised gates and output layers; with them whole branches, and
+        whatever a check hopes to see of them, would not exist.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            pipe = self.build()
+            modules = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
+            with torch.no_grad():
+                for name in sorted(modules):
+                    if "transformer" in name or "unet" in name:
+                        for parameter in modules[name].parameters():
+                            parameter.add_(0.05 * torch.randn_like(parameter))
+        for module in modules.values():
+            module.eval()
+        pipe.set_progress_bar_config(disable=True)
+        return pipe
+
+    def loaded(self, folder: str | Path) -> Any:
+        """The pipeline from a folder it was saved to."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            handed = self.load()
+        pipe = DiffusionPipeline.from_pretrained(folder, **handed)
+        pipe.set_progress_bar_config(disable=True)
+        if self.adjust is not None:
+            self.adjust(pipe)
+        return pipe

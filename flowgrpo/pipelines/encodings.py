@@ -1,0 +1,133 @@
+"""Pictures, masks and videos that condition a pipeline, encoded once and not at every evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from .borrowing import replaced
+
+_MOST = 64
+_SEED = 0
+_OF_PIPELINE: weakref.WeakKeyDictionary[Any, Encodings] = weakref.WeakKeyDictionary()
+
+
+def encodings_of(pipe: Any) -> Encodings:
+    """The encodings of a pipeline, the same object each time."""
+    if pipe not in _OF_PIPELINE:
+        _OF_PIPELINE[pipe] = Encodings(weakref.proxy(pipe))
+    return _OF_PIPELINE[pipe]
+
+
+class Encodings:
+    """Remembers what the frozen encoders of a pipeline made of equal inputs.
+
+    Within `active`, `vae.encode`, the image encoders and (where pictures go into it) `encode_prompt` answer an
+    input that they have seen from memory. A posterior that a pipeline samples without a generator gives the same
+    sample each time: conditioning must not change between rollout and training.
+
+    Args:
+        pipe: the pipeline; only its instance is touched, and only within `active`.
+    """
+
+    def __init__(self, pipe: Any) -> None:
+        self.pipe = pipe
+        self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within the block equal inputs are encoded once."""
+        with ExitStack() as stack:
+            vae = getattr(self.pipe, "vae", None)
+            if isinstance(vae, nn.Module) and hasattr(vae, "encode"):
+                stack.enter_context(replaced(vae, encode=self._remembered("vae", vae.encode)))
+            for name, part in self.pipe.components.items():
+                if name.startswith("image_encoder") and isinstance(part, nn.Module):
+                    stack.enter_context(replaced(part, forward=self._remembered(name, part.forward)))
+            yield
+
+    def encode_prompt(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`encode_prompt` without gradient, from memory where its arguments hold pictures.
+
+        Attention may take another kernel when its inputs want a gradient; the embeddings, and so the prediction,
+        would then differ between rollout and training by rounding.
+        """
+        remembered = self._remembered("encode_prompt", function)
+
+        def encode_prompt(*args: Any, **kwargs: Any) -> Any:
+            # A PromptCache in its place remembers by itself, and is to be asked.
+            cached = hasattr(function, "prompt_cache")
+            if not cached and any(_pictorial(value) for value in (*args, *kwargs.values())):
+                return remembered(*args, **kwargs)
+            with torch.no_grad():
+                return function(*args, **kwargs)
+
+        return encode_prompt
+
+    def _remembered(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            with torch.no_grad():
+                mark = fingerprint((args, kwargs))
+                if mark is None:
+                    return function(*args, **kwargs)
+                key = (name, mark)
+                if key not in self._known:
+                    self._known[key] = _steady(function(*args, **kwargs))
+                    if len(self._known) > _MOST:
+                        self._known.popitem(last=False)
+                self._known.move_to_end(key)
+                return self._known[key]
+
+        return answer
+
+
+def fingerprint(value: Any) -> tuple[Any, ...] | None:
+    """What tells a value from any other: text and numbers themselves, tensors and pictures by a digest.
+
+    None for values that cannot be told apart (generators, objects).
+    """
+    if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
+        return (type(value).__name__, value)
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous().view(torch.uint8) if value.ndim else value.detach().cpu()
+        digest = hashlib.blake2b(data.numpy().tobytes(), digest_size=16).digest()
+        return ("tensor", value.dtype, value.device, tuple(value.shape), digest)
+    if isinstance(value, Image.Image):
+        return ("picture", value.mode, value.size, hashlib.blake2b(value.tobytes(), digest_size=16).digest())
+    if isinstance(value, Mapping):
+        return _all((name, fingerprint(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return _all((number, fingerprint(item)) for number, item in enumerate(value))
+    return None
+
+
+def _all(pairs: Iterator[tuple[Any, Any]]) -> tuple[Any, ...] | None:
+    found = tuple(pairs)
+    return None if any(mark is None for _, mark in found) else found
+
+
+def _pictorial(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_pictorial(item) for item in value)
+    return isinstance(value, (Image.Image, Tensor))
+
+
+def _steady(output: Any) -> Any:
+    """Make a posterior's sample without a generator the same each time."""
+    posterior: Any = getattr(output, "latent_dist", None)
+    if hasattr(posterior, "sample"):
+        sample = posterior.sample
+
+        def steady(generator: Any = None) -> Any:
+            return sample(generator=torch.Generator().manual_seed(_SEED) if generator is None else generator)
+
+        posterior.sample = steady
+    return output

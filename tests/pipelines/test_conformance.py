@@ -1,0 +1,158 @@
+"""The conformance kit on a few classes that differ in how they are called; the command checks all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import MochiPipeline
+from typer.testing import CliRunner
+
+from flowgrpo.cli import app
+from flowgrpo.pipelines.adapters import ADAPTERS
+from flowgrpo.pipelines.conformance.run import TINY, Result, check, check_folder, check_tiny
+from flowgrpo.pipelines.conformance.subject import Outcome, Subject
+from flowgrpo.pipelines.conformance.table import (
+    REASONS,
+    as_json,
+    as_markdown,
+    class_of,
+    expected,
+    flow_classes,
+    unchecked,  # fmt: skip
+)
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora"]
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "verdict"),
+    [
+        ("Flux2KleinPipeline", "inject", "unmodified"),
+        ("MochiPipeline", "relay", "unmodified"),
+        ("WanPipeline, 2.2 with two experts", "direct", "unmodified"),
+        ("HiDreamImagePipeline", "direct", "adapter"),
+        ("LTXImageToVideoPipeline", "relay", "adapter"),
+    ],
+)
+def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> None:
+    seen: list[Outcome] = []
+    result = check_tiny(name, seen.append)
+
+    assert {outcome.check: outcome.status for outcome in seen} == dict.fromkeys(CHECKS, "pass"), seen
+    assert (result.variant, result.verdict) == (variant, verdict)
+    assert list(result.outcomes) == seen
+
+
+def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -> None:
+    """Mochi steps in float32 and rounds what comes back to the dtype of its weights."""
+    tiny = TINY["MochiPipeline"]
+    tiny.fresh().save_pretrained(tmp_path / "pipeline")
+
+    def load() -> MochiPipeline:
+        return MochiPipeline.from_pretrained(tmp_path / "pipeline", torch_dtype=torch.bfloat16)
+
+    subject = Subject(load, tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
+    result = check(subject, "MochiPipeline", lambda outcome: None)
+    assert result.passed, result.outcomes
+    assert subject.denoiser is not None
+    assert subject.denoiser.probe.dtype is torch.bfloat16
+
+
+def test_a_class_that_pastes_is_not_there_yet() -> None:
+    result = check_tiny("FluxInpaintPipeline", lambda outcome: None)
+    assert result.verdict == "not yet"
+    assert [(o.check, o.status) for o in result.outcomes] == [("probe", "fail")]
+    assert "changes the state between two steps" in result.outcomes[0].detail
+
+
+def test_a_folder_is_checked_with_an_adapter(tmp_path: Path) -> None:
+    tiny = TINY["StableDiffusion3Pipeline"]
+    folder = tmp_path / "pipeline"
+    tiny.fresh().save_pretrained(folder)
+    words = [f"{key}={value}" for key, value in tiny.call.items()]
+    done = CliRunner().invoke(app, ["pipelines", "check", str(folder), *words, "--steps", "3", "--device", "cpu"])
+
+    assert done.exit_code == 0, done.output
+    lines = done.output.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == CHECKS
+    assert all(" pass " in line for line in lines[:-1])
+    # A and B on 15 attention projections; nothing reads the answers to the last block's text queries.
+    assert "28 parameters, 2 without effect" in next(line for line in lines if line.startswith("gradient"))
+    assert f"{folder}: works" in lines[-1]
+
+
+def test_a_failed_check_ends_with_status_1(tmp_path: Path) -> None:
+    folder = tmp_path / "pipeline"
+    TINY["StableDiffusion3Pipeline"].fresh().save_pretrained(folder)
+    done = CliRunner().invoke(app, ["pipelines", "check", str(folder), "height=17", "--device", "cpu"])
+    assert done.exit_code == 1
+    assert re.search(r"probe +fail +ValueError at .*divisible", done.output)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["WanPipline"], "did you mean 'WanPipeline'"),
+        ([], "or give --all"),
+        (["WanPipeline", "height=3"], "its own arguments"),
+        (["WanPipeline", "--all"], "leave 'WanPipeline' out"),
+        (["WanPipeline", "--out", "x.json"], "for --all"),
+        (["{folder}"], "no model_index.json"),
+        (["hub/name", "height"], "no KEY=VALUE"),
+        (["hub/name", "--prompt", "one"], "give two or more"),
+        (["hub/name", "--dtype", "float31"], "use float32, bfloat16 or float16"),
+    ],
+)
+def test_what_cannot_be_checked_is_named(words: list[str], message: str, tmp_path: Path) -> None:
+    given = [word.format(folder=tmp_path) for word in words]
+    done = CliRunner().invoke(app, ["pipelines", "check", *given])
+    assert isinstance(done.exception, ValueError)
+    assert message in str(done.exception)
+
+
+def test_one_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="use 2 or more"):
+        check_folder("hub/name", {}, lambda outcome: None, steps=1)
+
+
+def test_the_list_names_every_tiny_instance() -> None:
+    done = CliRunner().invoke(app, ["pipelines", "list"])
+    assert done.exit_code == 0
+    listed = [re.split(r" {2,}", line)[0] for line in done.output.splitlines()]
+    assert listed == list(TINY)
+    assert len({class_of(name) for name in TINY if expected(name)}) >= 50
+
+
+def test_adapters_are_of_classes_that_exist_and_are_checked() -> None:
+    assert set(ADAPTERS) <= {class_of(name) for name in TINY}
+    assert set(REASONS) <= {class_of(name) for name in TINY} | set(unchecked())
+    assert len(flow_classes()) > 100
+    assert {"FluxPipeline", "WanPipeline", "LTX2Pipeline"} <= set(flow_classes())
+
+
+def test_the_table_says_what_was_found() -> None:
+    good = Result("WanPipeline, 2.2 5B", (Outcome("probe", "pass", "state"),), "direct", "", "", 1.0)
+    bent = Result("WanVACEPipeline", (Outcome("probe", "pass", "state"),), "direct", "one | prompt", "a note", 1.0)
+    bad = Result("OtherPipeline", (Outcome("probe", "fail", "no table"),), None, "", "", 1.0)
+    found = json.loads(as_json([good, bent, bad]))
+    page = as_markdown(found["results"], found["versions"], ["LaterPipeline"])
+
+    assert [row["verdict"] for row in found["results"]] == ["unmodified", "adapter", "not yet"]
+    assert "| WanPipeline, 2.2 5B | unmodified | direct |  |" in page
+    assert "| WanVACEPipeline | adapter | direct | one \\| prompt; a note |" in page
+    assert "| OtherPipeline | not yet |  | probe: no table |" in page
+    assert "- LaterPipeline: nobody has tried it" in page
+    assert "1 classes work unmodified, 1 with an entry" in page
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    found = json.loads((DOCS / "pipelines.json").read_text(encoding="utf-8"))
+    page = (DOCS / "pipelines.md").read_text(encoding="utf-8")
+    assert as_markdown(found["results"], found["versions"], unchecked()) in page
+    assert [row["name"] for row in found["results"]] == list(TINY)
+    assert all((row["verdict"] != "not yet") == expected(row["name"]) for row in found["results"])
