@@ -135,26 +135,43 @@ def check_reward_command(
 
 @rewards_app.command("compare")
 def compare_rewards_command(
-    rewards: Annotated[list[str], typer.Argument(help="Two rewards or more, as in a recipe.", metavar="A B...")],
-    images: Annotated[Path, typer.Option(help="Folder of pictures.")],
+    rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; two or more.", metavar="A B...")],
+    images: Annotated[Path | None, typer.Option(help="Folder of pictures.")] = None,
+    votes: Annotated[
+        Path | None,
+        typer.Option(help="File of `flowgrpo gallery --vote` to compare with; one reward will do."),
+    ] = None,
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name.")] = None,
     most: Annotated[int, typer.Option(min=0, help="Pictures shown on which two rewards differ most.")] = 8,
     json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
-    """Compare rewards on a folder of pictures: agreement, and where they differ most."""
+    """Compare rewards on a folder of pictures: agreement, and where they differ most; or with people's choices."""
+    from .kit.choices import agreement_with, as_json
     from .kit.compare import compare_rewards
     from .kit.entries import parse_reward
     from .kit.folder import read_folder
 
-    pictures = read_folder(images, metadata)
-    _quiet()
-    found = compare_rewards([parse_reward(word) for word in rewards], pictures)
-    say(found.text(most))
+    if (images is None) == (votes is None):
+        raise ValueError("give --images, a folder of pictures, or --votes, a file of people's choices")
+    specs = [parse_reward(word) for word in rewards]
+    if votes is not None:
+        _quiet()
+        agreements = agreement_with(specs, votes)
+        for agreement in agreements:
+            say(agreement.text())
+        written = as_json(agreements)
+    else:
+        assert images is not None
+        pictures = read_folder(images, metadata)
+        _quiet()
+        found = compare_rewards(specs, pictures)
+        say(found.text(most))
+        written = found.as_json(most)
     if json is not None:
         from .training.run_folder import write_text
 
         json.parent.mkdir(parents=True, exist_ok=True)
-        write_text(json, found.as_json(most))
+        write_text(json, written)
 
 
 def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | None, json: Path | None) -> None:

@@ -51,7 +51,7 @@ def read_folder(folder: Path, metadata: Path | None = None) -> list[Picture]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
     if not paths:
         raise ValueError(f"{folder} holds no picture ({', '.join(ENDINGS)})")
-    return [_picture(path, prompt_of(path), {}) for path in paths]
+    return [picture_of(path, prompt_of(path), {}) for path in paths]
 
 
 def prompt_of(path: Path) -> str:
@@ -138,11 +138,16 @@ def _listed(metadata: Path) -> list[Picture]:
         # The index of a run keeps the columns of the prompt file under one key.
         inner = row.columns.get("columns")
         columns = inner if isinstance(inner, dict) else {k: v for k, v in row.columns.items() if k != key}
-        pictures.append(_picture(path, row.text, columns))
+        pictures.append(picture_of(path, row.text, columns))
     return pictures
 
 
-def _picture(path: Path, prompt: str, columns: dict[str, Any]) -> Picture:
+def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> Picture:
+    """A file as a picture to score.
+
+    Raises:
+        ValueError: it is none.
+    """
     try:
         with Image.open(path) as image:
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
