@@ -23,6 +23,7 @@ test:
 docs:
 	$(PYTHON) docs/make_recipe_reference.py
 	$(PYTHON) docs/make_method_index.py
+	$(PYTHON) docs/make_pipeline_page.py
 
 # Does a test notice when a formula of the core is changed?
 mutants:

@@ -31,7 +31,7 @@ class ModelConfig(Section):
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
-    variant: Literal["auto", "direct", "inject", "slice", "fast_forward"] = "auto"
+    variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
     release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
 
