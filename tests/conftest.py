@@ -1,12 +1,32 @@
-"""A random language model with a character tokenizer, small enough for a test."""
+"""The command as a function, and a random language model with a character tokenizer, small enough for a test."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from flowgrpo import cli
 from flowgrpo.text.arithmetic import build_character_tokenizer, build_model, save_tokenizer
 from flowgrpo.text.model import LanguageModel, load_language_model
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Runs the entry point as the installed script does, in an empty folder: (exit status, output, errors)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["flowgrpo", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        output, errors = capsys.readouterr()
+        return int(ended.value.code or 0), output, errors
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,23 +10,7 @@ import pytest
 from flowgrpo import cli
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.rewards.registry import available
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Runs the entry point as the installed script does, in an empty folder: (exit status, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["flowgrpo", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capsys.readouterr()
-        return int(ended.value.code or 0), output, errors
-
-    return run
+from tests.conftest import Command
 
 
 def refused(answer: tuple[int, str, str]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from .clock import Clock
 from .combining import combine
 from .credit import credit_of, kept_nodes
 from .data import PromptRow, PromptStream, columns_of, templated
+from .learning_rate import learning_rate
 from .memory import Memory
 from .objectives import Objective
 from .records import number, sample_records, track_samples, update_record
@@ -390,17 +390,6 @@ def _refuse_comparisons(rewards: RewardSet) -> None:
 
 def _average(task: Task, settings: EmaConfig) -> Ema:
     return Ema(task.weights, decay=settings.decay, every=settings.every, rise=settings.rise)
-
-
-def learning_rate(recipe: AnyRecipe, taken: int) -> float:
-    """Of the optimizer step after `taken` ones: a linear warm-up, then the schedule's fall over the rest of the run."""
-    settings = recipe.optimizer
-    if taken < settings.warmup:
-        return settings.learning_rate * (taken + 1) / settings.warmup
-    falling = recipe.run.iterations * settings.epochs * settings.updates - settings.warmup
-    done = min((taken - settings.warmup) / max(falling, 1), 1.0)
-    share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[settings.schedule]
-    return settings.learning_rate * share
 
 
 def _gradient(parameter: Tensor) -> Tensor:

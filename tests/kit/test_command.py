@@ -1,36 +1,18 @@
 """The commands: exit status, files, and messages in place of tracebacks."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flowgrpo import cli
 from flowgrpo.kit import check as kit_check
 from flowgrpo.kit.entries import parse_range, parse_reward
 from flowgrpo.kit.material import Material
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.training.run_folder import save_image
+from tests.conftest import Command
 
 CULPRITS = Path(__file__).with_name("culprits.py")
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Runs the entry point as the installed script does, in an empty folder: (exit status, output, errors)."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["flowgrpo", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        output, errors = capsys.readouterr()
-        return int(ended.value.code or 0), output, errors
-
-    return run
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.interruption import contents, interruption
+from flowgrpo.training.learning_rate import learning_rate
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
-from flowgrpo.training.trainer import Trainer, learning_rate
+from flowgrpo.training.trainer import Trainer
 
 
 def _records(run: Path) -> list[dict]:
