@@ -2,8 +2,8 @@
 
 Three stages, each seeded: an autoencoder (64×64 pixels to 8×8 latents), then the denoiser together with its two
 text encoders by conditional flow matching (Lipman et al., 2210.02747, with SD3's logit-normal times, 2403.03206),
-its matrices by Muon (Jordan et al. 2024), then guidance distillation. Some scenes are learned with the empty prompt,
-so that the pipeline answers to a `guidance_scale` (2207.12598), which the last stage then learns to do without.
+its matrices by Muon (Jordan et al. 2024), then more of the same on scenes drawn anew. Some scenes are learned with the
+empty prompt, so that the pipeline answers to a `guidance_scale` (2207.12598).
 The folder loads by `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
 """
 
@@ -51,9 +51,8 @@ class BuildSettings:
     empty: float = 0.08
     ema: float = 0.998
     shift: float = 1.0
-    guidance: float = 1.4
-    guidance_steps: int = 500
-    guidance_rate: float = 5e-4
+    second_steps: int = 1_500
+    second_rate: float = 1e-3
 
 
 SHARES = (1, 2, 2, 1, 3, 3)
@@ -77,12 +76,17 @@ def build_tokenizer(folder: Path) -> CLIPTokenizer:
     )
     words = sorted({word for prompt in all_prompts() for word in prompt.text.split()})
     model.train_from_iterator(alphabet + words, trainer)
-    learned = json.loads(model.to_str())["model"]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_text(json.dumps(learned["vocab"]), encoding="utf-8")
-    merges = [m if isinstance(m, str) else " ".join(m) for m in learned["merges"]]
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    _write_vocabulary(json.loads(model.to_str()), folder)
     return CLIPTokenizer.from_pretrained(folder, model_max_length=TOKENS, pad_token="<|endoftext|>")
+
+
+def _write_vocabulary(learned: dict[str, Any], folder: Path) -> None:
+    """The two files that every version of `CLIPTokenizer` reads, from a tokenizer as `tokenizers` writes it."""
+    model = learned["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
 
 
 def build_text_encoder(tokenizer: CLIPTokenizer, width: int, layers: int) -> CLIPTextModelWithProjection:
@@ -213,10 +217,6 @@ def _velocity(modules: torch.nn.ModuleList, x: torch.Tensor, sigma: torch.Tensor
     return found
 
 
-Teacher = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`teacher(x [B, 8, 8, 8], sigma [B], ids [B, 12])`: the velocity to learn."""
-
-
 def build_pipeline(vae: AutoencoderKL, folder: Path, settings: BuildSettings) -> StableDiffusion3Pipeline:
     """The pipeline with its trained autoencoder and a fresh denoiser and text encoders."""
     torch.manual_seed(settings.seed + 1)
@@ -236,13 +236,10 @@ def build_pipeline(vae: AutoencoderKL, folder: Path, settings: BuildSettings) ->
 
 
 class DenoiserTraining:
-    """Training of the denoiser and text encoders, with an exponential moving average of both.
+    """Flow matching of the denoiser and text encoders, with an exponential moving average of both."""
 
-    It is flow matching, unless a teacher says what to predict.
-    """
-
-    def __init__(self, pipe: StableDiffusion3Pipeline, settings: BuildSettings, teacher: Teacher | None = None) -> None:
-        self.pipe, self.settings, self.teacher = pipe, settings, teacher
+    def __init__(self, pipe: StableDiffusion3Pipeline, settings: BuildSettings) -> None:
+        self.pipe, self.settings = pipe, settings
         self.modules = torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2])
         self.modules.train().requires_grad_(True)
         self.average = copy.deepcopy(self.modules).requires_grad_(False)
@@ -270,8 +267,7 @@ class DenoiserTraining:
         x = (1 - blend) * latents + blend * noise
         with torch.autocast("cpu", dtype=torch.bfloat16):
             velocity = _velocity(self.modules, x, sigma, ids)
-        target = noise - latents if self.teacher is None else self.teacher(x, sigma, ids)
-        loss = F.mse_loss(velocity.float(), target)
+        loss = F.mse_loss(velocity.float(), noise - latents)
         self.modules.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.modules.parameters(), 1.0)
@@ -309,16 +305,24 @@ def train_flow(folder: Path, settings: BuildSettings, report: Report) -> None:
     write_pipeline(training.averaged(), folder, settings)
 
 
-def distil_guidance(source: Path, folder: Path, settings: BuildSettings, report: Report) -> None:
-    """Train the pipeline of `source` towards its own guided prediction; write it to `folder` in half precision.
+def continue_flow(source: Path, folder: Path, settings: BuildSettings, report: Report) -> None:
+    """Train the pipeline of `source` on, in a second schedule and on scenes of its own; write it in half precision.
+
+    Guidance distillation (2210.03142) would reach a better pipeline in less time, but what guidance brings is what a
+    run with the gold reward would have learned (docs/benchmarks/search.md).
 
     Raises:
         ValueError: as `train_flow`.
     """
     _check_new(folder)
-    prompts, pictures = draw_scenes(settings.scenes, settings.seed)
-    pipe = StableDiffusion3Pipeline.from_pretrained(source, text_encoder_3=None, tokenizer_3=None)
-    training = guided_training(pipe, settings)
+    second = replace(
+        settings, seed=settings.seed + 100, steps=settings.second_steps, learning_rate=settings.second_rate,
+        warmup=min(50, settings.second_steps),
+    )  # fmt: skip
+    prompts, pictures = draw_scenes(second.scenes, second.seed)
+    training = DenoiserTraining(
+        StableDiffusion3Pipeline.from_pretrained(source, text_encoder_3=None, tokenizer_3=None), second
+    )
     train_denoiser(training, prompts, pictures, report)
     write_pipeline(training.averaged().to(torch.float16), folder, settings)
 
@@ -328,29 +332,6 @@ def _check_new(folder: Path) -> None:
         raise ValueError(f"{folder} already holds a pipeline; name a new folder")
     if not hasattr(torch.optim, "Muon"):
         raise ValueError(f"torch {torch.__version__} has no Muon optimizer; build with torch 2.9 or newer")
-
-
-def guided_training(pipe: StableDiffusion3Pipeline, settings: BuildSettings) -> DenoiserTraining:
-    """Training of a pipeline towards its own guided prediction (guidance distillation, arXiv 2210.03142).
-
-    The target is v_u + w (v_c - v_u), v_c the pipeline's prediction, frozen, for the prompt and v_u for the empty one.
-    The result needs no guidance when it is called, which halves the cost of a step.
-    """
-    frozen = copy.deepcopy(torch.nn.ModuleList([pipe.transformer, pipe.text_encoder, pipe.text_encoder_2]))
-    frozen.eval().requires_grad_(False)
-    empty = _token_ids(pipe, [""])
-
-    @torch.no_grad()
-    def teacher(x: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            conditional, blank = (_velocity(frozen, x, sigma, i).float() for i in (ids, empty.expand_as(ids)))
-        return blank + settings.guidance * (conditional - blank)
-
-    stage = replace(
-        settings, seed=settings.seed + 100, steps=settings.guidance_steps, learning_rate=settings.guidance_rate,
-        warmup=min(50, settings.guidance_steps), ema=0.99,
-    )  # fmt: skip
-    return DenoiserTraining(pipe, stage, teacher)
 
 
 def train_denoiser(
@@ -371,8 +352,7 @@ def train_denoiser(
         loss = training.update(latents[rows], torch.where(blank, empty, ids[rows]), rate)
         if training.step % 100 == 0:
             speed = (done + 1) * settings.batch / (time.perf_counter() - began)
-            stage = "denoiser" if training.teacher is None else "guidance"
-            report(f"{stage} {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
+            report(f"denoiser {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
 
 
 def write_pipeline(pipe: StableDiffusion3Pipeline, folder: Path, settings: BuildSettings) -> None:
@@ -383,6 +363,8 @@ def write_pipeline(pipe: StableDiffusion3Pipeline, folder: Path, settings: Build
         config = json.loads(file.read_text(encoding="utf-8"))
         if config.pop("_name_or_path", None) is not None:
             file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    for file in folder.glob("*/tokenizer.json"):
+        _write_vocabulary(json.loads(file.read_text(encoding="utf-8")), file.parent)
     note = {"call": CALL, "build": asdict(settings)}
     (folder / "flowgrpo.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
 

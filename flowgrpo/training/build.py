@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..core.addressing import address
-from ..pipelines.scenes import BuildSettings, distil_guidance, train_flow
+from ..pipelines.scenes import BuildSettings, continue_flow, train_flow
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..rewards.scenes_clip_training import FULL_STEPS, train_proxy
@@ -67,14 +67,14 @@ def scaled_settings(seed: int, scale: float) -> BuildSettings:
         vae_steps=part(full.vae_steps, 2),
         steps=part(full.steps, 2),
         warmup=part(full.warmup, 1) if scale < 1 else full.warmup,
-        guidance_steps=part(full.guidance_steps, 2),
+        second_steps=part(full.second_steps, 2),
     )
 
 
 def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     """Build `out/pipeline`, `out/proxy` and `out/data`, and measure them into `out/build.json`.
 
-    `out/denoiser` is the pipeline as flow matching leaves it, in full precision, before guidance distillation.
+    `out/denoiser` is the pipeline after its first schedule of flow matching, in full precision.
 
     Each part takes its name only when complete, so the same call after an interruption continues with the part that
     was interrupted. Below scale 1 fewer held-out images are measured as well.
@@ -95,7 +95,7 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
         "data": _writing(write_prompt_files),
         "proxy": lambda folder: train_proxy(folder, seed=seed, steps=scorer_steps, report=report),
         "denoiser": lambda folder: train_flow(folder, settings, report),
-        "pipeline": lambda folder: distil_guidance(out / "denoiser", folder, settings, report),
+        "pipeline": lambda folder: continue_flow(out / "denoiser", folder, settings, report),
     }
     _make(out, parts, report)
     measured = measure(out, share=min(scale, 1.0))

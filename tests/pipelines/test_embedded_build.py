@@ -1,19 +1,24 @@
 """Parts of the embedded pipeline's build that need no long training."""
 
+import json
+from importlib import resources
 from pathlib import Path
 
+import pytest
 import torch
+from diffusers import StableDiffusion3Pipeline
 
+from flowgrpo.pipelines import scenes
 from flowgrpo.pipelines.scenes import (
-    TOKENS,
     BuildSettings,
-    DenoiserTraining,
     build_pipeline,
     build_tokenizer,
     build_vae,
-    guided_training,
+    continue_flow,
+    draw_scenes,
+    write_pipeline,
 )
-from flowgrpo.scenes.prompts import all_prompts
+from flowgrpo.scenes.prompts import Prompt, all_prompts
 
 
 def test_the_tokenizer_is_the_same_however_often_it_is_made(tmp_path: Path) -> None:
@@ -34,34 +39,56 @@ def test_every_word_of_the_world_is_one_token(tmp_path: Path) -> None:
     assert tokenizer.unk_token_id not in spelled[1:-1]
 
 
-def test_the_guided_stage_learns_the_models_own_guided_prediction(tmp_path: Path) -> None:
-    """The target is v_u + w (v_c - v_u) of the average as it stood, for every state and prompt."""
-    settings = BuildSettings(guidance=2.0, guidance_steps=4)
-    training = DenoiserTraining(build_pipeline(build_vae(), tmp_path, settings), settings)
-    with torch.no_grad():
-        for parameter in training.average.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    guided = guided_training(training.averaged(), settings)
-    assert guided.teacher is not None
-    tokenizer = guided.pipe.tokenizer
-    texts = ["a red circle", "two blue squares", ""]
-    ids = tokenizer(texts, padding="max_length", max_length=TOKENS, return_tensors="pt").input_ids
-    x, sigma = torch.randn(3, 8, 8, 8), torch.tensor([0.2, 0.5, 0.9])
-    target = guided.teacher(x, sigma, ids)
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_the_second_schedule_begins_where_the_first_ended(tmp_path: Path, rate: float) -> None:
+    """A rate of 0 leaves the weights of the source; any other moves the denoiser and the text encoders alone."""
+    settings = BuildSettings(scenes=8, batch=4, second_steps=3, second_rate=rate)
+    _write_first(tmp_path, settings)
+    continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
+    first, second = (_weights(tmp_path / name) for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    moved = {part for part, weights in first.items() if not torch.equal(weights.half(), second[part])}
+    assert moved == (set() if rate == 0 else {"transformer", "text_encoder", "text_encoder_2"})
+    with pytest.raises(ValueError, match="already holds a pipeline"):
+        continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
 
-    def plain(rows: torch.Tensor) -> torch.Tensor:
-        embeds, _, pooled, _ = guided.pipe.encode_prompt(
-            [texts[k] for k in rows], None, None, max_sequence_length=0, do_classifier_free_guidance=False
-        )
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            return guided.pipe.transformer(x, embeds, pooled, 1000 * sigma, return_dict=False)[0].float()
 
-    conditional, blank = plain(torch.tensor([0, 1, 2])), plain(torch.tensor([2, 2, 2]))
-    torch.testing.assert_close(target, blank + 2.0 * (conditional - blank), rtol=0.05, atol=0.02)
-    assert not torch.allclose(target[:2], conditional[:2], atol=1e-3)
-    torch.testing.assert_close(target[2], conditional[2], rtol=0.05, atol=0.02)
+def test_the_second_schedule_has_scenes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = BuildSettings(scenes=8, batch=4, second_steps=1, seed=3)
+    _write_first(tmp_path, settings)
+    drawn = []
 
-    before = [p.clone() for p in guided.modules.parameters()]
-    guided.update(torch.randn(4, 8, 8, 8), ids[[0, 1, 0, 1]], 1e-3)
-    assert any(not torch.equal(a, b) for a, b in zip(before, guided.modules.parameters()))
-    assert torch.equal(guided.teacher(x, sigma, ids), target)
+    def draw(count: int, seed: int) -> tuple[list[Prompt], torch.Tensor]:
+        drawn.append((count, seed))
+        return draw_scenes(count, seed)
+
+    monkeypatch.setattr(scenes, "draw_scenes", draw)
+    continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
+    assert [count for count, _ in drawn] == [8]
+    assert drawn[0][1] != settings.seed
+
+
+def test_every_tokenizer_of_a_folder_has_the_files_of_older_versions(tmp_path: Path) -> None:
+    settings = BuildSettings()
+    write_pipeline(build_pipeline(build_vae(), tmp_path / "fresh", settings), tmp_path / "made", settings)
+    for folder in (tmp_path / "made", Path(str(resources.files("flowgrpo.scenes") / "pipeline"))):
+        learned = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+        for name in ("tokenizer", "tokenizer_2"):
+            vocab = json.loads((folder / name / "vocab.json").read_text(encoding="utf-8"))
+            merges = (folder / name / "merges.txt").read_text(encoding="utf-8").splitlines()
+            assert vocab == learned["vocab"]
+            assert len(merges) == 1 + len(learned["merges"])
+
+
+def _write_first(folder: Path, settings: BuildSettings) -> None:
+    """A pipeline whose training has not begun, as the first schedule would leave it."""
+    torch.manual_seed(0)
+    vae = build_vae().requires_grad_(False)
+    vae.register_to_config(shift_factor=0.0)
+    write_pipeline(build_pipeline(vae, folder / "fresh", settings), folder / "first", settings)
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+    return {name: torch.cat([p.flatten() for p in part.parameters()]) for name, part in parts.items()}

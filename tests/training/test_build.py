@@ -48,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return write
 
     monkeypatch.setattr(build, "train_flow", stand_in("denoiser"))
-    monkeypatch.setattr(build, "distil_guidance", lambda source, *rest: stand_in("pipeline")(*rest))
+    monkeypatch.setattr(build, "continue_flow", lambda source, *rest: stand_in("pipeline")(*rest))
     monkeypatch.setattr(build, "train_proxy", stand_in("proxy"))
     monkeypatch.setattr(build, "measure", lambda out, share: MEASURED)
     return made
@@ -136,10 +136,10 @@ def test_an_empty_folder_is_used(tmp_path: Path, calls: list[str]) -> None:
 def test_full_scale_is_the_shipped_setting_and_small_scales_still_fill_a_batch() -> None:
     assert scaled_settings(7, 1.0) == BuildSettings(seed=7)
     half = scaled_settings(0, 0.5)
-    assert (half.steps, half.vae_steps, half.scenes, half.guidance_steps) == (2_100, 1_000, 30_000, 250)
+    assert (half.steps, half.vae_steps, half.scenes, half.second_steps) == (2_100, 1_000, 30_000, 750)
     least = scaled_settings(0, SCALE)
     assert least.scenes >= least.batch
-    assert min(least.steps, least.vae_steps, least.warmup, least.guidance_steps) >= 1
+    assert min(least.steps, least.vae_steps, least.warmup, least.second_steps) >= 1
 
 
 def test_correlation_by_hand() -> None:
