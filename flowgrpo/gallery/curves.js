@@ -111,8 +111,10 @@ function diversityCharts(all) {
 
 // Statistics by trained step: of one run over thirds of the training, of several a mean each.
 function stepCharts(all) {
+  // Older runs recorded the log-ratio alone: half its mean square is the mean of r − 1 − log r to second order.
   const square = (found) => ("log_ratio_var" in found ? 0.5 * (found.log_ratio_var + (found.log_ratio_mean ?? 0) ** 2) : null);
-  const measures = [["KL, half the mean square of the log-ratio", square], ["clip share", (found) => found.clip_share ?? null],
+  const measures = [["mean ratio − 1", (found) => ("ratio_mean" in found ? found.ratio_mean - 1 : null)],
+    ["clip share", (found) => found.clip_share ?? null], ["KL, mean of r − 1 − log r", (found) => found.approx_kl ?? square(found)],
     ["mean log-ratio", (found) => found.log_ratio_mean ?? null], ["spread of the log-ratio", (found) =>
       ("log_ratio_var" in found ? Math.sqrt(Math.max(0, found.log_ratio_var)) : null)]];
   const parts = all.flatMap((curves, run) => {

@@ -6,16 +6,13 @@ so nothing downstream has to check again.
 
 import json
 import math
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"})
-PHASES = ("eval", "train")
+from ..votes.lines import check_image, read_jsonl
 
-# A backslash is a path separator to browsers; control characters and lone surrogates are never in our names.
-_BAD_IN_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+PHASES = ("eval", "train")
 
 
 @dataclass(frozen=True)
@@ -36,28 +33,6 @@ class Sample:
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
-
-
-def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """The objects of a JSON-lines file with their line numbers, and how many lines were unreadable.
-
-    A crash leaves a last line cut short, and a resumed run goes on appending after it, so an unreadable
-    line may stand anywhere; it costs only itself.
-    """
-    records, skipped = [], 0
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict):
-                records.append((number, record))
-            else:
-                skipped += 1
-    return records, skipped
 
 
 def read_samples(index: Path) -> tuple[list[Sample], int]:
@@ -137,23 +112,6 @@ _EXPECTED = {
     "prompt_id": "It must be the number of the prompt in its file.",
     "seed": "It must be the whole number that seeded the sample.",
 }
-
-
-def check_image(image: object, samples: Path, where: str) -> str:
-    """Return `image` if it names an image file inside `samples` (links resolved), links followed.
-
-    Raises:
-        ValueError: it is not text, leads outside, or is not an image by its name.
-    """
-    fix = "It must be the path of an image, relative to the samples folder and inside it."
-    if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):
-        raise ValueError(f"{where}: `image` is {image!r}. {fix}")
-    absolute = image.startswith("/") or re.match(r"[A-Za-z]:", image)
-    if absolute or ".." in image.split("/") or not (samples / image).resolve().is_relative_to(samples):
-        raise ValueError(f"{where}: `image` {image!r} leads outside {samples}. {fix}")
-    if Path(image).suffix.lower() not in IMAGE_SUFFIXES:
-        raise ValueError(f"{where}: `image` {image!r} is not one of {', '.join(sorted(IMAGE_SUFFIXES))}.")
-    return image
 
 
 def finite_numbers(values: dict[str, Any]) -> dict[str, float]:

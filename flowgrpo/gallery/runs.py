@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from .records import Sample, finite_numbers, read_jsonl, read_samples
+from ..votes.lines import read_jsonl
+from .records import Sample, finite_numbers, read_samples
 
 _SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")

@@ -1,41 +1,15 @@
-"""People's choices as preferences: (prompt, chosen, rejected), for a reward or a DPO recipe to learn from."""
+"""People's choices as a folder of preferences, with copies of their images, for other programs to learn from."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from ..votes.preferences import Preference, read_preferences
 from .build import read_runs
 from .files import write_new
-from .vote_file import Side, Vote, latest, read_votes
 from .vote_pairs import folder_of
-
-
-class Preference(NamedTuple):
-    """One pair of a preference data set."""
-
-    prompt: str
-    chosen: Path | str  # image file, or completion
-    rejected: Path | str
-    vote: Vote  # where it came from
-
-
-def read_preferences(path: Path) -> list[Preference]:
-    """The pairs of a file of votes in their order: without ties, skipped pairs and choices taken back.
-
-    Images are named by their paths, which need not exist any more; `write_preferences` checks them.
-
-    Raises:
-        ValueError: see `read_votes`.
-    """
-    found = []
-    for vote in latest(read_votes(path)[0]):
-        if vote.preferred:
-            chosen, rejected = (_sample(side, path.parent) for side in vote.preferred)
-            found.append(Preference(vote.prompt, chosen, rejected, vote))
-    return found
 
 
 def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[Path, list[str]]:
@@ -58,7 +32,7 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
     known = {folder_of(run, path.parent) for run in runs}
     every = read_preferences(path)
     here = [one for one in every if {one.vote.left.folder, one.vote.right.folder} <= known]
-    rows = [one for one in here if all(map(_unchanged, one[1:3], one.vote.preferred or ()))]
+    rows = [one for one in here if one.vote.left.unchanged(path.parent) and one.vote.right.unchanged(path.parent)]
     if not rows:
         raise ValueError(
             f"{path} has no preference to write: {len(every)} in all, {len(here)} among these runs, and none of those "
@@ -102,13 +76,3 @@ def _row(one: Preference, folder: Path, columns: Sequence[str]) -> dict[str, Any
         row |= {f"{word}_run": side.run, f"{word}_iteration": side.iteration}
     row |= {"session": one.vote.session, "time": one.vote.time}
     return row | {f"column_{name}": one.vote.columns.get(name) for name in columns}
-
-
-def _sample(side: Side, home: Path) -> Path | str:
-    return home / side.folder / side.image if side.image else side.completion or ""
-
-
-def _unchanged(sample: Path | str, side: Side) -> bool:
-    if isinstance(sample, str):
-        return True
-    return sample.is_file() and hashlib.sha256(sample.read_bytes()).hexdigest() == side.sha256

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
+from ..votes.file import Key, Side
 from .choice import samples_at
 from .records import Sample
 from .runs import Run
-from .vote_file import Key, Side
 
 
 @dataclass(frozen=True)

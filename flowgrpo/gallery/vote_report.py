@@ -1,14 +1,13 @@
 """What people's choices say: win rates with intervals, ties, and whether the side mattered."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
+from ..votes.file import Vote, latest, read_votes
+from ..votes.interval import wilson
 from .runs import Run
-from .vote_file import Vote, latest, read_votes
 from .vote_pairs import folder_of
 
 LEAST = 10  # votes that a part of the prompts needs to be reported by itself
@@ -151,22 +150,6 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
         elsewhere=len(counted) - len(here),
         unreadable=unreadable,
     )
-
-
-def wilson(wins: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson 1927): all p with |wins/count - p| ≤ z √(p (1 - p) / count).
-
-    Unlike the interval around the mean it stays within [0, 1] and holds its level for few votes and rates near
-    0 and 1. (0, 1) for no votes.
-    """
-    if not count:
-        return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    share = wins / count
-    middle = share + z * z / (2 * count)
-    reach = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
-    whole = 1 + z * z / count
-    return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
 
 
 def _count(tally: Tally, vote: Vote, won: bool | None) -> None:

@@ -18,8 +18,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..votes.file import CHOICES, Vote, append_vote, read_votes
 from .runs import Run
-from .vote_file import CHOICES, Vote, append_vote, read_votes
 from .vote_pairs import Ballot, Source, ballots_of
 from .vote_report import report_on
 

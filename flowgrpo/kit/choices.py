@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..gallery.vote_dataset import Preference, read_preferences
-from ..gallery.vote_report import wilson
 from ..rewards.base import RewardSpec
+from ..votes.interval import wilson
+from ..votes.preferences import Preference, read_preferences
 from .folder import Picture, materials, picture_of
 from .material import Material
 from .trial import Trial

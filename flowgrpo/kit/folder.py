@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
-from torch import Tensor
+from PIL import Image, UnidentifiedImageError
 
+from ..rewards.pixels import load_picture
 from ..training.data import read_prompts
 from .material import Material, groups_of
 
@@ -58,26 +57,6 @@ def prompt_of(path: Path) -> str:
     """A file's name as a prompt: without ending and number, `_` and `-` as spaces."""
     words = re.sub(r"[_\-\s]+", " ", path.stem).strip()
     return re.sub(r"(\s*\(?\d+\)?)+$", "", words) or words
-
-
-def load_picture(path: Path) -> Tensor:
-    """A picture [3, H, W] in [0, 1], turned as its camera says; transparent parts are laid over white.
-
-    Raises:
-        ValueError: it cannot be read, or has more than 8 bits a colour.
-    """
-    try:
-        with Image.open(path) as opened:
-            if opened.mode.startswith(("I", "F")):
-                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits a colour")
-            image = ImageOps.exif_transpose(opened)
-            if image.has_transparency_data:
-                white = Image.new("RGBA", image.size, "white")
-                image = Image.alpha_composite(white, image.convert("RGBA"))
-            pixels = np.asarray(image.convert("RGB"))
-    except (OSError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
-    return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
 def chosen(pictures: list[Picture], most: int) -> list[Picture]:

@@ -15,12 +15,12 @@ from torch import Tensor
 from ..configs.load import load_recipe
 from ..configs.schema import AnyRecipe
 from ..rewards.base import RewardSpec
+from ..rewards.pixels import load_picture
 from ..training.run_folder import RunFolder
 from ..training.session import start
 from ..training.trainer import Reporter
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
-from .folder import load_picture
 
 CLEAR = 2.0
 """Standard errors from which a change counts."""

@@ -57,9 +57,11 @@ def check_distribution(material: Material, values: Tensor, report: Report, name:
             f"({material.source})", "", share=found.flat_groups,
         )  # fmt: skip
     step = torch.finfo(torch.float32).eps * max(abs(found.low), abs(found.high))
-    if step > _RESOLUTION * found.within:
+    # Groups that are equal within say nothing of the scale; how they differ from each other does.
+    spread, where = (found.within, " within groups") if found.within else (found.std, "")
+    if step > _RESOLUTION * spread:
         report.add(
-            "range", WARNING, f"scores near {found.median:.6g} with a spread of {found.within:.2g} within groups: "
+            "range", WARNING, f"scores near {found.median:.6g} with a spread of {spread:.2g}{where}: "
             f"float32 has steps of {step:.2g} there", "Subtract a constant, so that scores lie around 0.", step=step,
         )  # fmt: skip
 

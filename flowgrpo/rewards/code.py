@@ -86,7 +86,8 @@ class Code:
             raise ValueError("code: the prompts have neither a column `tests` nor `cases`; give one of them")
         nothing = [None] * len(completions)
         jobs = [
-            (fenced(text), _tests(some), _cases(others))
+            # Language models like to begin with a space, which is an error in front of a program.
+            (fenced(text).lstrip(), _tests(some), _cases(others))
             for text, some, others in zip(completions, tests or nothing, cases or nothing, strict=True)
         ]
         with ThreadPoolExecutor(self.workers) as pool:

@@ -1,12 +1,36 @@
-"""Images on their way into a scorer: frames of videos, 8-bit pictures, and resampling."""
+"""Images on their way into a scorer: files, frames of videos, 8-bit pictures, and resampling."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def load_picture(path: Path) -> Tensor:
+    """A picture [3, H, W] in [0, 1], turned as its camera says; transparent parts are laid over white.
+
+    Raises:
+        ValueError: it cannot be read, or has more than 8 bits a colour.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits a colour")
+            image = ImageOps.exif_transpose(opened)
+            if image.has_transparency_data:
+                white = Image.new("RGBA", image.size, "white")
+                image = Image.alpha_composite(white, image.convert("RGBA"))
+            pixels = np.asarray(image.convert("RGB"))
+    except (OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
 def as_frames(images: Tensor, most: int | None = None) -> Tensor:

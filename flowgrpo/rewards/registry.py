@@ -27,6 +27,7 @@ ENTRY_POINT_GROUP = "flowgrpo.rewards"
 BUILTIN: dict[str, str] = {
     "aesthetic": "flowgrpo.rewards.aesthetic:Aesthetic",
     "answer": "flowgrpo.rewards.answer:Answer",
+    "choices": "flowgrpo.rewards.choices:Choices",
     "clip_score": "flowgrpo.rewards.clip_score:ClipScore",
     "code": "flowgrpo.rewards.code:Code",
     "digit_share": "flowgrpo.rewards.digit_share:digit_share",

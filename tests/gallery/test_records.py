@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flowgrpo.gallery.records import check_image
 from flowgrpo.gallery.runs import read_metrics, read_run
+from flowgrpo.votes.lines import check_image
 from tests.gallery.folders import HOSTILE, add_records, picture, record, write_run, written
 
 

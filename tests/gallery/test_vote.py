@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from flowgrpo.cli import app
 from flowgrpo.gallery import vote_server
 from flowgrpo.gallery.build import read_runs
-from flowgrpo.gallery.vote_file import latest, read_votes
 from flowgrpo.gallery.vote_pairs import ballots_of, sources_of
 from flowgrpo.gallery.vote_server import LONGEST, Booth, VoteServer
+from flowgrpo.votes.file import latest, read_votes
 from tests.gallery.folders import HOSTILE, Elements, picture, write_run, written
 from tests.gallery.test_browser import CHROMIUM
 from tests.gallery.voting import Client, asked, booth, write_mine, write_other

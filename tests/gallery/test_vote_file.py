@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.gallery.build import read_runs
-from flowgrpo.gallery.vote_dataset import read_preferences, write_preferences
-from flowgrpo.gallery.vote_file import append_vote, latest, read_votes
-from flowgrpo.gallery.vote_report import make_report, report_on, wilson
+from flowgrpo.gallery.vote_dataset import write_preferences
+from flowgrpo.gallery.vote_report import make_report, report_on
+from flowgrpo.votes.file import append_vote, latest, read_votes
+from flowgrpo.votes.interval import wilson
+from flowgrpo.votes.preferences import read_preferences
 from tests.gallery.folders import HOSTILE, picture, write_run, written
 from tests.gallery.voting import SKILLS, asked, booth, make_vote, write_mine, write_other
 
@@ -61,7 +63,7 @@ def test_choices_are_kept_and_the_session_goes_on_where_it_was_left(run: Path, t
 WRITER = """
 import sys
 from pathlib import Path
-from flowgrpo.gallery.vote_file import append_vote
+from flowgrpo.votes.file import append_vote
 from tests.gallery.voting import make_vote
 for number in range(60):
     append_vote(Path(sys.argv[1]), make_vote(session=sys.argv[2], prompt=f"{number} " + sys.argv[2] * 20000))

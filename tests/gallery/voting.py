@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flowgrpo.gallery.build import read_runs
-from flowgrpo.gallery.vote_file import Side, Vote
 from flowgrpo.gallery.vote_pairs import sources_of
 from flowgrpo.gallery.vote_server import Booth, VoteServer
+from flowgrpo.votes.file import Side, Vote
 from tests.gallery.folders import HOSTILE, picture, record, write_run
 
 SKILLS = ("colour", "count")

@@ -11,6 +11,7 @@ from flowgrpo.kit.check import Plan, check_on
 from flowgrpo.kit.findings import FAULT, Report
 from flowgrpo.kit.material import Material
 from flowgrpo.kit.trial import Trial
+from flowgrpo.kit.usefulness import check_distribution
 from flowgrpo.rewards.base import RewardSpec
 
 CULPRITS = Path(__file__).with_name("culprits.py")
@@ -104,6 +105,14 @@ def test_a_finding_that_is_meant_can_be_accepted(scenes: Material):
     report = examine("contrast", scenes, accepted=("blank",))
     assert report.count(FAULT) == 0
     assert any(finding.seen.startswith("accepted fault: NaN") for finding in report.findings)
+
+
+@pytest.mark.parametrize(("offset", "codes"), [(0.0, {"flat-groups"}), (1e9, {"flat-groups", "range"})])
+def test_groups_equal_within_are_measured_by_how_they_differ(offset: float, codes: set[str]):
+    material = Material(["a"] * 6, ["p"] * 6, {}, [0, 0, 0, 1, 1, 1], list("abcdef"), "six completions")
+    report = Report("mine", "text")
+    check_distribution(material, torch.tensor([0.0, 0, 0, 1, 1, 1], dtype=torch.float64) + offset, report, "samples")
+    assert {finding.code for finding in report.findings} == codes
 
 
 def test_scores_outside_of_the_declared_range_are_a_fault(scenes: Material):

@@ -8,9 +8,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from flowgrpo.cli import app
-from flowgrpo.gallery.vote_file import append_vote
 from flowgrpo.kit.choices import Agreement, agreement_with
 from flowgrpo.rewards.base import RewardSpec
+from flowgrpo.votes.file import append_vote
 from tests.gallery.voting import make_vote
 
 REWARDS = """

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.kit.folder import chosen, load_picture, materials, prompt_of, read_folder
+from flowgrpo.kit.folder import chosen, materials, prompt_of, read_folder
+from flowgrpo.rewards.pixels import load_picture
 
 
 def paint(path: Path, colour: object, size: tuple[int, int] = (8, 4), mode: str = "RGB") -> Path:

@@ -56,6 +56,11 @@ def test_every_assertion_counts_and_what_fails_is_noted() -> None:
     assert (setup.passed, setup.note[:21]) == ((True,), "a statement before a ")
 
 
+@pytest.mark.parametrize("text", [f" {SQUARE}", f"\n \t{SQUARE}", f"So:\n```python\n  {SQUARE}\n```"])
+def test_space_in_front_of_a_program_does_no_harm(text: str) -> None:
+    assert Code(seconds=60)([text], [""], tests=[list(TESTS)]).values == [1.0]
+
+
 def test_programs_are_compared_by_what_they_print() -> None:
     program = (
         "if __name__ == '__main__':\n    print(sum(map(int, input().split())), end=' \\n\\n')\n    raise SystemExit"

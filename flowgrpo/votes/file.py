@@ -4,15 +4,16 @@ A line is one choice between two samples of one prompt and seed. It says all the
 read without the command that made it; docs/gallery.md lists the fields.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .records import check_image, read_jsonl
+from .lines import check_image, iterate_jsonl
 
 CHOICES = ("left", "right", "tie", "skip")
 Kind = TypeVar("Kind")
@@ -37,6 +38,17 @@ class Side:
         """The set."""
         return self.folder, self.iteration
 
+    def content(self, home: Path) -> Path | str:
+        """Its image file, which need not exist any more, or its completion. `home` is the folder of the votes."""
+        return home / self.folder / self.image if self.image else self.completion or ""
+
+    def unchanged(self, home: Path) -> bool:
+        """Whether the sample is what was voted on."""
+        content = self.content(home)
+        if isinstance(content, str):
+            return True
+        return content.is_file() and hashlib.sha256(content.read_bytes()).hexdigest() == self.sha256
+
 
 @dataclass(frozen=True)
 class Vote:
@@ -50,6 +62,7 @@ class Vote:
     left: Side
     right: Side
     choice: str  # one of CHOICES
+    line: int = field(default=0, compare=False)  # of the file that it was read from
 
     @property
     def key(self) -> Key:
@@ -95,16 +108,28 @@ def read_votes(path: Path) -> tuple[list[Vote], int]:
         return [], 0
     if not path.is_file():
         raise ValueError(f"{path} is not a file; name the .jsonl file of the votes")
-    records, skipped = read_jsonl(path)
-    votes = []
-    for line, record in records:
-        try:
-            votes.append(_vote(record, path.parent, f"{path}, line {line}"))
-        except (KeyError, TypeError, ValueError):
-            skipped += 1
+    found = list(_lines(path))
+    votes = [one for one in found if isinstance(one, Vote)]
+    skipped = len(found) - len(votes)
     if skipped and not votes:
         raise ValueError(f"{path} holds no votes but {skipped} other lines; name another file with --votes")
     return votes, skipped
+
+
+def read_whole(path: Path) -> list[Vote]:
+    """All votes of a file in their order, for whoever cannot do with less than all of them.
+
+    Raises:
+        ValueError: there is no such file, or a line of it is no vote; names the line.
+    """
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}; vote with `flowgrpo gallery RUN --vote` first")
+    votes = []
+    for one in _lines(path):
+        if isinstance(one, str):
+            raise ValueError(f"{one}; take the line out")
+        votes.append(one)
+    return votes
 
 
 def latest(votes: Sequence[Vote]) -> list[Vote]:
@@ -112,20 +137,38 @@ def latest(votes: Sequence[Vote]) -> list[Vote]:
     return list({(vote.session, vote.key): vote for vote in votes}.values())
 
 
+def _lines(path: Path) -> Iterator[Vote | str]:
+    """The lines that are not blank: votes, and for the others where they stand and what is wrong with them."""
+    for line, record in iterate_jsonl(path):
+        where = f"{path}, line {line}"
+        if record is None:
+            yield f"{where} is cut short, or no JSON object"
+            continue
+        try:
+            yield _vote(record, path.parent, where, line)
+        except KeyError as error:
+            yield f"{where} is no vote: it has no {error.args[0]!r}"
+        except TypeError as error:
+            yield f"{where} is no vote: {error}"
+        except ValueError as error:
+            yield str(error)
+
+
 def _row(vote: Vote) -> dict[str, Any]:
-    row = asdict(vote)
+    row = {key: value for key, value in asdict(vote).items() if key != "line"}
     for side in ("left", "right"):
         row[side] = {key: value for key, value in row[side].items() if value is not None}
     return row
 
 
-def _vote(record: dict[str, Any], home: Path, where: str) -> Vote:
+def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
     columns = _typed(record, "columns", dict)
     vote = Vote(
         **{key: _typed(record, key, str) for key in ("session", "time", "prompt", "seed", "choice")},
         columns={name: _typed(columns, name, str) for name in columns},
         left=_side(_typed(record, "left", dict), home, where),
         right=_side(_typed(record, "right", dict), home, where),
+        line=line,
     )
     if vote.choice not in CHOICES or len(vote.key) != 2:
         raise ValueError(f"{where}: no choice between two samples")

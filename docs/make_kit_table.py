@@ -1,0 +1,230 @@
+"""Writes docs/benchmarks/kit.md: what the reward author's kit finds of every built-in reward, and of bad ones.
+
+Run it from anywhere: `python docs/make_kit_table.py`. It needs what the tests need, takes some minutes on one core, and
+downloads nothing. Instances and material are those of kit_instances.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from flowgrpo.kit.check import Plan, check_on
+from flowgrpo.kit.contract import check_contract
+from flowgrpo.kit.findings import NOTE, SEVERITIES, Finding, Report
+from flowgrpo.kit.material import Material
+from flowgrpo.kit.trial import Trial
+from flowgrpo.rewards.base import MissingDependency, RewardSpec
+from flowgrpo.training.run_folder import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "benchmarks" / "kit.md"
+CULPRITS = ROOT / "tests" / "kit" / "culprits.py"
+LONGEST = 400
+
+OF_WEIGHTS = frozenset(
+    {"noise", "degenerate", "constant", "saturated", "flat-groups", "agreement", "resize", "format", "range"}
+)
+"""Codes of findings that are about what a reward prefers, and so say nothing of one with random weights."""
+
+PLAIN = ("cost", "noise")
+"""Codes of notes that every reward gets."""
+
+CRIMES: dict[str, tuple[str, str]] = {
+    "noisy": ("adds random numbers of the global generator", "random"),
+    "OwnNoise": ("adds random numbers of a generator of its own", "random"),
+    "Drifting": ("grows with every call", "state"),
+    "normalised": ("standardises over the samples of a call", "batch"),
+    "numbered": ("adds the sample's place in the call", "order"),
+    "contrast": ("divides 0 by 0 for a picture of one value", "blank"),
+    "doubling": ("writes into its pictures", "mutation"),
+    "spoiling": ("writes into the columns of the prompts", "columns"),
+    "Holding": ("turns gradients on", "gradients"),
+    "Keeping": ("keeps the graph of its last call", "gradients"),
+    "Hoarding": ("keeps all pictures that it ever saw", "memory"),
+    "corner": ("looks at the first 32 pixels, whatever the size", "resize"),
+    "squeezed": ("returns a number, not a list, for a single sample", "scores"),
+    "columnar": ("returns a column", "scores"),
+    "halved": ("returns bfloat16", "dtype"),
+    "offset": ("adds 100,000", "range"),
+    "ends": ("divides by the number of words", "no-prompt"),
+    "short_prompts": ("raises for a long prompt", "long-prompt"),
+    "of_64": ("takes 64×64 pixels only", "tiny"),
+    "spaced": ("scores a completion by its first character, be it a space", "whitespace"),
+    "per_word": ("divides by the number of words of a completion", "blank"),
+}
+"""Bad reward -> what it does, and the finding that convicts it."""
+BLAMELESS = {"brightness": "mean brightness", "Unlike": "compares the group, and says so"}
+
+INTRODUCTION = """\
+# The kit on every reward
+
+<!-- Written by docs/make_kit_table.py. Change that, or the rewards, not this page. -->
+
+[`flowgrpo rewards check`](../reward_kit.md#check), run on every built-in reward and on rewards that are bad on purpose.
+`python docs/make_kit_table.py` does it again; faults and warnings are those of the kit, and the verdict is its first
+line.
+
+The material is small. *scenes*: 4 held-out prompts × 6 samples of the embedded model, 64×64 pixels; with *red stars*,
+all asked for 4 of them; with *short prompts*, 8 of them under "a cat" and "a dog". *videos*: 4 frames, each of those
+moved by a pixel a frame. *pages*: 8 drawn pages of a word, 256×96. *sums*: 4 held-out prompts × 6 completions of the
+embedded language model. *answers*, *programs*, *objects*, *queries*: 8 written completions each.
+
+How a reward was loaded:
+
+- *none*: it has no weights. *shipped*: they come with flowgrpo; *of its package*: with RapidOCR.
+- *tiny random*: a tiny network of the real class, with random weights. What it prefers means nothing, so findings about
+  that are marked with † and are no judgement of the reward. What is tested is the contract: shape, order, batch,
+  randomness, sizes, blanks, prompts, gradients, non-finite values.
+- *stub server*: a server that answers by the picture's brightness, in the form that the judge asks for. The same is
+  true of it: preferences are the stub's (†), and so is `prompt`, since it does not read the prompt.
+- `remote` had the reward `proxy` behind it.
+
+Notes are figures and properties that may be meant. `cost` and `noise`, which nearly every reward gets, are not listed.
+`degenerate`: a blank, noisy or chequered picture scores above every sample. `prompt`: its words do not matter, or not
+those at the end of a very long one. `no-prompt`: it does not apply without one. `flat-groups`: in some groups all
+scores are equal.
+
+When this was first run, `code` had one finding more: programs with a space in front, which language models like to
+write, failed all their tests. That is mended.
+"""
+
+BAD = """\
+## Bad rewards
+
+Those of `tests/kit/culprits.py`: each has one fault, but for the last two, which have none. Pictures are 4 prompts × 6
+drawn scenes, every second of which shows something else than it should; completions are *answers*.
+
+A conviction needs material that shows the crime: on *scenes*, `corner` passes, since the order of 75 % of the pairs
+stays at twice the size, and less than that is a warning.
+"""
+
+
+def main() -> None:
+    """Check everything, and write the page."""
+    from flowgrpo.training.session import quiet_libraries
+
+    sys.path.insert(0, str(ROOT))
+    from kit_instances import all_material, makers
+
+    quiet_libraries()
+    material = all_material()
+    rows, said = [], []
+    for name, make in makers().items():
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
+            case = make(Path(folder), ending)
+            spec = RewardSpec(case.name, options=case.options)
+            report = examined(spec, case.material, material[case.material], contract_only=case.material == "videos")
+        nothing = case.weights in ("tiny random", "stub server")
+        rows.append([f"`{name}`", case.weights, case.material, *cells(report, nothing)])
+        said += sentences(name, report, nothing)
+    write_text(PAGE, page(rows, said, [culprit(name, material) for name in [*CRIMES, *BLAMELESS]]))
+    print(f"wrote {PAGE}")
+
+
+def examined(spec: RewardSpec, kind: str, material: Material, *, contract_only: bool = False) -> Report | str:
+    """The kit's report of a reward, or why there is none."""
+    print(f"{spec.name} …", flush=True)
+    try:
+        trial = Trial(spec)
+    except (ValueError, MissingDependency) as error:
+        return str(error)
+    try:
+        report = Report(trial.name, trial.task)
+        if contract_only:
+            check_contract(trial, material.few(), report)
+            report.skipped["edges, versions"] = "the kit has pictures for these, and no videos"
+        else:
+            check_on(trial, {kind: material}, Plan(), report)
+    finally:
+        trial.close()
+    print(report.text(), flush=True)
+    return report
+
+
+def culprit(name: str, material: dict[str, Material]) -> list[str]:
+    """The row of a bad reward.
+
+    Raises:
+        ValueError: it was not convicted of its crime, or one without a crime was convicted.
+    """
+    kind = "answers" if name in ("spaced", "per_word") else "drawn"
+    report = examined(RewardSpec(f"{CULPRITS}:{name}"), kind, material[kind])
+    if isinstance(report, str):
+        raise ValueError(f"{name}: {report}")
+    crime, code = CRIMES.get(name, (BLAMELESS.get(name, ""), ""))
+    if (code and code not in report.convictions) or (not code and report.convictions):
+        raise ValueError(f"{name} was convicted of {', '.join(sorted(report.convictions)) or 'nothing'}, not of {code}")
+    return [f"`{name}`", crime, f"`{code}`" if code else "nothing", report.verdict, listed(grave(report), False)]
+
+
+def cells(report: Report | str, nothing: bool) -> list[str]:
+    """Verdict, faults and warnings, and notes of a reward."""
+    if not isinstance(report, Report):
+        return ["not checked", _cell(report), ""]
+    notes = [one for one in report.findings if one.severity == NOTE and one.code not in PLAIN]
+    return [report.verdict, listed(grave(report), nothing), listed(notes, nothing).replace(" note", "")]
+
+
+def listed(found: list[Finding], nothing: bool) -> str:
+    """Findings in a cell; marked where they say nothing."""
+    each = {f"`{one.code}` {one.severity}{'†' * (nothing and of_weights(one))}": None for one in found}
+    return ", ".join(each) or "none"
+
+
+def sentences(name: str, report: Report | str, nothing: bool) -> list[str]:
+    """What was seen of a reward, a line for each fault, warning and check that was left out."""
+    if isinstance(report, str):
+        return []
+    lines = [
+        f"- `{name}`, `{one.code}`: {_cell(' '.join(one.seen.split()))[:LONGEST]}"
+        for one in grave(report)
+        if not (nothing and of_weights(one))
+    ]
+    return lines + [f"- `{name}`, left out, {check}: {_cell(why)}" for check, why in report.skipped.items()]
+
+
+def grave(report: Report) -> list[Finding]:
+    """Faults, then warnings."""
+    return [one for severity in SEVERITIES for one in report.findings if one.severity == severity != NOTE]
+
+
+def of_weights(finding: Finding) -> bool:
+    """Whether a finding is about what the weights prefer; `dtype` is also a version that turns the order round."""
+    return finding.code in OF_WEIGHTS or (finding.code == "dtype" and finding.seen.startswith("“"))
+
+
+def page(rows: list[list[str]], said: list[str], bad: list[list[str]]) -> str:
+    """The whole page."""
+    return "\n".join(
+        [
+            INTRODUCTION,
+            "## Built-in rewards",
+            "",
+            *_table(["reward", "weights", "material", "verdict", "faults and warnings", "notes"], rows),
+            "",
+            "What was seen, without the findings marked †, and what was left out:",
+            "",
+            *said,
+            "",
+            BAD,
+            *_table(["reward", "what it does", "convicted of", "verdict", "faults and warnings"], bad),
+            "",
+        ]
+    )
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    lines: list[Any] = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    main()
