@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..pipelines.lora import LoraSpec
 from ..pipelines.saving import new_folder
@@ -162,6 +162,32 @@ class LanguageWeights(TrainedWeights):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         else:
             model.gradient_checkpointing_disable()
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every weight under the name that a checkpoint has for it, with the adapters that are on added to it.
+
+    The model stays as it is, and one sum at a time is in memory.
+
+    Args:
+        model: of transformers, with LoRA or without.
+    """
+    for name, parameter in model.named_parameters():
+        owner, adapted, rest = name.partition(".base_layer.")
+        if ".lora_" in name:
+            continue
+        weight = parameter.detach()
+        if not adapted:
+            yield name, weight
+            continue
+        layer: Any = model.get_submodule(owner)
+        if rest == "weight" and not layer.disable_adapters:
+            total = weight
+            for adapter in layer.active_adapters:
+                # In the adapter's precision: its small steps would vanish in sums of bfloat16.
+                total = total + layer.get_delta_weight(adapter).detach()
+            weight = total.to(weight.dtype)
+        yield f"{owner}.{rest}", weight
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:

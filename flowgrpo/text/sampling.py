@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,6 +33,24 @@ class Sampled:
     ids: list[list[int]]
     log_probs: list[list[float]]
     ended: list[bool]
+
+
+class Sampler(Protocol):
+    """Whatever completes prompts as `sample_completions` does."""
+
+    def __call__(
+        self,
+        language: LanguageModel,
+        prompts: Sequence[Sequence[int]],
+        owner: Sequence[int],
+        keys: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Sampled:
+        """B completions of P prompts."""
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ..configs.schema import TextRecipe
 from ..core.diagnostics import step_statistics
 from ..core.objectives import kl, policy_loss
-from ..pipelines.policy import part_of
 from .objectives import Outcome
 from .planning import bound_surrogate, clip_of
 from .text_policy import STRETCHES, Completions, TextPolicy
@@ -46,6 +45,7 @@ class TokenObjective:
         objective = recipe.objective
         self.surrogate = bound_surrogate(objective.surrogate, objective.options)
         self.clip = clip_of(self.surrogate)
+        self.correction = correction_of(recipe)
         self.several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
         self._before: dict[int, Tensor] = {}
 
@@ -73,7 +73,7 @@ class TokenObjective:
 
         What is left out still belongs to its batch, so that a batch is the same whatever is selected.
         """
-        low, high = part_of(len(experience.prompts), experience.updates, part)
+        low, high = experience.part(part)
         groups: dict[int, list[int]] = {}
         for row, prompt in enumerate(experience.prompt_of_sample):
             if low <= prompt < high:
@@ -130,10 +130,14 @@ class TokenObjective:
         """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
         objective, mask = self.recipe.objective, scored.mask
         penalty, apart = self._penalty(experience, scored.batch, scored.log_probs)
+        weight = self._correction(scored)
         loss, metrics = policy_loss(
             scored.log_probs, scored.old, scored.advantage, mask, surrogate=self.surrogate, level=objective.level,
-            weight=self._correction(scored.gap, mask), penalty=penalty, reduce=objective.reduce, denom=rows,
+            weight=weight, penalty=penalty, reduce=objective.reduce, denom=rows,
         )  # fmt: skip
+        if weight is not None:
+            cut = torch.where(mask, (weight == 0) | (weight >= objective.correction_cap), False)
+            metrics["correction_cut"] = torch.stack([cut.sum().float(), mask.sum().float()])
         if apart is not None:
             metrics["kl"] = torch.stack([torch.where(mask, apart, 0.0).sum(), mask.sum().float()])
         return loss, metrics
@@ -150,13 +154,46 @@ class TokenObjective:
         apart = kl(log_probs, reference, objective.kl_kind)
         return objective.kl * apart, apart.detach()
 
-    def _correction(self, gap: Tensor, mask: Tensor) -> Tensor | None:
-        """Truncated importance weight of the training engine over the sampler, of a token or of the whole row."""
+    def _correction(self, scored: Scored) -> Tensor | None:
+        """[R, T] importance weight of the training engine over the sampler; None without a correction."""
         objective = self.recipe.objective
-        if objective.correction == "none":
+        if self.correction == "none":
             return None
-        exponent = gap if objective.correction == "token" else gap.sum(1, keepdim=True).expand_as(gap)
-        return exponent.clamp(max=20.0).exp().clamp(max=objective.correction_cap)
+        return engine_weight(
+            scored.gap, level=self.correction, how=objective.correction_how, cap=objective.correction_cap,
+            floor=objective.correction_floor,
+        )  # fmt: skip
+
+
+def correction_of(recipe: TextRecipe) -> str:
+    """`none`, `token` or `sequence`: what corrects for the engine that samples."""
+    objective = recipe.objective
+    if objective.correction != "auto":
+        return objective.correction
+    return "none" if recipe.generation.engine == "transformers" or objective.form != "tokens" else "token"
+
+
+def engine_weight(gap: Tensor, *, level: str, how: str, cap: float, floor: float = 0.0) -> Tensor:
+    """Bounded importance weight of the training engine over the engine that sampled.
+
+    Truncated as in TIS (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"), or
+    masked as in IcePop (Ring-1T, arXiv 2510.18855).
+
+    Args:
+        gap: [R, T] log-probs of the training engine less those of the sampler, 0 where nothing counts.
+        level: `token`, or `sequence` for one weight of a whole row, the product of its tokens'.
+        how: `truncate` takes the cap for what is above it, `mask` 0 for what is above it or below the floor.
+        cap: largest weight.
+        floor: smallest weight that is not masked.
+
+    Returns:
+        [R, T] weights without gradient.
+    """
+    whole = gap.detach() if level == "token" else gap.detach().sum(1, keepdim=True).expand_as(gap)
+    ratio = whole.clamp(max=20.0).exp()
+    if how == "mask":
+        return torch.where((ratio >= floor) & (ratio <= cap), ratio, 0.0)
+    return ratio.clamp(max=cap)
 
 
 def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -> Tensor:

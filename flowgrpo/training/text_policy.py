@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import GenerationConfig, TextRecipe
+from ..pipelines.policy import part_bounds
 from ..text.model import LanguageModel, LanguageWeights
-from ..text.sampling import Sampled, completion_keys, sample_completions
+from ..text.sampling import Sampled, Sampler, completion_keys, sample_completions
 from ..text.scoring import completion_log_probs
 from .data import PromptRow
+from .processes import Processes
 
 STRETCHES = 8
 """Parts of equal length of the longest completion, by which the drift of the ratio is reported."""
@@ -33,6 +35,7 @@ class Completions:
         updates: how many parts of whole prompts the rollout is cut into.
         drop_truncated: whether completions that did not end are left out.
         replayed: how many are past successes in the place of failures.
+        cuts: first prompts of the parts after the first; nearly equal parts if left out.
     """
 
     prompts: list[list[int]]
@@ -42,7 +45,13 @@ class Completions:
     updates: int = 1
     drop_truncated: bool = False
     replayed: int = 0
+    cuts: tuple[int, ...] | None = None
     columns: int = field(default=STRETCHES, init=False)
+
+    def part(self, update: int) -> tuple[int, int]:
+        """Range of prompts in part `update`; it may be empty."""
+        bounds = part_bounds(len(self.prompts), self.updates, self.cuts)
+        return bounds[update], bounds[update + 1]
 
     @cached_property
     def groups(self) -> Tensor:
@@ -96,33 +105,75 @@ def complete(
     *,
     temperature: float,
     batch: int,
+    sampler: Sampler = sample_completions,
+) -> Completions:
+    """`complete_seeded`, with the seeds of `group` completions from the key of each prompt."""
+    seeds = completion_keys(keys, group)
+    return complete_seeded(
+        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler
+    )
+
+
+def complete_seeded(
+    language: LanguageModel,
+    rows: Sequence[PromptRow],
+    seeds: Sequence[int],
+    group: int,
+    settings: GenerationConfig,
+    *,
+    temperature: float,
+    batch: int,
+    sampler: Sampler = sample_completions,
 ) -> Completions:
     """`group` completions of each prompt, as many of whole groups at a time as `batch` takes.
 
     Args:
         language: the model.
         rows: P prompts.
-        keys: P numbers that address what is drawn for each prompt.
+        seeds: P times `group` seeds, prompt by prompt.
         group: completions of a prompt.
         settings: lengths and filters.
         temperature: 0 takes the likeliest token.
         batch: completions sampled at once.
+        sampler: what samples them.
     """
     prompts = [language.encode(row.text, row.messages) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
-    seeds = completion_keys(keys, group)
     ids: list[list[int]] = []
     log_probs: list[list[float]] = []
     ended: list[bool] = []
     size = batch // group * group if batch >= group else batch
     for k in range(0, len(owner), size):
         mine = owner[k : k + size]
-        part = sample_completions(
+        part = sampler(
             language, prompts[mine[0] : mine[-1] + 1], [p - mine[0] for p in mine], seeds[k : k + size],
             max_tokens=settings.max_tokens, temperature=temperature, top_k=settings.top_k, top_p=settings.top_p,
         )  # fmt: skip
         ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
     return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
+
+
+def sampler_of(language: LanguageModel, recipe: TextRecipe) -> Sampler:
+    """What samples in a run.
+
+    Raises:
+        ImportError: the engine is not installed.
+        ValueError: an option of the engine that is not for recipes, or an engine in a run of several processes.
+    """
+    settings = recipe.generation
+    if settings.engine == "transformers":
+        return sample_completions
+    ranks = Processes.of_this_run().count
+    if ranks > 1:
+        raise ValueError(
+            f"generation.engine vllm runs in one process, and this run has {ranks}; use one, or engine transformers"
+        )
+    from ..text.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        language, dtype=recipe.model.dtype, seed=recipe.run.seed,
+        longest=settings.max_prompt_tokens + settings.max_tokens, options=settings.engine_options,
+    )  # fmt: skip
 
 
 class TextPolicy:
@@ -138,13 +189,18 @@ class TextPolicy:
         self.language, self.weights, self.recipe = language, weights, recipe
         self.device = next(language.model.parameters()).device
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+        self.sampler = sampler_of(language, recipe)
 
     def sample(
         self, rows: Sequence[PromptRow], keys: Sequence[int], group: int, *, temperature: float, batch: int
     ) -> Completions:
-        """`group` completions of each prompt, see `complete`."""
-        settings = self.recipe.generation
-        return complete(self.language, rows, keys, group, settings, temperature=temperature, batch=batch)
+        """`group` completions of each prompt, from the key of each, see `complete`."""
+        # Another engine cuts into batches by itself.
+        size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
+        return complete(
+            self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
+            sampler=self.sampler,
+        )  # fmt: skip
 
     def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 
 from ..core.replay import Successes
 from ..rewards.runner import RewardBatch
@@ -38,13 +40,18 @@ def replay_successes(
     prompts = [rows[p].id for p in completions.prompt_of_sample]
     repairs = memory.repairs(total.tolist(), prompts, SUCCESS)
     sampled = completions.sampled
+    solved: list[tuple[int, dict[str, Any]]] = []
     for row, reward in enumerate(total.tolist()):
         if reward >= SUCCESS:
             item = {
                 "ids": list(sampled.ids[row]), "log_probs": list(sampled.log_probs[row]),
                 "text": completions.samples[row], "rewards": scores.values[row].tolist(),
             }  # fmt: skip
-            memory.add(prompts[row], item)
+            solved.append((prompts[row], item))
+    # Of all ranks, so that every rank remembers the same and a checkpoint of one holds everything.
+    for part in gather_object([solved]):
+        for prompt, item in part:
+            memory.add(prompt, item)
     if not repairs:
         return completions, scores
     ids, log_probs, ended = list(sampled.ids), list(sampled.log_probs), list(sampled.ended)

@@ -14,7 +14,7 @@ from .data import PromptRow
 from .objectives import Objective
 from .planning import bound_surrogate, budget_line, clip_of
 from .tasks import PolicyTask, trained_numbers
-from .text_objective import TokenObjective
+from .text_objective import TokenObjective, correction_of
 from .text_policy import Completions, TextPolicy
 from .text_preferences import AnswerObjective
 
@@ -44,14 +44,17 @@ class TextTask(PolicyTask):
         form = TokenObjective if self.recipe.objective.form == "tokens" else AnswerObjective
         return form(self.recipe, self.policy)
 
-    def rollout(self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock) -> Completions:
+    def rollout(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+    ) -> Completions:
         """A group of completions of each prompt."""
         recipe = self.recipe
         with clock.part("sampling"):
             found = self.policy.sample(
                 rows, keys, recipe.rollout.group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch
             )
-        return replace(found, updates=recipe.optimizer.updates, drop_truncated=recipe.objective.drop_truncated)
+        drop = recipe.objective.drop_truncated
+        return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Completions:
         """Completions at the temperature of evaluations."""
@@ -89,6 +92,9 @@ class TextTask(PolicyTask):
         )
         if (line := budget_line(recipe)) is not None:
             yield line
+        if recipe.generation.engine != "transformers":
+            kind = correction_of(recipe)
+            yield f"completions by {recipe.generation.engine}, correction {kind}: see sampler_gap in the metrics"
         if steps == 1 and recipe.objective.surrogate == "clip":
             yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
 

@@ -20,26 +20,12 @@ from flowgrpo.training.session import Session
 from flowgrpo.training.text_policy import Completions
 from flowgrpo.training.text_task import TextTask
 from flowgrpo.training.trainer import Trainer
+from tests.training.text_runs import trainer_of
 
 
 @pytest.fixture
-def small(random_language_folder: Path, tmp_path: Path) -> list[str]:
-    reward = tmp_path / "reward.py"
-    reward.write_text(
-        "def nines(completions, prompts, **columns):\n"
-        "    return [text.count('9') - 0.1 * len(text) for text in completions]\n"
-    )
-    return [
-        f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
-        "rollout={prompts: 3, group: 4, batch: 8, tokens: 60}", "generation.max_tokens=6", "model.train=lora",
-        "evaluate={every: 2, prompts: 5}", "run={iterations: 4, checkpoint_every: 1, sample_every: 2}",
-        "optimizer.learning_rate=0.01",
-    ]  # fmt: skip
-
-
-def trainer_of(small: list[str], folder: Path, *more: str) -> Trainer:
-    recipe = load_recipe("text", [*small, *more])
-    return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
+def small(small_text: list[str]) -> list[str]:
+    return small_text
 
 
 def task_of(trainer: Trainer) -> TextTask:
@@ -177,18 +163,6 @@ def test_truncated_completions_leave_every_statistic(small: list[str], tmp_path:
     for group in range(3):
         mine = e.outcomes & (e.groups == group)
         assert float(advantages[mine].sum()) == pytest.approx(0, abs=1e-5)
-
-
-def test_correction_by_hand(small: list[str], tmp_path: Path) -> None:
-    gap = torch.tensor([[0.0, 0.5, -1.0], [2.0, 0.5, 0.0]])
-    mask = torch.ones(2, 3, dtype=torch.bool)
-    for kind, wanted in (
-        ("token", [[1.0, 1.6487213, 0.3678794], [2.0, 1.6487213, 1.0]]),
-        ("sequence", [[0.6065307] * 3, [2.0] * 3]),
-    ):
-        objective = trainer_of(small, tmp_path / kind, f"objective.correction={kind}").objective
-        assert torch.allclose(objective._correction(gap, mask), torch.tensor(wanted))
-    assert trainer_of(small, tmp_path / "none").objective._correction(gap, mask) is None
 
 
 def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:

@@ -1,0 +1,186 @@
+"""Runs whose completions another engine samples: equal to plain ones, corrected where its numbers differ."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.training.processes import Processes
+from flowgrpo.training.session import Session
+from flowgrpo.training.text_objective import Scored, TokenObjective, engine_weight
+from tests.text import stub_vllm
+from tests.training.text_runs import trainer_of
+
+VLLM = "generation.engine=vllm"
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The stand-in, in the place of the package."""
+    monkeypatch.setitem(sys.modules, "vllm", stub_vllm)
+    monkeypatch.setattr(stub_vllm.LLM, "made", [])
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    return stub_vllm
+
+
+@pytest.fixture
+def small(small_text: list[str]) -> list[str]:
+    return [
+        *small_text, "evaluate.prompts=3", "run={iterations: 3, checkpoint_every: 3, sample_every: 1}",
+        "optimizer={learning_rate: 0.01, updates: 1, ema: {decay: 0.5}}",
+    ]  # fmt: skip
+
+
+def answers(folder: Path) -> str:
+    return (folder / "samples" / "index.jsonl").read_text()
+
+
+@pytest.mark.parametrize("train", ["lora", "full"])
+def test_a_run_with_equal_numbers_is_the_plain_run(
+    vllm: ModuleType, small: list[str], tmp_path: Path, train: str
+) -> None:
+    small = [*small, f"model.train={train}", "optimizer.learning_rate=0.003"]
+    plain = trainer_of(small, tmp_path / "plain")
+    other = trainer_of(small, tmp_path / "other", VLLM, "objective.correction=none")
+    plain.train()
+    other.train()
+    assert answers(tmp_path / "plain") == answers(tmp_path / "other")
+    # Before three rollouts, and before evaluations at iterations 0, 2 and 3.
+    [made] = vllm.LLM.made
+    assert made.reloads == 6
+    for one, two in zip(plain.task.weights.parameters(), other.task.weights.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_an_engine_is_corrected_unless_the_recipe_says_otherwise(
+    vllm: ModuleType, small: list[str], tmp_path: Path
+) -> None:
+    trainer = trainer_of(small, tmp_path / "auto", VLLM)
+    assert any(line.startswith("completions by vllm, correction token") for line in trainer.task.describe())
+    record = trainer.iterate(0)
+    assert record["weight"] == pytest.approx(1, abs=1e-4)
+    assert record["correction_cut"] == 0
+    assert "weight" not in trainer_of(small, tmp_path / "none", VLLM, "objective.correction=none").iterate(0)
+    assert "weight" not in trainer_of(small, tmp_path / "plain").iterate(0)
+
+
+@pytest.mark.parametrize(
+    ("more", "weights"),
+    [
+        # Of exp(0.5), exp(0.25), 1, and exp(-1) at every fourth token: capped at 1.5.
+        ((), [1.5, 1.2840254, 1.0, 0.3678794]),
+        (("objective.correction_how=mask", "objective.correction_floor=0.4"), [0.0, 1.2840254, 1.0, 0.0]),
+    ],
+)
+def test_false_numbers_of_the_engine_are_weighed_by_hand(
+    vllm: ModuleType,
+    small: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+    weights: list[float],
+) -> None:
+    shifts = [-0.5, -0.25, 0.0, 1.0]
+    monkeypatch.setattr(vllm.LLM, "shift", staticmethod(lambda request, place: shifts[place % 4]))
+    trainer = trainer_of(small, tmp_path / "run", VLLM, "objective.correction_cap=1.5", *more)
+    rows, e = trainer.collect(0)
+    advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
+    trainer.objective.prepare(e)
+    everything = list(range(12))
+    tokens = int(e.lengths.sum())
+    outcome = trainer.objective.backward(e, everything, advantages, None, torch.tensor(float(tokens)))
+    # What the engine says does not touch the ratio: it is of the training engine before and after the update.
+    assert float(outcome.error) == 0.0
+    places = [place % 4 for ids in e.sampled.ids for place in range(len(ids))]
+    total, count = outcome.metrics["weight"].tolist()
+    assert count == tokens
+    assert total == pytest.approx(sum(weights[place] for place in places), rel=1e-4)
+    gap, _ = outcome.metrics["sampler_gap"].tolist()
+    assert gap == pytest.approx(sum(abs(shifts[place]) for place in places), rel=1e-3)
+    cut, _ = outcome.metrics["correction_cut"].tolist()
+    assert cut == sum(weights[place] in (0.0, 1.5) for place in places)
+    # On-policy the gradient is that of -weight × advantage × log-prob, over the tokens of the step.
+    parameters = trainer.task.weights.parameters()
+    found = [p.grad.clone() for p in parameters if p.grad is not None]
+    trainer.optimizer.zero_grad(set_to_none=True)
+    log_probs, mask = trainer.task.policy.log_probs(e, everything)  # type: ignore[attr-defined]
+    by_place = torch.tensor([weights[t % 4] for t in range(log_probs.shape[1])])
+    (-(by_place * advantages[:, None] * log_probs * mask).sum() / tokens).backward()
+    wanted = [p.grad for p in parameters if p.grad is not None]
+    largest = max(float(g.abs().max()) for g in wanted)
+    assert largest > 0
+    for one, two in zip(found, wanted, strict=True):
+        assert torch.allclose(one, two, atol=1e-4 * largest)
+
+
+def test_weights_by_hand() -> None:
+    gap = torch.tensor([[0.0, 0.5, -1.0], [2.0, 0.5, 0.0]])
+    token = [[1.0, 1.6487213, 0.3678794], [7.3890561, 1.6487213, 1.0]]
+    for level, how, floor, wanted in (
+        ("token", "truncate", 0.0, [[1.0, 1.6487213, 0.3678794], [2.0, 1.6487213, 1.0]]),
+        ("token", "mask", 0.5, [[1.0, 1.6487213, 0.0], [0.0, 1.6487213, 1.0]]),
+        ("sequence", "truncate", 0.0, [[0.6065307] * 3, [2.0] * 3]),
+        ("sequence", "mask", 0.7, [[0.0] * 3, [0.0] * 3]),
+        ("sequence", "mask", 0.6, [[0.6065307] * 3, [0.0] * 3]),
+    ):
+        found = engine_weight(gap, level=level, how=how, cap=2.0, floor=floor)
+        assert torch.allclose(found, torch.tensor(wanted)), (level, how)
+    assert torch.allclose(engine_weight(gap, level="token", how="truncate", cap=9.0), torch.tensor(token))
+    asked = gap.clone().requires_grad_()
+    assert not engine_weight(asked, level="token", how="mask", cap=2.0).requires_grad
+
+
+def test_the_recipe_chooses_level_and_bounds(small: list[str], tmp_path: Path) -> None:
+    gap, mask = torch.tensor([[0.5, -1.0], [1.0, 1.0]]), torch.ones(2, 2, dtype=torch.bool)
+    scored = Scored([0, 1], gap, gap, mask, gap, torch.ones(2))
+    for more, wanted in (
+        (["objective.correction=token"], [[1.6487213, 0.3678794], [2.0, 2.0]]),
+        (["objective.correction=sequence", "objective.correction_cap=3"], [[0.6065307] * 2, [3.0] * 2]),
+        (["objective.correction=sequence", "objective.correction_how=mask"], [[0.6065307] * 2, [0.0] * 2]),
+    ):
+        objective = trainer_of(small, tmp_path / more[-1], *more).objective
+        assert isinstance(objective, TokenObjective)
+        found = objective._correction(scored)
+        assert found is not None
+        assert torch.allclose(found, torch.tensor(wanted)), more
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (["objective.correction_floor=0.5"], "correction_how mask"),
+        (["objective.correction_how=mask", "objective.correction_floor=2"], "not below correction_cap 2"),
+        (["generation.engine_options={enforce_eager: true}"], "generation.engine vllm"),
+        (["objective={form: dpo, correction: token}"], "belongs to objective.form tokens"),
+        (["generation.engine=sglang"], "'transformers' or 'vllm'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(override: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe("text", override)
+
+
+def test_a_form_of_whole_answers_goes_with_an_engine(vllm: ModuleType, small: list[str], tmp_path: Path) -> None:
+    record = trainer_of(small, tmp_path / "run", VLLM, "objective={form: dpo, form_options: {beta: 0.1}}").iterate(0)
+    assert record["ratio/first_error"] == 0.0
+
+
+def test_several_processes_cannot_share_an_engine(
+    vllm: ModuleType, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Processes, "of_this_run", lambda: Processes(0, 2))
+    with pytest.raises(ValueError, match="runs in one process, and this run has 2"):
+        Session(load_recipe("text", [*small, VLLM]))
+    assert vllm.LLM.made == []
+
+
+def test_a_missing_engine_is_named_before_anything_is_sampled(
+    small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ImportError, match=r"flowgrpo\[vllm\]"):
+        Session(load_recipe("text", [*small, VLLM]))

@@ -1,0 +1,70 @@
+"""A run of text in two processes is that of one: the same completions, rewards and advantages, weights to rounding."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.session import start
+
+# Rounding is not blown up by AdamW where a gradient is next to nothing.
+OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
+
+
+def lines_of(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def nines(completions, prompts, **columns):\n"
+        "    return [text.count('9') - 0.1 * len(text) for text in completions]\n"
+    )
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("1+2=\n47-85=\n9\n30+4=\n")
+    return [
+        f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
+        f"data={{train: {prompts}, heldout: {prompts}, curriculum: {{}}}}",
+        "rollout={prompts: 3, group: 4, batch: 4, tokens: 60, replay: 2}", "generation.max_tokens=6",
+        "model.train=lora", "objective.kl=0.05", "evaluate={every: 2, prompts: 3}", OPTIMIZER,
+        "run={iterations: 4, checkpoint_every: 2, sample_every: 1}",
+    ]  # fmt: skip
+
+
+def launched(overrides: list[str], folder: Path) -> None:
+    """A run by two processes, started as a launcher does."""
+    jobs = folder.with_suffix(".json")
+    words = ["train", "text", *overrides, "--out", str(folder)]
+    jobs.write_text(json.dumps([{"words": words, "count": 2, "log": str(folder.with_name("log"))}]))
+    script = Path(__file__).with_name("ranks.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, str(script), str(jobs)], check=True, env=environment, timeout=300)
+    printed = [folder.with_name(f"log-{rank}.txt").read_text() for rank in range(2)]
+    assert json.loads(folder.with_name("log.json").read_text()) == [0, 0], "\n".join(printed)
+
+
+def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    start(load_recipe("text", overrides), one).trainer(Silent()).train()
+    launched(overrides, two)
+    assert lines_of(one / "samples" / "index.jsonl") == lines_of(two / "samples" / "index.jsonl")
+    records = [lines_of(folder / "metrics.jsonl") for folder in (one, two)]
+    assert sum(record.get("replayed", 0) for record in records[0]) > 0
+    for mine, theirs in zip(*records, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            if not name.startswith("time/") and name != "steps":
+                assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (mine["iteration"], name)
+    weights = [load_file(folder / "lora" / "adapter_model.safetensors") for folder in (one, two)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert torch.allclose(weight, weights[1][name], atol=1e-5), name
