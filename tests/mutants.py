@@ -1,10 +1,10 @@
 """Mutation run: change one operator, sign, bound or number of `flowgrpo.core` at a time; see whether a test notices.
 
-    python tests/mutants.py                       # every file of core, each with its own test files
+    python tests/mutants.py                       # every file of core, each with the tests that import it
     python tests/mutants.py selection trees       # some files
     python tests/mutants.py --out report.json
 
-Each mutant lives in a forked process, which runs the test files named after its module (and those in `MORE`) until the
+Each mutant lives in a forked process, which runs the test files that import its module (and those in `MORE`) until the
 first failure. What survives is listed with its place; the exit status is 1 if anything did that `EQUIVALENT` does not
 explain. POSIX only, as it forks.
 """
@@ -20,6 +20,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -31,8 +32,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "flowgrpo" / "core"
 SECONDS = 120
-MORE: dict[str, list[str]] = {"addressing": ["tests/samplers/test_rollout.py"]}
-"""Test files of a module beside `tests/core/test_MODULE.py`."""
+MORE: dict[str, list[str]] = {
+    "addressing": ["tests/samplers/test_rollout.py"],
+    "grouped": ["tests/core/test_baselines.py", "tests/core/test_outcomes.py"],
+}
+"""Test files of a module beside those of `tests/core` that import it."""
 EQUIVALENT: dict[str, str] = {}
 """`module: mutation` → why it changes nothing that could be asked for."""
 
@@ -173,7 +177,8 @@ def run(module: str, source: str, tests: list[str]) -> str:
             import pytest
 
             sys.meta_path.insert(0, _Finder(f"flowgrpo.core.{module}", CORE / f"{module}.py", source))
-            arguments = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore", *tests]
+            # Tests of core need no fixture of conftest.py, whose imports would cost every mutant seconds.
+            arguments = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest", "-W", "ignore", *tests]
             code = int(pytest.main(arguments))
         finally:
             os._exit(code)
@@ -190,9 +195,13 @@ def run(module: str, source: str, tests: list[str]) -> str:
 
 
 def tests_of(module: str) -> list[str]:
-    """Test files of a module, relative to the root."""
-    own = f"tests/core/test_{module}.py"
-    return [*([own] if (ROOT / own).is_file() else []), *MORE.get(module, [])]
+    """Test files of a module, relative to the root: its own first, then those of core that import it."""
+    imported = re.compile(rf"flowgrpo\.core(\.{module}\b| import .*\b{module}\b)")
+    files = sorted(
+        (ROOT / "tests" / "core").glob("test_*.py"), key=lambda file: (file.stem != f"test_{module}", file.stem)
+    )
+    found = [str(file.relative_to(ROOT)) for file in files if imported.search(file.read_text(encoding="utf-8"))]
+    return [*found, *MORE.get(module, [])]
 
 
 def main() -> int:
@@ -203,11 +212,15 @@ def main() -> int:
     given = parser.parse_args()
     os.chdir(ROOT)
     # Loaded once and inherited by every child; the package itself is not.
-    import hypothesis  # noqa: F401
+    import hypothesis
     import pytest  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
+    # A counterexample is all that is asked for, not the smallest one.
+    phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+    hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True)
+    hypothesis.settings.load_profile("mutants")
     names = given.modules or sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
     counts: dict[str, dict[str, int]] = {}
     survivors = []

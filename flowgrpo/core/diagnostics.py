@@ -12,6 +12,8 @@ from .objectives import broadcasts
 from .surrogates import log_bounds
 
 SIGNS = ("pos", "neg")
+COLUMNS = 5
+"""Sums of `step_statistics`."""
 
 
 def step_statistics(
@@ -38,8 +40,8 @@ def step_statistics(
         num_steps: Number of denoising steps.
 
     Returns:
-        [num_steps, 2, 4]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, clipped
-        entries.
+        [num_steps, 2, 5]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, clipped
+        entries, sum of r - 1 - log r.
 
     Raises:
         ValueError: If a shape does not broadcast or a counted step is out of range.
@@ -61,24 +63,28 @@ def step_statistics(
         raise ValueError(f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule")
     lower, upper = log_bounds(low, high)
     clipped = torch.where(sign > 0, ratio > upper, ratio < lower)
-    entries = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), clipped.to(ratio.dtype)], 1)
+    divergence = ratio.expm1() - ratio
+    entries = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), clipped.to(ratio.dtype), divergence], 1)
     cell = torch.where(kept, 2 * steps.long() + (sign < 0), 0)
-    total = ratio.new_zeros(2 * num_steps, 4).index_add(0, cell, entries * kept[:, None])
-    return total.reshape(num_steps, 2, 4)
+    total = ratio.new_zeros(2 * num_steps, COLUMNS).index_add(0, cell, entries * kept[:, None])
+    return total.reshape(num_steps, 2, COLUMNS)
 
 
 def summarise(stats: Tensor) -> dict[str, Tensor]:
-    """Means of `step_statistics` [S, 2, 4], each a tensor [S]; NaN at a step with no entry.
+    """Means of `step_statistics` [S, 2, 5], each a tensor [S]; NaN at a step with no entry.
 
-    Keys: "log_ratio_mean", "log_ratio_var" (population) and "clip_share" over both signs, the same with
-    "_pos" and "_neg" for one sign of the advantage, and "count".
+    Keys: "log_ratio_mean", "log_ratio_var" (population), "ratio_mean", "approx_kl" (of r - 1 - log r, an estimate of
+    KL(old || new)) and "clip_share" over both signs, the same with "_pos" and "_neg" for one sign of the advantage,
+    and "count".
     """
     views = {"": stats.sum(1), **{f"_{name}": stats[:, i] for i, name in enumerate(SIGNS)}}
     summary = {"count": stats[..., 0].sum(1)}
-    for suffix, (count, first, second, clipped) in ((key, view.unbind(-1)) for key, view in views.items()):
-        mean = first / count
+    for suffix, (count, first, second, clipped, above) in ((key, view.unbind(-1)) for key, view in views.items()):
+        mean, divergence = first / count, above / count
         summary[f"log_ratio_mean{suffix}"] = mean
         summary[f"log_ratio_var{suffix}"] = (second / count - mean.square()).clamp(min=0)
+        summary[f"ratio_mean{suffix}"] = 1 + mean + divergence
+        summary[f"approx_kl{suffix}"] = divergence
         summary[f"clip_share{suffix}"] = clipped / count
     return summary
 

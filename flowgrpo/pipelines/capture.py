@@ -117,22 +117,29 @@ class Prompt(str):
     """
 
     call: Mapping[str, Any]
+    _mark: Any = None
 
     def __new__(cls, text: str, **call: Any) -> Prompt:
-        """Args: text, and the arguments by name."""
+        """Args: text, and the arguments by name, which must not be changed later."""
         made = super().__new__(cls, text)
         made.call = call
         return made
+
+    @property
+    def mark(self) -> Any:
+        """What tells its arguments from any others; None for values that cannot be told apart."""
+        if self._mark is None:
+            self._mark = fingerprint(self.call)
+        return self._mark
 
 
 def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
     """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
     groups: dict[Any, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        own = prompt.call if isinstance(prompt, Prompt) else {}
-        mark = fingerprint(own) or id(own)
+        mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, Prompt) and prompt.call else None
         among = {"all": None, "prompt": str(prompt), "one": row}[together]
-        groups.setdefault((among, mark if own else None), []).append(row)
+        groups.setdefault((among, mark), []).append(row)
     return list(groups.values())
 
 
@@ -166,6 +173,10 @@ class PipelineCall:
         self.parameters = inspect.signature(self._function).parameters
         for name in self.call:
             self._require(name)
+
+    def keep_encodings(self, prompts: int) -> None:
+        """Remember the pictures of at least so many prompts at a time."""
+        self._encodings.hold(prompts)
 
     def accepts(self, name: str) -> bool:
         """Whether `__call__` has an argument of this name (or takes any)."""

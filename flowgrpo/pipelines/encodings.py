@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from .borrowing import replaced
 
-_MOST = 64
+_LEAST = 64
+_A_PROMPT = 4
 _SEED = 0
 _OF_PIPELINE: weakref.WeakKeyDictionary[Any, Encodings] = weakref.WeakKeyDictionary()
 
@@ -41,6 +42,14 @@ class Encodings:
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
         self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self._most = _LEAST
+
+    def hold(self, prompts: int) -> None:
+        """Remember enough for a rollout of so many prompts, each with pictures of its own.
+
+        Every step of a rollout goes through all its prompts: with less room each would be forgotten before its turn.
+        """
+        self._most = max(_LEAST, _A_PROMPT * prompts)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -81,7 +90,7 @@ class Encodings:
                 key = (name, mark)
                 if key not in self._known:
                     self._known[key] = _steady(function(*args, **kwargs))
-                    if len(self._known) > _MOST:
+                    while len(self._known) > self._most:
                         self._known.popitem(last=False)
                 self._known.move_to_end(key)
                 return self._known[key]

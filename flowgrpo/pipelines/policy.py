@@ -36,6 +36,8 @@ class Experience:
         samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), leaf by leaf, on the CPU.
         updates: how many parts of whole prompts it was cut into.
         keys: P numbers that address the noise of each prompt.
+        cuts: first prompts of the parts after the first; nearly equal parts if left out.
+        key: addresses what is drawn once for all prompts of an iteration; the first of `keys` if left out.
     """
 
     rollout: Rollout
@@ -44,6 +46,8 @@ class Experience:
     samples: Tensor
     updates: int
     keys: tuple[int, ...] = ()
+    cuts: tuple[int, ...] | None = None
+    key: int | None = None
 
     @property
     def prompt_of_sample(self) -> list[int]:
@@ -165,12 +169,17 @@ class Experience:
             node = node[node >= 0]
         return count
 
+    def part(self, update: int) -> tuple[int, int]:
+        """Range of prompts in part `update`; it may be empty."""
+        bounds = part_bounds(len(self.prompts), self.updates, self.cuts)
+        return bounds[update], bounds[update + 1]
+
     def batches(self, update: int, keep: Tensor | None = None) -> Iterator[tuple[Transitions, slice]]:
         """The recorded batches of states of one part, in the order of sampling.
 
         With `keep` [N] only batches with an edge to a node that is kept.
         """
-        low, high = part_of(len(self.prompts), self.updates, update)
+        low, high = self.part(update)
         for transitions, batch in batches_of(self.rollout):
             if not low <= transitions.prompt[batch.start] < high:
                 continue
@@ -181,6 +190,13 @@ class Experience:
 def part_of(prompts: int, updates: int, update: int) -> tuple[int, int]:
     """Range of prompts in part `update` of `updates` nearly equal parts."""
     return update * prompts // updates, (update + 1) * prompts // updates
+
+
+def part_bounds(prompts: int, updates: int, cuts: Sequence[int] | None) -> list[int]:
+    """Where the parts of a rollout begin, and its end; without `cuts` they are nearly equal."""
+    if cuts is None:
+        cuts = [part_of(prompts, updates, k)[0] for k in range(1, updates)]
+    return [0, *cuts, prompts]
 
 
 @dataclass(frozen=True)
@@ -246,19 +262,26 @@ class FlowPolicy:
         return lambda x, i, rows: self.denoiser.velocity(x, i, [prompts[row] for row in rows])
 
     def sample(
-        self, prompts: Sequence[str], keys: Sequence[int], plan: Plan, updates: int = 1, guide: Guide | None = None
+        self,
+        prompts: Sequence[str],
+        keys: Sequence[int],
+        plan: Plan,
+        updates: int = 1,
+        guide: Guide | None = None,
+        cuts: Sequence[int] | None = None,
     ) -> Rollout:
-        """Roll out one tree per prompt; `keys` address the noise."""
+        """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin."""
         self.bind(plan)
+        self.denoiser.caller.keep_encodings(len(prompts))
         if self.denoiser.variant == "auto":
             # The check settles the layout of the states, and is to see the path that training takes.
             with torch.enable_grad():
                 self.denoiser.self_check(prompts[:2])
-        cuts = [part_of(len(prompts), updates, k)[0] for k in range(1, updates)]
         probe = self.denoiser.probe
         runner = RolloutRunner(
             self.velocity_of(prompts), plan, probe.latent_shape,
-            dtype=probe.dtype, device=self.device, batch=self.batch, cuts=cuts, guide=guide,
+            dtype=probe.dtype, device=self.device, batch=self.batch,
+            cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide,
         )  # fmt: skip
         return runner.run(keys)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -50,13 +50,19 @@ class PromptCache:
         call: the keyword arguments the pipeline will be called with, as for `Denoiser`; `encode` needs them
             because they decide what is encoded (negative prompts, sequence lengths).
         device: where entries are kept; None leaves them where they were computed.
+        most: entries kept while the text encoders are there; the one asked for longest ago goes first, and is encoded
+            again if it is asked for. None keeps all.
 
     Raises:
         ValueError: if the pipeline has no `encode_prompt`, or has a cache already.
     """
 
     def __init__(
-        self, pipe: Any, call: Mapping[str, Any] | None = None, device: torch.device | str | None = None
+        self,
+        pipe: Any,
+        call: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        most: int | None = None,
     ) -> None:
         if not hasattr(pipe, "encode_prompt"):
             raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
@@ -66,6 +72,7 @@ class PromptCache:
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
+        self.most = most
         self._caller = PipelineCall(pipe, call or {})
         self._encode_prompt: Callable[..., Any] = pipe.encode_prompt
         self._signature = inspect.signature(pipe.encode_prompt)
@@ -85,7 +92,7 @@ class PromptCache:
         """The positive prompts `encode` has seen, in order."""
         return tuple(self._texts.values())
 
-    def encode(self, prompts: Sequence[str]) -> None:
+    def encode(self, prompts: Iterable[str]) -> None:
         """Encode prompts ahead, by calling the pipeline for each as far as its denoiser.
 
         Args:
@@ -97,7 +104,7 @@ class PromptCache:
         """
         recorder = Recorder(self.pipe.scheduler)
         for prompt in prompts:
-            mark = (str(prompt), fingerprint(prompt.call) if isinstance(prompt, Prompt) else None)
+            mark = (str(prompt), prompt.mark if isinstance(prompt, Prompt) else None)
             if mark in self._texts:
                 continue
             with torch.no_grad(), stopping_at_denoiser(self.pipe):
@@ -108,7 +115,8 @@ class PromptCache:
                 raise ValueError(
                     f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
                 )
-            self._texts[mark] = prompt
+            # Of the first all, to look at the pipeline with; of the others no pictures, which may be many.
+            self._texts[mark] = str(prompt) if self._texts else prompt
 
     def features(self, prompt: str) -> Tensor:
         """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
@@ -207,7 +215,10 @@ class PromptCache:
                     self._layouts[context] = layout_of(one, encoded(2, pair))
                 found = encoded(1, {name: [value] for name, value in row.items()})
             self._entries[key] = _moved(found, self.device)
-        return self._entries[key]
+        entry = self._entries[key] = self._entries.pop(key)
+        if self.most is not None and not self._released and len(self._entries) > self.most:
+            del self._entries[next(iter(self._entries))]
+        return entry
 
 
 def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Writing trained weights as folders that plain diffusers loads."""
+"""Folders that plain diffusers loads: writing trained weights as such, and what one leaves out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-__all__ = ["new_folder", "save_lora", "save_pipeline"]
+__all__ = ["left_out", "new_folder", "save_lora", "save_pipeline"]
 
 _LORA_STEM = "pytorch_lora_weights"
+
+
+def left_out(path: str) -> dict[str, None]:
+    """Components that a pipeline folder leaves out, as diffusers asks for them on loading; none of a hub id."""
+    index = Path(path) / "model_index.json"
+    parts = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    return {name: None for name, value in parts.items() if value == [None, None]}
 
 
 @contextmanager

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgrpo.core.advantages import group_advantages, multi_reward_advantages
+from flowgrpo.core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
 
 NAN = float("nan")
 GROUPS = torch.tensor([7, 7, -2, 7, -2])
@@ -183,3 +183,33 @@ def test_rewards_combined_leave_silent_rows_exactly_zero(how):
         multi_reward_advantages(rewards, groups, [1.0], how=how)
     with pytest.raises(ValueError, match="'sum' or 'gdpo'"):
         multi_reward_advantages(rewards, groups, [1.0, 1.0], how="mean")
+
+
+ANCHORED = torch.tensor([0.0, 2.0, 4.0, 4.0], dtype=torch.float64)  # mean 2.5, squares 6.25 + 0.25 + 2.25 + 2.25 = 11
+
+
+def test_anchored_advantages_by_hand():
+    """a of the first group is s / S, of the second, which is silent by itself, 0."""
+    pairs = torch.tensor([0, 0, 1, 1])
+    whole = 2.75**0.5
+    a, level = 1 / whole, [-2.5 / whole, -0.5 / whole, 1.5 / whole]
+    got = anchored_advantages(ANCHORED, pairs, eps=0.0, ddof=0)
+    close(got, [-a + (1 - a) * level[0], a + (1 - a) * level[1], level[2], level[2]], tol=1e-12)
+    # Twice as soon: a is 2 s / S = 1.2, but 1 at most, so the first group is compared within itself only.
+    close(anchored_advantages(ANCHORED, pairs, k=2.0, eps=0.0, ddof=0), [-1.0, 1.0, level[2], level[2]], tol=1e-12)
+
+
+def test_anchored_advantages_take_sample_deviations_and_a_small_eps():
+    own, whole = 2**0.5, (11 / 3) ** 0.5
+    a, level = own / whole, [x / (whole + 1e-4) for x in (-2.5, -0.5, 1.5)]
+    first = [-a / (own + 1e-4) + (1 - a) * level[0], a / (own + 1e-4) + (1 - a) * level[1]]
+    close(anchored_advantages(ANCHORED, torch.tensor([0, 0, 1, 1])), [*first, level[2], level[2]], tol=1e-12)
+
+
+def test_anchored_advantages_of_equal_values_are_zero_and_columns_are_apart():
+    pairs = torch.tensor([0, 0, 1, 1])
+    assert not anchored_advantages(torch.full((4,), 0.3), pairs).any()
+    assert anchored_advantages(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)).shape == (0, 2)
+    both = anchored_advantages(torch.stack([ANCHORED, -3 * ANCHORED], 1), pairs)
+    close(both[:, 0], anchored_advantages(ANCHORED, pairs), tol=1e-12)
+    close(both[:, 1], anchored_advantages(-3 * ANCHORED, pairs), tol=1e-12)

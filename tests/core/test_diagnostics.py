@@ -8,20 +8,30 @@ from flowgrpo.core.objectives import policy_loss
 NAN = float("nan")
 
 
+def divide(pair: torch.Tensor) -> torch.Tensor:
+    """A metric [sum, count] as a mean."""
+    return pair[0] / pair[1]
+
+
 def test_statistics_by_hand():
     log_ratio = torch.tensor([0.5, 0.1, -0.5, 0.3, -0.5, 9.0, NAN])
     step = torch.tensor([0, 0, 0, 2, 2, 2, 1])
     adv = torch.tensor([1.0, 1.0, 2.0, -1.0, -3.0, 0.0, 1.0])
     mask = ~log_ratio.isnan()
     stats = step_statistics(log_ratio, step, adv, mask, 0.2, 0.2, 3)
-    want = torch.zeros(3, 2, 4)
-    want[0, 0] = torch.tensor([3, 0.1, 0.51, 1])
-    want[2, 1] = torch.tensor([2, -0.2, 0.34, 1])
+    want = torch.zeros(3, 2, 5)
+    # e^0.5 = 1.6487213, e^0.1 = 1.1051709, e^-0.5 = 0.6065307, e^0.3 = 1.3498588.
+    want[0, 0] = torch.tensor([3, 0.1, 0.51, 1, 3.3604229 - 3 - 0.1])
+    want[2, 1] = torch.tensor([2, -0.2, 0.34, 1, 1.9563895 - 2 + 0.2])
     torch.testing.assert_close(stats, want.to(stats), atol=1e-7, rtol=0)
     summary = summarise(stats)
     torch.testing.assert_close(summary["log_ratio_mean_pos"][0].item(), 0.1 / 3)
     torch.testing.assert_close(summary["log_ratio_var_neg"][2].item(), 0.16, atol=1e-7, rtol=0)
     assert summary["clip_share_neg"][2] == 0.5
+    torch.testing.assert_close(summary["ratio_mean"][0].item(), 1.1201410, atol=1e-7, rtol=0)
+    torch.testing.assert_close(summary["ratio_mean_neg"][2].item(), 0.9781947, atol=1e-7, rtol=0)
+    torch.testing.assert_close(summary["approx_kl"][2].item(), 0.0781947, atol=1e-7, rtol=0)
+    assert summary["approx_kl_pos"].isnan().tolist() == [False, True, True]
     assert summary["count"].tolist() == [3, 0, 2]
     assert summary["clip_share"].isnan().tolist() == [False, True, False]
 
@@ -39,7 +49,9 @@ def test_statistics_add_over_micro_batches_and_agree_with_the_loss():
     summary = summarise(whole)
     torch.testing.assert_close(summary["log_ratio_mean"].float(), log_ratio.mean(0))
     torch.testing.assert_close(summary["log_ratio_var"].float(), log_ratio.var(0, correction=0))
+    torch.testing.assert_close(summary["ratio_mean"].float(), log_ratio.exp().mean(0))
     _, metrics = policy_loss(log_ratio, torch.zeros(8, 4), adv)
+    torch.testing.assert_close((whole[..., 4].sum() / whole[..., 0].sum()).float(), divide(metrics["approx_kl"]))
     same_clip = step_statistics(log_ratio, steps, adv[:, None], None, 0.2, 0.2, 4)
     for i, name in enumerate(("clip_share_pos", "clip_share_neg")):
         torch.testing.assert_close(same_clip[:, i, [3, 0]].sum(0).float(), metrics[name])
@@ -59,6 +71,14 @@ def test_statistics_show_the_left_shift_that_guard_removes():
     assert before["log_ratio_var"][2] > 50 * before["log_ratio_var"][0]
     assert after["log_ratio_mean"].abs().max() < 1e-3
     assert after["log_ratio_var"].max() < 1.5 * after["log_ratio_var"].min()
+
+
+def test_a_ratio_that_did_not_move_has_no_divergence_and_a_small_one_half_its_square():
+    """r - 1 - log r is (log r)^2 / 2 to second order, also where a difference of r and 1 has lost it."""
+    log_ratio = torch.tensor([0.0, 0.0, 1e-7, -1e-7])
+    summary = summarise(step_statistics(log_ratio, torch.tensor([0, 0, 1, 1]), torch.ones(4), None, 0.2, 0.2, 2))
+    assert (summary["ratio_mean"][0], summary["approx_kl"][0]) == (1, 0)
+    torch.testing.assert_close(summary["approx_kl"][1].item(), 5e-15, rtol=1e-4, atol=0)
 
 
 def test_statistics_refuse_shapes_and_steps_that_do_not_fit():

@@ -15,6 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ..adapters import ADAPTERS
+from ..saving import left_out
 from .checks import CHECKS
 from .conditioned import CONDITIONED
 from .images import IMAGES
@@ -147,9 +148,10 @@ def check_folder(
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    absent = left_out(path)
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(
-            lambda: DiffusionPipeline.from_pretrained(path, torch_dtype=kind),
+            lambda: DiffusionPipeline.from_pretrained(path, torch_dtype=kind, **absent),
             call, steps, Path(folder), texts=prompts or TEXTS, device=chosen, dtype=kind, whole=whole,
         )  # fmt: skip
         return check(subject, path, report)

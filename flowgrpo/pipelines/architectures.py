@@ -1,0 +1,247 @@
+"""Shapes of pipelines without their weights: of a folder's configurations, or of the models that recipes name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .precision import cast_base
+
+T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
+CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840
+_VAE = {
+    "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 16,
+    "use_quant_conv": False, "use_post_quant_conv": False,
+}  # fmt: skip
+_CAUSAL_VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4]}
+_WAN = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a pipeline is made of.
+
+    Attributes:
+        denoiser: class of diffusers, and its configuration.
+        vae: likewise.
+        encoders: text encoder -> number of its parameters.
+        experts: denoisers, each for a range of noise levels.
+    """
+
+    denoiser: tuple[str, Mapping[str, Any]]
+    vae: tuple[str, Mapping[str, Any]]
+    encoders: Mapping[str, int]
+    experts: int = 1
+
+
+KNOWN = {
+    "stabilityai/stable-diffusion-3.5-medium": Architecture(
+        (
+            "SD3Transformer2DModel",
+            {
+                "num_layers": 24, "num_attention_heads": 24, "attention_head_dim": 64, "caption_projection_dim": 1536,
+                "joint_attention_dim": 4096, "pooled_projection_dim": 2048, "pos_embed_max_size": 384,
+                "sample_size": 128, "qk_norm": "rms_norm", "dual_attention_layers": list(range(13)),
+            },
+        ),
+        ("AutoencoderKL", _VAE),
+        {"CLIP-L": CLIP_L_PROJECTED, "CLIP-G": CLIP_G, "T5-XXL": T5_XXL},
+    ),
+    "black-forest-labs/FLUX.1-dev": Architecture(
+        ("FluxTransformer2DModel", {"guidance_embeds": True}),
+        ("AutoencoderKL", _VAE),
+        {"CLIP-L": CLIP_L, "T5-XXL": T5_XXL},
+    ),
+    "Qwen/Qwen-Image": Architecture(
+        ("QwenImageTransformer2DModel", {}), ("AutoencoderKLQwenImage", _CAUSAL_VAE), {"Qwen2.5-VL-7B": QWEN_VL}
+    ),
+    "Wan-AI/Wan2.1-T2V-1.3B-Diffusers": Architecture(
+        ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 12, "num_layers": 30, "ffn_dim": 8960}),
+        ("AutoencoderKLWan", _CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+    ),
+    "Wan-AI/Wan2.1-T2V-14B-Diffusers": Architecture(
+        ("WanTransformer3DModel", {**_WAN, "num_attention_heads": 40, "num_layers": 40, "ffn_dim": 13824}),
+        ("AutoencoderKLWan", _CAUSAL_VAE),
+        {"UMT5-XXL": UMT5_XXL},
+    ),
+}  # fmt: skip
+"""Model ids of the recipes that come with the package. Configurations left out are the classes' own defaults."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """How pipelines of one denoiser class call it.
+
+    Attributes:
+        inputs: (configuration, latent shape, text tokens, rows) -> the arguments, on the default device.
+        text_tokens: tokens of a prompt in the pipeline's default call; None where they are as many as the prompt has.
+        fixed: of them, those that `max_sequence_length` does not change.
+        guidance: argument above 1 of which every state is evaluated twice.
+        negative: that argument asks for a `negative_prompt` too.
+        together: whether both evaluations are one call with twice the rows.
+        float32: whether the pipeline keeps its states in float32 whatever the dtype of its weights.
+    """
+
+    inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
+    text_tokens: int | None
+    fixed: int
+    guidance: str
+    negative: bool
+    together: bool
+    float32: bool
+
+    def branches(self, call: Mapping[str, Any]) -> int:
+        """Evaluations of the denoiser for one state."""
+        given = call.get(self.guidance)
+        guided = (DEFAULT_GUIDANCE[self.guidance] if given is None else float(given)) > 1.0
+        return 2 if guided and not (self.negative and call.get("negative_prompt") is None) else 1
+
+    def tokens(self, call: Mapping[str, Any]) -> int:
+        """Text tokens of a prompt."""
+        if self.text_tokens is None:
+            return PROMPT_TOKENS
+        return int(call.get("max_sequence_length", self.text_tokens - self.fixed)) + self.fixed
+
+
+PROMPT_TOKENS = 64
+"""Tokens of a prompt where the pipeline does not pad it, by assumption."""
+DEFAULT_GUIDANCE = {"guidance_scale": 5.0, "true_cfg_scale": 1.0}
+
+
+def _sd3(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(rows, *latent),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(rows, config["pooled_projection_dim"]),
+        "timestep": torch.empty(rows),
+    }
+
+
+def _flux(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    packed = latent[-2] * latent[-1] // 4
+    return {
+        "hidden_states": torch.empty(rows, packed, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "pooled_projections": torch.empty(rows, config["pooled_projection_dim"]),
+        "timestep": torch.empty(rows),
+        "guidance": torch.empty(rows) if config["guidance_embeds"] else None,
+        "img_ids": torch.empty(packed, 3),
+        "txt_ids": torch.empty(tokens, 3),
+    }
+
+
+def _qwen(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    height, width = latent[-2] // 2, latent[-1] // 2
+    return {
+        "hidden_states": torch.empty(rows, height * width, config["in_channels"]),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["joint_attention_dim"]),
+        "timestep": torch.empty(rows),
+        "img_shapes": [[(1, height, width)]] * rows,
+    }
+
+
+def _wan(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(rows, *latent),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["text_dim"]),
+        "timestep": torch.empty(rows),
+    }
+
+
+FAMILIES = {
+    "SD3Transformer2DModel": Family(_sd3, 333, 77, "guidance_scale", False, True, False),
+    "FluxTransformer2DModel": Family(_flux, 512, 0, "true_cfg_scale", True, False, False),
+    "QwenImageTransformer2DModel": Family(_qwen, None, 0, "true_cfg_scale", True, False, False),
+    "WanTransformer3DModel": Family(_wan, 512, 0, "guidance_scale", False, False, True),
+}
+
+
+def architecture_of(path: str) -> Architecture:
+    """The shapes of a pipeline folder, or of a known model id; no weight is read.
+
+    Raises:
+        ValueError: neither, or a pipeline whose denoiser class is not in `FAMILIES`.
+    """
+    folder = Path(path)
+    if not (folder / "model_index.json").is_file():
+        if path not in KNOWN:
+            raise ValueError(
+                f"the shapes of {path!r} are not known; give the folder of the pipeline (its weights are not read), or "
+                f"one of {', '.join(KNOWN)}"
+            )
+        return KNOWN[path]
+    index = _read(folder / "model_index.json")
+    part = {name: value[1] for name, value in index.items() if isinstance(value, list) and value[1] is not None}
+    if part.get("transformer") not in FAMILIES or "vae" not in part:
+        raise ValueError(
+            f"{path}: no estimate for a pipeline with the denoiser {part.get('transformer', 'none')}; there is one for "
+            f"{', '.join(FAMILIES)}"
+        )
+    encoders = [name for name in part if name.startswith("text_encoder") and (folder / name).is_dir()]
+    return Architecture(
+        (part["transformer"], _read(folder / "transformer" / "config.json")),
+        (part["vae"], _read(folder / "vae" / "config.json")),
+        {name: _stored_numbers(folder / name) for name in encoders},
+        experts=2 if "transformer_2" in part else 1,
+    )
+
+
+def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module:
+    """A network of diffusers on `meta`, in the number format that `cast_base` would give it."""
+    import diffusers
+
+    with torch.device("meta"):
+        module: nn.Module = getattr(diffusers, name).from_config(dict(config))
+    module.to("meta").requires_grad_(False)
+    pipe: Any = SimpleNamespace(components={"transformer": module})
+    cast_base(pipe, dtype)
+    return module
+
+
+def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[int, ...]:
+    """[C, h, w], or [C, f, h, w] for a model of videos, of what the VAE decodes."""
+    (name, config), (_, settings) = architecture.denoiser, architecture.vae
+    blocks = settings.get("block_out_channels") or settings.get("dim_mult") or _CAUSAL_VAE["dim_mult"]
+    scale = 2 ** (len(blocks) - 1)
+    default = int(config.get("sample_size", 1024 // scale)) * scale
+    height, width = int(call.get("height", default)) // scale, int(call.get("width", default)) // scale
+    channels = int(settings.get("latent_channels") or settings.get("z_dim") or _CAUSAL_VAE["z_dim"])
+    if "QwenImage" in name:
+        return channels, 1, height, width
+    if "3D" in name:
+        return channels, (int(call.get("num_frames", 81)) - 1) // 4 + 1, height, width
+    return channels, height, width
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    return {key: value for key, value in found.items() if not key.startswith("_")}
+
+
+def _stored_numbers(folder: Path) -> int:
+    """How many numbers the safetensors files of a folder hold, by their headers alone."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        for entry in header.values():
+            shape = entry.get("shape")
+            if shape is not None:
+                count = 1
+                for size in shape:
+                    count *= size
+                total += count
+    return total

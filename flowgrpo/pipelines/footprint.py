@@ -1,0 +1,267 @@
+"""What an evaluation of a network costs, found by running its own code on the `meta` device, where nothing is computed.
+
+Matrix products are counted as `torch.utils.flop_counter` counts them, 2·m·n·k each: for every matrix P that acts on N
+tokens 2·P·N, and 4·N²·width for the attention of a layer. What autograd would keep is seen by saved-tensor hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Cost of one evaluation of one row.
+
+    Attributes:
+        forward: FLOPs of the prediction.
+        backward: FLOPs of its gradient, of what is trained alone.
+        recompute: FLOPs of the blocks that gradient checkpointing evaluates a second time.
+        working: most bytes alive at once in a prediction without gradient, weights not counted.
+        saved: bytes kept for the gradient.
+        kept: bytes kept for it with gradient checkpointing: what goes into the blocks, and all that is outside them.
+        block: bytes of the largest block that is evaluated again, while its gradient is taken.
+    """
+
+    forward: float
+    backward: float
+    recompute: float
+    working: int
+    saved: int
+    kept: int
+    block: int
+
+
+class LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that operations made and that are still referred to; `most` is their largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, Tensor) and id(tensor.untyped_storage()) not in given:
+                self._born(tensor.untyped_storage())
+        return found
+
+    def _born(self, storage: Any) -> None:
+        if storage in self._known:
+            return
+        self._known.add(storage)
+        size = storage.nbytes()
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._died, size)
+
+    def _died(self, size: int) -> None:
+        self.now -= size
+
+
+class Saved:
+    """Storages that autograd keeps within `watched`, each once, those of `weights` left out."""
+
+    def __init__(self, weights: Any) -> None:
+        self._weights = {t.untyped_storage()._cdata for t in weights}
+        self._storages: dict[int, Any] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Kept so far."""
+        return sum(storage.nbytes() for storage in self._storages.values())
+
+    def hooks(self) -> contextlib.AbstractContextManager[Any]:
+        """A context whose saved tensors are counted."""
+        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._weights:
+            # Held on to, so that no later storage takes its place in memory.
+            self._storages[storage._cdata] = storage
+        return tensor
+
+
+class _Attention(torch.autograd.Function):
+    """Attention that keeps what a fused kernel keeps: inputs, output, and one number a query and head."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: _Tally) -> Tensor:
+        # In the layout of the query, as fused kernels do: it decides whether joining the heads takes a copy.
+        same = query.shape[-1] == value.shape[-1]
+        out = torch.empty_like(query) if same else query.new_empty((*query.shape[:-1], value.shape[-1]))
+        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.tally = tally
+        ctx.products = 2.0 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        tally.attention += ctx.products
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # Five products where the forward has two: the scores are computed again.
+        ctx.tally.attention += 2.5 * ctx.products
+        return (*(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors[:3]), None)
+
+
+class _Tally(TorchFunctionMode):
+    """Takes over attention, whose plain form on `meta` would keep the square of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = 0.0
+        self.flops = FlopCounterMode(display=False)
+
+    @property
+    def total(self) -> float:
+        return self.attention + float(self.flops.get_total_flops())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            named = dict(zip(("query", "key", "value"), args)) | (kwargs or {})
+            return _Attention.apply(named["query"], named["key"], named["value"], self)
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block within a stack of equal ones: FLOPs and bytes saved, and bytes of the streams that go into it."""
+
+    forward: float
+    backward: float
+    saved: int
+    streams: int
+
+
+def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1) -> Footprint:
+    """The cost of `module(**inputs)`, all of it on `meta`; what requires a gradient is trained.
+
+    Of blocks that are equal in their weights' shapes one is run, and counts as often as it is there.
+
+    Args:
+        module: a denoiser that can checkpoint its blocks.
+        inputs: tensors on `meta`.
+        rows: of the inputs. A single one may need fewer copies than its share of several.
+    """
+    constants = _constants(module)
+    fixed = {tensor.untyped_storage()._cdata for tensor in constants}
+    tally, saved, live = _Tally(), Saved(constants), LiveBytes()
+    outside, calls = 0, list[tuple[nn.Module, Any, Any, Any]]()
+
+    def watched(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal outside
+        kept = saved.bytes
+        found = block(*args, **kwargs)
+        outside -= saved.bytes - kept
+        calls.append((block, args, kwargs, found))
+        return found
+
+    with _shortened(module) as repeats:
+        with torch.no_grad(), _Tally(), live:
+            module(**inputs, return_dict=False)
+        with _checkpointing(module, watched), tally.flops, tally, saved.hooks(), torch.enable_grad():
+            prediction = module(**inputs, return_dict=False)[0]
+            forward, kept = tally.total, saved.bytes
+            prediction.backward(torch.empty_like(prediction))
+    entering = _storages([(args, kwargs) for _, args, kwargs, _ in calls])
+    blocks = [_alone(*call, constants) for call in calls]
+    more = [(count - 1, block) for count, block in zip(repeats, blocks, strict=True)]
+    entered = sum(size for key, size in entering.items() if key not in fixed)
+    return Footprint(
+        forward=(forward + sum(n * block.forward for n, block in more)) / rows,
+        backward=(tally.total - forward + sum(n * block.backward for n, block in more)) / rows,
+        recompute=sum((n + 1) * block.forward for n, block in more) / rows,
+        working=live.most // rows,
+        saved=(kept + sum(n * block.saved for n, block in more)) // rows,
+        kept=(kept + outside + entered + sum(n * block.streams for n, block in more)) // rows,
+        block=max((block.saved for block in blocks), default=0) // rows,
+    )
+
+
+def _alone(block: nn.Module, args: Any, kwargs: Any, found: Any, constants: list[Tensor]) -> _Block:
+    """A block run by itself, with gradients wanted of the streams, which blocks before it would have changed."""
+    shapes = {tensor.shape for tensor in tree_leaves(found) if isinstance(tensor, Tensor)}
+
+    def is_stream(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_floating_point() and value.shape in shapes
+
+    def cut(value: Any) -> Any:
+        # Off the graph of the whole, whose gradient has been taken.
+        return (
+            value.detach().requires_grad_(is_stream(value) or value.requires_grad)
+            if isinstance(value, Tensor)
+            else value
+        )
+
+    given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    streams = _storages([value for value in given if is_stream(value)])
+    tally, saved = _Tally(), Saved([*constants, *(value for value in given if not is_stream(value))])
+    args, kwargs = tree_map(cut, (args, kwargs))
+    with tally.flops, tally, saved.hooks():
+        outputs = [t for t in tree_leaves(block(*args, **kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+        forward = tally.total
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    return _Block(forward, tally.total - forward, saved.bytes, sum(streams.values()))
+
+
+def _storages(values: Any) -> dict[int, int]:
+    """Bytes of the storages of all tensors in a nest of values, each once."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+    return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
+
+
+@contextlib.contextmanager
+def _shortened(module: nn.Module) -> Iterator[list[int]]:
+    """Within this context each stack holds one of its equal blocks; gives how often each is there, in their order."""
+    stacks = {name: child for name, child in module.named_children() if isinstance(child, nn.ModuleList)}
+    counts: list[int] = []
+    for name, stack in stacks.items():
+        kinds: dict[Any, list[nn.Module]] = {}
+        for block in stack:
+            shapes = tuple((key, value.shape, value.requires_grad) for key, value in block.named_parameters())
+            kinds.setdefault((type(block), shapes), []).append(block)
+        counts += [len(blocks) for blocks in kinds.values()]
+        setattr(module, name, nn.ModuleList([blocks[0] for blocks in kinds.values()]))
+    try:
+        yield counts
+    finally:
+        for name, stack in stacks.items():
+            setattr(module, name, stack)
+
+
+def _constants(module: nn.Module) -> list[Tensor]:
+    """Weights, buffers, and tables that a module holds without registering them."""
+    tables = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    return [*module.parameters(), *module.buffers(), *tables]
+
+
+@contextlib.contextmanager
+def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
+    """Within this context the blocks that can be checkpointed are called through `function`."""
+    module.enable_gradient_checkpointing(function)  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        module.disable_gradient_checkpointing()  # type: ignore[operator]
+
+
+def decoding(vae: nn.Module, latent: Tensor) -> tuple[float, int]:
+    """FLOPs of `vae.decode(latent)` on `meta`, and the most bytes alive at once in it, weights not counted."""
+    live, tally = LiveBytes(), _Tally()
+    with torch.no_grad(), tally.flops, tally, live:
+        vae.decode(latent, return_dict=False)  # type: ignore[operator]
+    return tally.total, live.most
