@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,10 +13,9 @@ from rich.console import Console
 from .cli_gallery import gallery
 from .cli_output import console, say, timed_report
 from .cli_pipelines import pipelines_app
+from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
-
-if TYPE_CHECKING:
-    from .configs.schema import Recipe, TextRecipe
+from .cli_samples import evaluate, sample
 
 app = typer.Typer(
     help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
@@ -27,19 +26,6 @@ app.add_typer(build_app, name="build")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
-
-RecipeArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]..."),
-]
-
-
-def _split(words: list[str] | None) -> tuple[str | None, list[str]]:
-    """The recipe, if the first word is one, and the overrides."""
-    given = list(words or [])
-    if given and "=" not in given[0]:
-        return given[0], given[1:]
-    return None, given
 
 
 def _new_run_name(name: str) -> Path:
@@ -54,7 +40,7 @@ def train(
     """Train by a recipe (the embedded default if none is named), into a new run folder."""
     from .configs.load import load_recipe
 
-    source, overrides = _split(words)
+    source, overrides = split(words)
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     say(f"run folder {folder}")
@@ -96,127 +82,9 @@ def _run(session: object, resume: bool) -> None:
             reporter.say(f"gallery: {page}")
 
 
-@app.command()
-def plan(
-    words: RecipeArgument = None,
-    draw: Annotated[bool, typer.Option("--draw", help="Draw the rollout tree of one prompt.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="SVG file to draw that tree to.")] = None,
-    iteration: Annotated[int, typer.Option(min=0, help="Iteration whose tree is drawn.")] = 0,
-) -> None:
-    """Print what a recipe will do and cost, without loading a model."""
-    from .configs.load import load_recipe
-    from .configs.schema import TextRecipe
-    from .training.planning import budget_line, clip_bounds, forecast, step_ranges
-
-    source, overrides = _split(words)
-    recipe = load_recipe(source, overrides)
-    say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
-    if isinstance(recipe, TextRecipe):
-        if draw or svg is not None:
-            raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
-        return _plan_text(recipe)
-    expected = forecast(recipe)
-    say(
-        f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
-        f"images an iteration, {recipe.run.iterations} iterations"
-    )
-    say(
-        f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
-        "on-policy"
-    )
-    if (line := budget_line(recipe)) is not None:
-        say(f"before rounds; {line}")
-    high, nats = clip_bounds(recipe, None)
-    if nats is not None or high is not None:
-        say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
-    say("per prompt, by window of trained steps:")
-    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
-    for counts, uses in zip(expected.counts, expected.windows):
-        steps = step_ranges(counts.trained_steps)
-        say(
-            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
-            f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
-        )
-    for warning in expected.warnings:
-        say(f"note: {warning}")
-    if draw or svg is not None:
-        _draw_tree(recipe, iteration, draw, svg)
-
-
-def _plan_text(recipe: TextRecipe) -> None:
-    from .training.planning import budget_line
-
-    rollout, optimizer = recipe.rollout, recipe.optimizer
-    texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
-    say(
-        f"{rollout.prompts} prompts × {rollout.group} completions = {texts} completions an iteration, at most "
-        f"{longest} tokens each, {recipe.run.iterations} iterations"
-    )
-    if (line := budget_line(recipe)) is not None:
-        say(f"before rounds; {line}")
-    say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
-    say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
-
-
-def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
-    from rich.text import Text
-
-    from .samplers.drawing import draw_text, unfold
-    from .samplers.drawing_svg import draw_svg
-    from .samplers.schedules import shifted_sigmas
-    from .training.planning import planner
-    from .training.run_folder import write_text
-
-    if iteration >= recipe.run.iterations:
-        raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
-    own = recipe.sampler.sigmas
-    tree = unfold(planner(recipe, own or shifted_sigmas(recipe.sampler.steps))(iteration))
-    title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
-    if draw:
-        text = Text("\n" + draw_text(tree, title, note))
-        text.highlight_regex("[━╍┕┝]+", "bold orange3")
-        console.print(text, end="", soft_wrap=True)
-    if svg is not None:
-        svg.parent.mkdir(parents=True, exist_ok=True)
-        write_text(svg, draw_svg(tree, title, note))
-        say(f"drawing: {svg}")
-
-
-@app.command()
-def sample(
-    prompts: Annotated[list[str], typer.Argument(help="Prompts.")],
-    model: Annotated[str, typer.Option(help="A run folder, a pipeline folder, a hub id, or `scenes`.")] = "scenes",
-    out: Annotated[Path, typer.Option(help="Folder for the images.")] = Path("samples"),
-    steps: Annotated[int, typer.Option(help="Denoising steps.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of the initial noise.")] = 0,
-    count: Annotated[int, typer.Option(help="Images per prompt.")] = 1,
-    noise: Annotated[
-        int | None, typer.Option(help="Seed of the noise itself, as a gallery shows it; in place of --seed.")
-    ] = None,
-) -> None:
-    """Sample images with a plain diffusers pipeline, base or trained."""
-    from .training.inference import sample_images
-
-    for path in sample_images(model, prompts, out, steps=steps, seed=seed, count=count, noise=noise):
-        say(str(path))
-
-
-@app.command()
-def evaluate(
-    model: Annotated[
-        str, typer.Argument(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
-    ] = "scenes",
-    words: Annotated[list[str] | None, typer.Argument(help="A recipe and key=value overrides.")] = None,
-) -> None:
-    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
-    from .configs.load import load_recipe
-    from .training.inference import evaluate_model
-
-    source, overrides = _split(words)
-    recipe = load_recipe(source, overrides)
-    noun = "images" if recipe.task == "images" else "completions"
-    for name, (mean, error, count) in evaluate_model(model, recipe).items():
-        say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
+app.command()(plan)
+app.command()(sample)
+app.command()(evaluate)
 
 
 @app.command()
@@ -253,7 +121,7 @@ def bench(
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
         figures = TEXT_MEASUREMENTS[name](say)
     elif name in MEASUREMENTS:
-        source, overrides = _split(words)
+        source, overrides = split(words)
         with tempfile.TemporaryDirectory() as folder:
             figures = MEASUREMENTS[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
     else:
@@ -267,13 +135,7 @@ def bench(
         write_text(out, json.dumps(figures, indent=2) + "\n")
 
 
-@app.command()
-def recipes() -> None:
-    """List the recipes that come with the package."""
-    from .configs.load import recipe_names
-
-    for name, line in recipe_names().items():
-        say(f"{name:<20} {line}")
+app.command()(recipes)
 
 
 @build_app.command("scenes")

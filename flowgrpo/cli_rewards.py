@@ -62,7 +62,7 @@ def _options(words: list[str]) -> dict[str, Any]:
     """Options of a reward, with values as in a recipe."""
     import yaml
 
-    from .configs.load import _Loader
+    from .configs.layers import Loader
 
     found: dict[str, Any] = {}
     for word in words:
@@ -70,7 +70,7 @@ def _options(words: list[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"--options {word!r} is not key=value; write for example --options target=0.4")
         try:
-            found[name] = yaml.load(value, _Loader)
+            found[name] = yaml.load(value, Loader)
         except yaml.YAMLError:
             raise ValueError(f"--options {word!r}: {value!r} is not a YAML value; quote it") from None
     return found

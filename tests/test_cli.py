@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flowgrpo import cli
+from flowgrpo.configs.layers import parts
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.rewards.registry import available
 from tests.conftest import Command
@@ -25,8 +26,12 @@ def refused(answer: tuple[int, str, str]) -> str:
 def test_recipes_are_listed(command: Command):
     status, output, errors = command("recipes")
     assert (status, errors) == (0, "")
-    assert [line.split()[0] for line in output.splitlines()] == list(recipe_names())
-    assert all(line.endswith(text) for line, text in zip(output.splitlines(), recipe_names().values()))
+    listed, _, below = output.partition("\n\n")
+    assert [line.split()[0] for line in listed.splitlines()] == list(recipe_names())
+    assert all(line.endswith(text) for line, text in zip(listed.splitlines(), recipe_names().values()))
+    rows = below.splitlines()[1:]
+    assert [line.split()[:2] for line in rows] == [[part.name, part.kind] for part in parts().values()]
+    assert all(line.endswith(part.line) for line, part in zip(rows, parts().values()))
 
 
 def test_rewards_are_listed(command: Command):
@@ -40,10 +45,10 @@ def test_rewards_are_listed(command: Command):
 def test_plan_prints_the_costs_of_each_window(command: Command):
     window = "sampler.window={kind: progressive, size: 4, stride: 1, interval: 10, start: 0, stop: 6}"
     overrides = (window, "sampler.shared_noise=true", "rollout.prompts=2", "rollout.group=4", "run.iterations=25")
-    status, output, errors = command("plan", "default", *overrides)
+    status, output, errors = command("plan", "mixgrpo_guard", *overrides)
     assert (status, errors) == (0, "")
     lines = output.splitlines()
-    assert lines[0].startswith("default: MixGRPO")
+    assert lines[0].startswith("mixgrpo_guard: MixGRPO")
     assert lines[1] == "2 prompts × 4 images = 8 images an iteration, 25 iterations"
     assert lines[2].startswith("1 optimizer step(s) an iteration, 1 of them")
     assert "±0.5 nats" in output
@@ -68,7 +73,7 @@ def test_plan_needs_no_model_and_writes_nothing(command: Command, tmp_path: Path
 
 def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     window = "sampler.window={kind: progressive, size: 2, stride: 1, interval: 5, start: 0, stop: 5}"
-    words = ("plan", "default", window, "sampler.shared_noise=true", "rollout.group=4", "run.iterations=20")
+    words = ("plan", "mixgrpo_guard", window, "sampler.shared_noise=true", "rollout.group=4", "run.iterations=20")
     plain = command(*words)[1]
     status, output, errors = command(*words, "--draw", "--iteration", "10")
     assert (status, errors) == (0, "")
@@ -76,7 +81,7 @@ def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     drawn = output.removeprefix(plain)
     # The third window: two steps without noise, then four samples.
     assert "\n1 noise      ○╌╌╌╌╌╌╌●╌╌╌╌╌╌╌●━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in drawn
-    assert "default, iteration 10\n" in drawn
+    assert "mixgrpo_guard, iteration 10\n" in drawn
     assert "own shift" in drawn
     assert "\n1 noise      ○━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in command(*words, "--draw")[1]
     assert "own shift" not in command(*words, "--draw", "sampler.sigmas=[1, 0.8, 0.6, 0.5, 0.4, 0.2, 0]")[1]
@@ -85,7 +90,7 @@ def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     status, output, errors = command(*words, "--svg", "new/tree.svg", "--iteration", "10")
     assert (status, output, errors) == (0, f"{plain}drawing: new/tree.svg\n", "")
     picture = ElementTree.parse(tmp_path / "new" / "tree.svg").getroot()
-    assert picture.findtext("{*}title") == "default, iteration 10"
+    assert picture.findtext("{*}title") == "mixgrpo_guard, iteration 10"
     assert sum(path.tag.endswith("path") for group in picture.iterfind("{*}g") for path in group) == 34
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["tree.svg"]
 

@@ -9,9 +9,8 @@ import torch
 import yaml
 
 import flowgrpo
-from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.core.diagnostics import summarise
+from flowgrpo.core.diagnostics import COLUMNS, summarise
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.rewards.runner import RewardBatch
@@ -198,38 +197,6 @@ def test_pages_are_found():
     assert {"CHANGELOG.md", "CONTRIBUTING.md", "architecture.md", "recipes.md", "rewards.md"} <= {p.name for p in PAGES}
 
 
-@pytest.mark.parametrize("name", ["recipes.md", "rewards.md"])
-def test_yaml_examples_are_recipes(name, tmp_path):
-    examples = blocks(DOCS / name, "yaml")
-    assert examples
-    for example in examples:
-        file = tmp_path / "example.yaml"
-        file.write_text(example, encoding="utf-8")
-        load_recipe(file)
-        if "published" in yaml.safe_load(example):
-            load_recipe(f"{file}@published")
-
-
-def test_reward_examples_run(tmp_path, monkeypatch):
-    """A block that begins with a file name is that file; the others are run, in order, beside the files."""
-    from flowgrpo.rewards import registry
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_REGISTERED", {})
-    files, programs = [], []
-    for block in blocks(DOCS / "rewards.md", "python"):
-        name = re.match(r"# (\w+\.py)\n", block)
-        if name:
-            files.append(name.group(1))
-            Path(name.group(1)).write_text(block, encoding="utf-8")
-        else:
-            programs.append(block)
-    assert len(files) >= 4
-    assert len(programs) >= 2
-    for program in programs:
-        exec(compile(program, "docs/rewards.md", "exec"), {"__name__": "example"})
-
-
 def test_recipe_examples_name_rewards_that_the_page_defines():
     page = DOCS / "rewards.md"
     written = "".join(blocks(page, "python"))
@@ -261,7 +228,7 @@ def test_metric_fields_are_those_of_the_code():
     )
     assert {name for name in metrics if name != "ratio"} <= fields
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    for name in summarise(torch.ones(1, 2, 4)):
+    for name in summarise(torch.ones(1, 2, COLUMNS)):
         stem = re.sub("_(pos|neg)$", "", name)
         assert f"`{stem}`" in text, name
     for part in (*FlowTask.clock_parts, *TextTask.clock_parts):

@@ -22,18 +22,20 @@ ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "scenes": set(),
     "configs": set(),
-    "gallery": set(),
+    "votes": set(),
+    "gallery": {"votes"},
     "samplers": {"core"},
-    "rewards": {"core", "scenes"},
+    "rewards": {"core", "scenes", "votes"},
     "text": {"core", "pipelines"},
     "pipelines": {"core", "samplers", "scenes"},
     "training": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text"},
-    "kit": {"core", "rewards", "configs", "training", "gallery"},
+    "kit": {"core", "rewards", "configs", "training", "gallery", "votes"},
     "cli": {"core", "samplers", "scenes", "rewards", "pipelines", "configs", "text", "training", "gallery", "kit"},
 }
 # Parts whose third-party imports are fixed as well.
 PACKAGES = {
     "core": {"torch"},
+    "votes": set(),
     "samplers": {"torch"},
     "scenes": {"numpy", "PIL"},
     "configs": {"pydantic", "yaml"},
@@ -155,7 +157,7 @@ def test_every_data_file_is_in_the_wheel():
 
 def test_importing_the_package_and_its_command_loads_no_tensor_library():
     heavy = {"torch", "numpy", "diffusers", "transformers", "pydantic"}
-    parts = "cli configs gallery pipelines rewards samplers scenes training"
+    parts = "cli configs gallery pipelines rewards samplers scenes training votes"
     code = f"import sys, flowgrpo, {', '.join(f'flowgrpo.{p}' for p in parts.split())}\n"
     code += f"print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -3,46 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from .layers import Dumper, Loader, RecipeError, layers, recipe_lines
 from .schema import AnyRecipe, Recipe, TextRecipe
 
-
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message lists every fault found."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes text that `_Loader` would read as a number."""
-
-
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+__all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "recipe_names"]
 
 
 def recipe_names(task: str | None = None) -> dict[str, str]:
     """Recipes that come with the package, or those of a task: name -> first comment line of the file."""
-    folder = resources.files("flowgrpo.configs") / "recipes"
-    found = {}
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".yaml"):
-            first = entry.read_text(encoding="utf-8").splitlines()[0]
-            found[entry.name.removesuffix(".yaml")] = first.lstrip("# ").strip()
+    found = recipe_lines()
     if task is None:
         return found
-    return {name: line for name, line in found.items() if _layers(name)[1].get("task", "images") == task}
+    return {name: line for name, line in found.items() if layers(name)[1].get("task", "images") == task}
 
 
 def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> AnyRecipe:
@@ -51,14 +30,15 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
     Args:
         source: a name such as `default`, or a YAML file; None is `default`. A recipe with `base: NAME` changes that
             recipe key by key; with `@published` after the source, its `published` section changes it once more, after
-            that of the recipe which the section names as its own `base`.
+            that of the recipe which the section names as its own `base`. Parts for a model, a task and hardware follow
+            a method after `+`, as in `flow_grpo+sd35_medium+ocr+gpus8`; they change its published settings.
         overrides: dotted assignments; values are read as YAML, list entries by number (`rewards.0.weight=2`).
 
     Raises:
         RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
             or impossible geometry. All faults are listed at once.
     """
-    name, data = _layers(str(source or "default"))
+    name, data = layers(str(source or "default"))
     for assignment in overrides:
         _assign(data, assignment)
     schema = _schema_of(name, data)
@@ -87,81 +67,12 @@ def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
     return TextRecipe if task == "text" else Recipe
 
 
-def _layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """The recipe a source names, with what it builds on merged in, and a name for messages."""
-    place, at, layer = source.rpartition("@")
-    if not at or layer != "published":
-        place, layer = source, ""
-    name, text = _read(place)
-    data = _parse(name, text)
-    published, base = data.pop("published", None), data.pop("base", None)
-    if base is not None:
-        if not isinstance(base, str):
-            raise RecipeError(f"{name}: base is {base!r}; write the name of a recipe or a file")
-        beside = Path(name).parent / base
-        base = str(beside) if beside.is_file() else base
-        if base in (*derived, name):
-            raise RecipeError(f"{name}: `base: {base}` leads back to itself")
-        data = _merge(_layers(base, (*derived, name))[1], data)
-    if layer:
-        data = _merge(data, _published(name, published))
-    return name, data
-
-
-def _published(name: str, section: Any, derived: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A `published` section, upon that of the recipe it names as its `base`."""
-    if not isinstance(section, dict):
-        raise RecipeError(f"{name} has no `published` section; leave out @published")
-    base = section.get("base")
-    if base is None:
-        return section
-    if base in (*derived, name):
-        raise RecipeError(f"{name}: `published.base: {base}` leads back to itself")
-    below = _published(base, _parse(*_read(base)).get("published"), (*derived, name))
-    return _merge(below, {key: value for key, value in section.items() if key != "base"})
-
-
-def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _read(key: str) -> tuple[str, str]:
-    known = recipe_names()
-    if key in known:
-        path = resources.files("flowgrpo.configs") / "recipes" / f"{key}.yaml"
-        return key, path.read_text(encoding="utf-8")
-    file = Path(key)
-    if file.is_file():
-        try:
-            return key, file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{key} is not UTF-8 text (byte {error.start}); give a YAML file") from None
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
-
-
-def _parse(name: str, text: str) -> dict[str, Any]:
-    try:
-        data = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{name} is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{name} holds {type(data).__name__}, not a mapping of recipe keys")
-    return data
-
-
 def _assign(data: dict[str, Any], assignment: str) -> None:
     key, equals, raw = assignment.partition("=")
     if not equals or not key:
         raise RecipeError(f"override {assignment!r} is not key=value; write for example run.iterations=50")
     try:
-        value = yaml.load(raw, _Loader)
+        value = yaml.load(raw, Loader)
     except yaml.YAMLError:
         raise RecipeError(f"override {assignment!r}: {raw!r} is not a YAML value; quote it") from None
     place: Any = data
@@ -218,4 +129,4 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
 
 def dump_recipe(recipe: AnyRecipe) -> str:
     """A recipe as YAML, every value written out."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(recipe.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)

@@ -206,6 +206,12 @@ class GenerationConfig(Section):
     top_k: int | None = Field(None, ge=1, description="Only the likeliest so many tokens; all if left out.")
     top_p: float | None = Field(None, gt=0, le=1, description="Only the likeliest tokens of this mass.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
+    engine: Literal["transformers", "vllm"] = Field(
+        "transformers", description="`vllm` samples with vLLM, given the trained weights before it does."
+    )
+    engine_options: dict[str, Any] = Field(
+        default_factory=dict, description="`vllm`: keyword arguments of its `LLM`, as `gpu_memory_utilization`."
+    )
 
 
 class TextRolloutConfig(Section):
@@ -239,10 +245,16 @@ class TextObjectiveConfig(Section):
     kl: float = Field(0.0, ge=0, description="Of the KL to the reference.")
     kl_kind: Literal["k2", "k3+"] = Field("k2", description="Estimates whose gradient is right.")
     drop_truncated: bool = Field(False, description="Leave out completions that hit max_tokens (DAPO).")
-    correction: Literal["none", "token", "sequence"] = Field(
-        "none", description="Weight by the ratio of training engine and sampler, truncated at correction_cap."
+    correction: Literal["auto", "none", "token", "sequence"] = Field(
+        "auto",
+        description="Weight by the ratio of training engine and sampler, of a token or of the whole answer; `auto` is "
+        "`token` where another engine samples, and else `none`.",
+    )
+    correction_how: Literal["truncate", "mask"] = Field(
+        "truncate", description="A ratio above the cap counts as the cap; or one outside floor and cap as 0."
     )
     correction_cap: float = Field(2.0, gt=0)
+    correction_floor: float = Field(0.0, ge=0, description="`mask`: the smallest ratio that counts.")
 
 
 class TextEvaluateConfig(HeldOutConfig):

@@ -182,7 +182,7 @@ def text_faults(recipe: TextRecipe) -> list[str]:
         faults.append("advantage.select.among split needs a tree; use group")
     if objective.form != "tokens":
         unused = [n for n in ("options", "constant", "kl") if getattr(objective, n)]
-        unused += ["correction"] if objective.correction != "none" else []
+        unused += ["correction"] if objective.correction not in ("auto", "none") else []
         faults += [
             f"objective.{name} belongs to objective.form tokens, not {objective.form}; leave it out" for name in unused
         ]
@@ -196,6 +196,15 @@ def text_faults(recipe: TextRecipe) -> list[str]:
         faults.append(f"objective.constant belongs to objective.reduce sum, not {objective.reduce}")
     if objective.level == "sequence" and objective.surrogate == "gmpo":
         faults.append("surrogate gmpo pools the row after its clip; use objective.level token")
+    if objective.correction_how == "truncate" and objective.correction_floor > 0:
+        faults.append("objective.correction_floor belongs to objective.correction_how mask; leave it out")
+    if objective.correction_floor >= objective.correction_cap:
+        faults.append(
+            f"objective.correction_floor {objective.correction_floor:g} is not below correction_cap "
+            f"{objective.correction_cap:g}"
+        )
+    if recipe.generation.engine_options and recipe.generation.engine != "vllm":
+        faults.append("generation.engine_options belong to generation.engine vllm; leave them out")
     if recipe.generation.top_k == 1:
         faults.append("generation.top_k 1 always takes the likeliest token, so a group has one completion; use more")
     return faults

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..configs.schema import Recipe
 from ..core.addressing import address
-from ..core.diagnostics import step_statistics, summarise
+from ..core.diagnostics import COLUMNS, step_statistics, summarise
 from ..pipelines.policy import Experience, FlowPolicy
 from ..samplers.kernels import guard_weight, jacobian
 from ..samplers.plans import Plan
@@ -89,7 +89,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     forms = {}
     for form in ("gaussian", "guard"):
         policy.ratio = form  # type: ignore[assignment]
-        total = torch.zeros(experience.plan.num_steps, 2, 4, dtype=torch.float64)
+        total = torch.zeros(experience.plan.num_steps, 2, COLUMNS, dtype=torch.float64)
         with torch.no_grad():
             for scored in _scored(policy, experience):
                 adv = advantages[scored.node][:, None]

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..configs.layers import prompt_file_note
 from ..configs.sections import PROMPT
+from ..pipelines.pictures import Picture
 
+IMAGE = "image"
 EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
 
 
@@ -27,12 +30,31 @@ class PromptRow:
         text: the prompt; of a conversation the content of its last message.
         columns: everything else, by name.
         messages: a conversation, for language models; None for a plain prompt.
+        pictures: what the pipeline is conditioned on beside the text; see `with_pictures`.
+        place: where it stands, for messages.
     """
 
     id: int
     text: str
     columns: dict[str, Any] = field(default_factory=dict)
     messages: tuple[dict[str, str], ...] | None = None
+    pictures: Picture | tuple[Picture, ...] | None = None
+    place: str = field(default="", compare=False)
+
+    @property
+    def prompt(self) -> str:
+        """What a pipeline is given: the text, with its pictures where it has any, which are read anew each time.
+
+        Raises:
+            ValueError: a picture cannot be read any more.
+        """
+        if self.pictures is None:
+            return self.text
+        from ..pipelines.capture import Prompt
+
+        if isinstance(self.pictures, Picture):
+            return Prompt(self.text, image=self.pictures.read())
+        return Prompt(self.text, image=[picture.read() for picture in self.pictures])
 
 
 def read_prompts(source: str) -> list[PromptRow]:
@@ -89,7 +111,9 @@ def prompt_path(source: str) -> Path:
         return path
     path = Path(source)
     if not path.is_file():
-        raise ValueError(f"no prompt file {source!r} (in {Path.cwd()}); check data.train and data.heldout")
+        note = prompt_file_note(source)
+        what = f"it should hold {note}; give the path of yours with" if note else "check"
+        raise ValueError(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
     return path
 
 
@@ -112,10 +136,10 @@ def _row(place: str, index: int, entry: Any) -> PromptRow:
     columns = {k: v for k, v in entry.items() if k not in (key, None)}
     if isinstance(entry[key], list):
         messages = _conversation(place, entry[key])
-        return PromptRow(index, messages[-1]["content"], columns, messages)
+        return PromptRow(index, messages[-1]["content"], columns, messages, place=place)
     if not isinstance(entry[key], str) or not entry[key].strip():
         raise ValueError(f"{place}: `prompt` is {entry[key]!r}; write the words of a prompt")
-    return PromptRow(index, entry[key], columns)
+    return PromptRow(index, entry[key], columns, place=place)
 
 
 def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
@@ -144,6 +168,38 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
+    """Prompts whose column `image` is the picture that a pipeline is conditioned on; a list of paths is several.
+
+    Paths start at the folder of the prompt file. In the columns, and so for rewards, they start at the working
+    directory. Prompts without such a column come back as they are.
+
+    Raises:
+        ValueError: a picture that is missing or cannot be read, or a prompt without one among others that have one;
+            the message names file and line.
+    """
+    if all(row.pictures is not None or not row.columns.get(IMAGE) for row in rows):
+        return list(rows)
+    folder = prompt_path(source).parent
+    return [_with_picture(row, folder) for row in rows]
+
+
+def _with_picture(row: PromptRow, folder: Path) -> PromptRow:
+    given = row.columns.get(IMAGE)
+    listed: list[Any] = given if isinstance(given, list) else [given]
+    if not listed or not all(isinstance(path, str) and path for path in listed):
+        raise ValueError(
+            f"{row.place}: `{IMAGE}` is {given!r}; write the path of a picture, or a list of paths, for every prompt"
+        )
+    found = tuple(Picture(folder / path, row.place) for path in listed)
+    for picture in found:
+        _ = picture.size  # of a missing file it says so, before anything is loaded
+    paths = [str(picture.path) for picture in found]
+    if isinstance(given, list):
+        return replace(row, columns={**row.columns, IMAGE: paths}, pictures=found)
+    return replace(row, columns={**row.columns, IMAGE: paths[0]}, pictures=found[0])
+
+
 def templated(row: PromptRow, template: str) -> PromptRow:
     """A prompt within a template; of a conversation its last message."""
     text = template.replace(PROMPT, row.text)
@@ -167,9 +223,9 @@ class PromptStream:
 
     def take(self, first: int, count: int) -> list[PromptRow]:
         """Prompts number `first` to `first + count` of the stream."""
-        chosen = []
-        for position in range(first, first + count):
-            epoch, place = divmod(position, len(self.rows))
+        chosen: list[PromptRow] = []
+        while len(chosen) < count:
+            epoch, place = divmod(first + len(chosen), len(self.rows))
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
-            chosen.append(self.rows[int(order[place])])
+            chosen += [self.rows[int(k)] for k in order[place : place + count - len(chosen)]]
         return chosen

@@ -1,4 +1,4 @@
-"""Sampling and evaluation outside a run, with plain diffusers pipelines."""
+"""Evaluation outside a run, and sampling of images with plain diffusers pipelines."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ import yaml
 
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..core.addressing import address
+from ..pipelines.capture import PipelineCall, Prompt, kin
 from ..rewards.runner import RewardSet
-from ..text.model import LanguageModel, load_language_model, reinitialise
+from .conditioning import take_pictures
 from .data import columns_of
+from .records import sample_records
 from .run_folder import save_image
-from .session import (
-    DTYPES,
-    UNTRAINED,
-    call_arguments,
-    language_folder,
-    load_pipeline,
-    model_folder,
-    quiet_libraries,
-    read_data,
-    reward_specs,
-)
+from .session import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries, read_data, reward_specs
+from .text_inference import iterations_done, new_index, open_language_model, task_of, write_completions
 from .text_policy import complete
 from .trainer import EVALUATION_SEED
 
 
-def open_model(model: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dict[str, Any]]:
+def open_model(model: str, dtype: torch.dtype = torch.float32, *, base: bool = False) -> tuple[Any, dict[str, Any]]:
     """A plain pipeline and its call arguments: of a run folder its base with the trained weights, else the model.
 
+    With `base` the model of a run before its training.
+
     Raises:
-        ValueError: the run has no trained weights yet.
+        ValueError: the run has no trained weights yet, or `base` of what is no run.
     """
     quiet_libraries()
     run = Path(model)
     if not (run / "config.yaml").is_file():
+        if base:
+            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
         folder = model_folder(model)
         return load_pipeline(folder, dtype), call_arguments(folder, {})
     settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
-    base = model_folder(settings["path"])
-    call = call_arguments(base, settings["call"])
+    source = model_folder(settings["path"])
+    call = call_arguments(source, settings["call"])
+    if base:
+        return load_pipeline(source, dtype), call
     if (run / "lora").is_dir():
-        pipe = load_pipeline(base, dtype)
+        pipe = load_pipeline(source, dtype)
         pipe.load_lora_weights(run / "lora")
         return pipe, call
     if (run / "pipeline").is_dir():
@@ -58,18 +57,29 @@ def open_model(model: str, dtype: torch.dtype = torch.float32) -> tuple[Any, dic
 def generate(
     pipe: Any, call: dict[str, Any], prompts: Sequence[str], keys: Sequence[int], steps: int, batch: int = 32
 ) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] by the pipeline's own call, each from its own seed."""
-    parts = []
+    """Images [N, 3, H, W] in [0, 1] by the pipeline's own call, each from its own seed, with its prompt's pictures."""
+    found: dict[int, torch.Tensor] = {}
     for first in range(0, len(prompts), batch):
-        texts, seeds = list(prompts[first : first + batch]), keys[first : first + batch]
-        generators = [torch.Generator().manual_seed(key) for key in seeds]
-        made = pipe(prompt=texts, num_inference_steps=steps, generator=generators, output_type="pt", **call)
-        parts.append((made.images if hasattr(made, "images") else made.frames).float().cpu())
-    return torch.cat(parts)
+        for rows in kin(prompts[first : first + batch], "all"):
+            numbers = [first + row for row in rows]
+            one, texts = prompts[numbers[0]], [str(prompts[k]) for k in numbers]
+            generators = [torch.Generator().manual_seed(keys[k]) for k in numbers]
+            own = {**call, **(one.call if isinstance(one, Prompt) else {})}
+            made = pipe(prompt=texts, num_inference_steps=steps, generator=generators, output_type="pt", **own)
+            found |= zip(numbers, (made.images if hasattr(made, "images") else made.frames).float().cpu())
+    return torch.stack([found[k] for k in range(len(prompts))])
 
 
 def sample_images(
-    model: str, prompts: Sequence[str], out: Path, *, steps: int, seed: int, count: int, noise: int | None = None
+    model: str,
+    prompts: Sequence[str],
+    out: Path,
+    *,
+    steps: int,
+    seed: int,
+    count: int,
+    noise: int | None = None,
+    base: bool = False,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
 
@@ -81,6 +91,7 @@ def sample_images(
         seed: of the first image of a prompt; the next ones have the next seeds.
         count: images of a prompt.
         noise: seed of the generator of the initial noise itself, as `samples/index.jsonl` of a run has it.
+        base: of a run, the model before training.
 
     Raises:
         ValueError: a file of that name exists, or `noise` with several images of a prompt.
@@ -92,7 +103,7 @@ def sample_images(
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
-    pipe, call = open_model(model)
+    pipe, call = open_model(model, base=base)
     texts = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
     if noise is not None:
@@ -104,32 +115,51 @@ def sample_images(
     return paths
 
 
-def evaluate_model(model: str, recipe: AnyRecipe) -> dict[str, tuple[float, float, int]]:
+def evaluate_model(
+    model: str, recipe: AnyRecipe, *, out: Path | None = None, base: bool = False
+) -> dict[str, tuple[float, float, int]]:
     """Mean, standard error and count of each evaluation reward on the held-out prompts.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: whose held-out prompts, rewards and lengths are taken; of images or of text.
+        out: folder for the completions with their rewards, as `samples/index.jsonl` of a run has them; text only.
+        base: of a run, the model before training.
+
+    Raises:
+        ValueError: the recipe is of another task than the model, a file exists, or the run has no weights yet.
     """
+    made = task_of(model)
+    if made not in (recipe.task, None):
+        raise ValueError(f"{model} makes {made}, and {recipe.name} is a recipe of {recipe.task}; name one of {made}")
+    if out is not None and not isinstance(recipe, TextRecipe):
+        raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
+    index = None if out is None else new_index(out)
     data = read_data(recipe)
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
     seeds = recipe.evaluate.seeds
-    rows = [row for row in data.heldout for _ in range(seeds)]
     samples: torch.Tensor | list[str]
     if isinstance(recipe, Recipe):
-        pipe, call = open_model(model, DTYPES[recipe.model.dtype])
+        pipe, call = open_model(model, DTYPES[recipe.model.dtype], base=base)
+        call |= call_arguments("", recipe.model.call)
+        take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
+    rows = [row for row in data.heldout for _ in range(seeds)]
+    if isinstance(recipe, Recipe):
         keys = [address(address(EVALUATION_SEED, 2, row.id), 0, s) for row in data.heldout for s in range(seeds)]
         samples = generate(
-            pipe, {**call, **recipe.model.call}, [row.text for row in rows], keys,
-            recipe.evaluate.steps or recipe.sampler.steps,
+            pipe, call, [row.prompt for row in rows], keys, recipe.evaluate.steps or recipe.sampler.steps,
         )  # fmt: skip
     else:
-        samples = complete(
-            open_language_model(model, recipe), data.heldout,
+        found = complete(
+            open_language_model(model, recipe, base=base), data.heldout,
             [address(EVALUATION_SEED, 2, row.id) for row in data.heldout], seeds, recipe.generation,
             temperature=recipe.evaluate.temperature, batch=recipe.evaluate.batch or recipe.rollout.batch,
-        ).samples  # fmt: skip
+        )  # fmt: skip
+        samples = found.samples
     scores = rewards.score(samples, [row.text for row in rows], columns_of(rows), [row.id for row in rows])
+    if index is not None:
+        done = 0 if base else iterations_done(model)
+        write_completions(index, "eval", done, sample_records(data.heldout, found, scores), found.samples)
     results = {}
     for k, name in enumerate(scores.names):
         values = scores.values[:, k]
@@ -137,26 +167,3 @@ def evaluate_model(model: str, recipe: AnyRecipe) -> dict[str, tuple[float, floa
         error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
         results[name] = (float(values.mean()), error, len(values))
     return results
-
-
-def open_language_model(model: str, recipe: TextRecipe) -> LanguageModel:
-    """A language model for evaluation: of a run folder its base with the trained weights, else the model.
-
-    Raises:
-        ValueError: the run has no trained weights yet.
-    """
-    quiet_libraries()
-    settings, run = recipe.model, Path(model)
-    options: dict[str, Any] = {"dtype": DTYPES[settings.dtype], "chat": settings.chat, "system": settings.system}
-    if not (run / "config.yaml").is_file():
-        return load_language_model(language_folder(model), **options)
-    if (run / "model").is_dir():
-        return load_language_model(str(run / "model"), **options)
-    if (run / "lora").is_dir():
-        base = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        language = load_language_model(language_folder(base["model"]["path"]), **options)
-        if base["model"]["path"] == UNTRAINED:
-            reinitialise(language, base["run"]["seed"])
-        language.model.load_adapter(str(run / "lora"))
-        return language
-    raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")

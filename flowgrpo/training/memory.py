@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import gather_object
 from torch import Tensor
 
 from ..configs.schema import AnyRecipe, TextRecipe
@@ -25,15 +24,14 @@ from .data import PromptRow
 class Memory:
     """Curriculum, estimators with a history, multipliers of constraints, and past successes.
 
-    Each rank sees its own prompts, so what is remembered is of all ranks: every rank holds the same.
+    It is told of the samples of all processes, so that each remembers the same, whatever their number.
 
     Args:
         recipe: what to remember.
-        rank: of this process.
     """
 
-    def __init__(self, recipe: AnyRecipe, rank: int) -> None:
-        self.recipe, self.rank = recipe, rank
+    def __init__(self, recipe: AnyRecipe) -> None:
+        self.recipe = recipe
         advantage, curriculum = recipe.advantage, recipe.data.curriculum
         self.curriculum = VarianceCurriculum(decay=curriculum.decay, mix=curriculum.mix) if curriculum else None
         self.tracker: ValueTracker | CumulativeStandardiser | None = None
@@ -66,7 +64,7 @@ class Memory:
         return self.tracker is not None or self.multipliers is not None
 
     def draw(self, rows: Sequence[PromptRow], iteration: int, count: int) -> list[PromptRow]:
-        """The prompts of an iteration, over all ranks, by the curriculum; none twice while there are enough."""
+        """The prompts of an iteration, of all processes, by the curriculum; none twice while there are enough."""
         assert self.curriculum is not None
         shares = np.array(self.curriculum.probabilities([row.id for row in rows]))
         generator = np.random.default_rng(address(self.recipe.run.seed, 7, iteration))
@@ -78,7 +76,7 @@ class Memory:
         """[L] advantages of samples, and what they teach is remembered: call it once an iteration.
 
         Args:
-            scores: [L, K], combined.
+            scores: [L, K], combined, of all processes.
             prompts: [L] ids that stay the same over the run.
             groups: [L] groups in which samples are compared.
             outcomes: [L] bool; others have no reward.
@@ -87,13 +85,10 @@ class Memory:
         if self.tracker is None:
             return self._constrained(scores, values, groups)
         total = total_reward(scores).masked_fill(~outcomes, torch.nan)
-        rewards, ids, mine = self._everywhere(total, prompts)
         settings = self.recipe.advantage
         if isinstance(self.tracker, ValueTracker):
-            found = self.tracker.advantages(rewards, ids, eps=settings.eps, ddof=settings.ddof)
-        else:
-            found = self.tracker.advantages(rewards, ids)
-        return found[mine]
+            return self.tracker.advantages(total, prompts, eps=settings.eps, ddof=settings.ddof)
+        return self.tracker.advantages(total, prompts)
 
     def _constrained(self, scores: RewardBatch, values: Tensor, groups: Tensor) -> Tensor:
         """Advantages of the aim and of the constraints, with multipliers moved after this rollout."""
@@ -104,15 +99,14 @@ class Memory:
         main = multi_reward_advantages(values[:, aims], groups, scores.weights[aims], how="sum", **options)
         each = [group_advantages(values[:, k], groups, **options) for k in self.constraints]
         found = constrained_advantages(main, torch.stack(each, 1), self.multipliers.values)
-        everything = gather_object([values[:, self.constraints].tolist()])
-        self.multipliers.step(torch.tensor([row for part in everything for row in part]))
+        self.multipliers.step(values[:, self.constraints])
         return found
 
     def observe(self, scores: RewardBatch, prompts: Sequence[int]) -> None:
-        """Add rewards [L] to the history of their prompts [L]."""
+        """Add the rewards [L] of all processes to the history of their prompts [L]."""
         if self.curriculum is None:
             return
-        rewards, ids, _ = self._everywhere(total_reward(scores), prompts)
+        rewards, ids = total_reward(scores), torch.tensor(prompts)
         for prompt in dict.fromkeys(ids.tolist()):
             self.curriculum.observe(prompt, rewards[ids == prompt].tolist())
 
@@ -123,14 +117,6 @@ class Memory:
         named = zip(self.constraints, self.multipliers.values.tolist())
         labels = [reward.label or reward.name for reward in self.recipe.rewards]
         return {f"multiplier/{labels[k]}": value for k, value in named}
-
-    def _everywhere(self, rewards: Tensor, prompts: Sequence[int]) -> tuple[Tensor, Tensor, slice]:
-        """Rewards and prompts of all ranks, and where this rank's are among them."""
-        parts = gather_object([(rewards.tolist(), list(prompts))])
-        first = sum(len(part[0]) for part in parts[: self.rank])
-        values = torch.tensor([value for part in parts for value in part[0]])
-        ids = torch.tensor([prompt for part in parts for prompt in part[1]])
-        return values, ids, slice(first, first + len(rewards))
 
 
 def _known(options: dict[str, Any], names: Sequence[str], estimator: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..core.diagnostics import step_statistics
 from ..core.forward import FORWARD, Noised
 from ..core.neighbours import neighbour_log_ratio, quasi_norm
 from ..core.objectives import policy_loss
-from ..pipelines.policy import PENALTIES, Experience, FlowPolicy, part_of
+from ..pipelines.policy import PENALTIES, Experience, FlowPolicy
 from ..samplers.rollout import Transitions, draw_noise
 from .planning import clip_of, surrogate_of
 
@@ -31,7 +31,7 @@ class Outcome:
     """What one batch contributed.
 
     Attributes:
-        statistics: [steps, 2, 4], see `core.diagnostics.step_statistics`.
+        statistics: [steps, 2, 5], see `core.diagnostics.step_statistics`.
         metrics: name -> [sum, count].
         error: largest |log ratio|.
     """
@@ -218,7 +218,7 @@ class ForwardObjective:
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
         """Whole groups at one of the drawn noise levels."""
-        low, high = part_of(len(experience.prompts), experience.updates, part)
+        low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         count = max(self.policy.batch // self.recipe.rollout.group, 1)
         for step in self._steps(experience):
@@ -259,11 +259,12 @@ class ForwardObjective:
         return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
 
     def _steps(self, experience: Experience) -> list[int]:
-        """Levels of this rollout, rising; drawn by the address of its first prompt."""
+        """Levels of this rollout, rising; drawn once for all its prompts, whichever process has them."""
         total, count = experience.plan.num_steps - 1, self.recipe.objective.times
         if count is None or count >= total:
             return list(range(total))
-        generator = torch.Generator().manual_seed(address(experience.keys[0], -2))
+        key = experience.keys[0] if experience.key is None else experience.key
+        generator = torch.Generator().manual_seed(address(key, -2))
         return sorted(torch.randperm(total, generator=generator)[:count].tolist())
 
     def _kept(self, experience: Experience, batch: _Images, keep: Tensor | None) -> int:

@@ -10,12 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.diagnostics import summarise
+from ..core.diagnostics import degenerate_groups, summarise
 from ..rewards.runner import RewardBatch
 from .data import PromptRow
+from .pooled import Pooled
 from .run_folder import pixels
 from .tasks import Collected
 
+ADDED = ("evaluations", "tokens", "samples", "replayed")
+LARGEST = ("rounds",)
 SHOWN = 16
 """Samples of a call that trackers get; the run folder has all of them."""
 
@@ -26,13 +29,62 @@ def number(value: Tensor) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def reward_means(values: Tensor) -> Tensor:
+    """[K] means of rewards [L, K] over the samples to which they apply; NaN where there are none."""
+    return values.nansum(0) / (~values.isnan()).float().sum(0)
+
+
+def reward_record(pooled: Pooled) -> dict[str, Any]:
+    """Metrics of the rewards of a rollout."""
+    scores, results = pooled.scores, pooled.outcomes
+    values, means = scores.values[results], reward_means(scores.values[results])
+    degenerate, groups = degenerate_groups(values, pooled.groups[results])
+    return {
+        **{f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)},
+        "reward/total": number((means.nan_to_num() * scores.weights).sum()),
+        "degenerate_groups": number(degenerate / groups),
+    }
+
+
+Updated = tuple[Tensor, dict[str, Tensor], Tensor]
+"""What the optimizer steps of a rollout leave on a process: the first three arguments of `update_record`."""
+
+
+def joint_update(parts: Sequence[Updated]) -> Updated:
+    """Those of several processes as one."""
+    sums: dict[str, Tensor] = {}
+    for _, found, _ in parts:
+        sums |= {name: sums[name] + value if name in sums else value for name, value in found.items()}
+    statistics = torch.stack([part[0] for part in parts]).sum(0)
+    return statistics, sums, torch.stack([part[2] for part in parts]).amax(0)
+
+
+def joint_record(records: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
+    """What several rollouts record as one: sums of what adds up, else means over their samples.
+
+    Args:
+        records: of each, as `Collected.record` has it; what one lacks is 0.
+        sizes: samples of each.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record.get(name, 0.0) for record in records]
+        if name in LARGEST:
+            found[name] = max(values)
+        elif name in ADDED:
+            found[name] = sum(values)
+        else:
+            found[name] = sum(value * (size / sum(sizes)) for value, size in zip(values, sizes))
+    return found
+
+
 def update_record(
     statistics: Tensor, sums: Mapping[str, Tensor], first_error: Tensor, norms: Sequence[Tensor]
 ) -> dict[str, Any]:
     """Metrics of the optimizer steps of one rollout.
 
     Args:
-        statistics: [steps, 2, 4] of `core.diagnostics.step_statistics`.
+        statistics: [steps, 2, 5] of `core.diagnostics.step_statistics`.
         sums: metric -> [sum, count].
         first_error: largest absolute log-ratio before the first step.
         norms: of the gradients.
@@ -47,8 +99,17 @@ def update_record(
     return record
 
 
-def sample_records(rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> list[dict[str, Any]]:
-    """[L] what the index of samples holds of each, but for phase, iteration and the sample itself."""
+def sample_records(
+    rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch, numbers: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """[L] what the index of samples holds of each, but for phase, iteration and the sample itself.
+
+    Args:
+        rows: P prompts.
+        experience: L samples of them.
+        scores: of the samples.
+        numbers: [L] of each its number among those of all processes; in their order if left out.
+    """
     seen: dict[int, int] = {}
     records = []
     origins = experience.origins()
@@ -60,7 +121,7 @@ def sample_records(rows: Sequence[PromptRow], experience: Collected, scores: Rew
                 "prompt": row.text,
                 "prompt_id": row.id,
                 "seed": seed,
-                "sample": sample,
+                "sample": sample if numbers is None else numbers[sample],
                 **origins[sample],
                 **scores.record(sample),
                 "columns": row.columns,

@@ -13,13 +13,11 @@ from torch import Tensor
 from ..configs.sections import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
-from ..rewards.runner import RewardBatch
+from ..rewards.runner import RewardBatch, RewardSet
 from .credit import total_reward
 from .objectives import Objective, Outcome
+from .records import joint_record
 from .tasks import Collected
-
-SUMS = ("evaluations", "tokens")
-"""Of what rollouts record, what adds up; the rest are means over samples."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +67,9 @@ class Rounds:
 
     def record(self) -> dict[str, float]:
         """Sums or means of what the rounds record, their number, and how many samples there are."""
-        records, sizes = [part.record() for part in self.parts], self._sizes()
-        whole = sum(sizes)
-        found: dict[str, float] = {"rounds": len(self.parts), "samples": whole}
-        for name in records[0]:
-            shares = [1.0 if name in SUMS else size / whole for size in sizes]
-            found[name] = sum(share * record[name] for share, record in zip(shares, records))
-        return found
+        sizes = self._sizes()
+        found = joint_record([part.record() for part in self.parts], sizes)
+        return {"rounds": len(sizes), "samples": sum(sizes), **found}
 
     def origins(self) -> list[dict[str, Any]]:
         """[L] round by round."""
@@ -144,6 +138,16 @@ def _own(keep: Tensor | None, nodes: slice) -> Tensor | None:
     return None if keep is None else keep[nodes]
 
 
+def refuse_comparisons(rewards: RewardSet) -> None:
+    """Raise ValueError for rewards that would have to see the samples of all rounds at once."""
+    whole = [reward.name for reward in rewards.rewards if reward.whole_group]
+    if whole:
+        raise ValueError(
+            f"with rollout.budget or data.templates samples are scored round by round, and {', '.join(whole)} compares "
+            "whole groups; leave one of them out"
+        )
+
+
 def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
     """The scores of several calls of the same rewards, one after another."""
     first, sizes = parts[0], [len(part.values) for part in parts]
@@ -174,6 +178,9 @@ def _note(part: RewardBatch, reward: str) -> list[str] | None:
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]
 """`sample(prompts, rounds)`: a rollout of entries, each of a prompt and the number of its round."""
 
+Pool = Callable[[list[float]], tuple[list[float], list[int]]]
+"""The numbers of the prompts of all processes, and where those of this one are among them."""
+
 
 def collect_rounds(
     budget: BudgetConfig | None,
@@ -182,6 +189,7 @@ def collect_rounds(
     group: int,
     sample: Sample,
     score: Callable[[Collected, Sequence[int]], RewardBatch],
+    pool: Pool = lambda own: (own, list(range(len(own)))),
 ) -> tuple[Rounds, RewardBatch]:
     """The first rounds of every prompt, and more as the budget says.
 
@@ -192,6 +200,7 @@ def collect_rounds(
         group: samples of a round.
         sample: makes a rollout.
         score: scores a rollout, given the prompt of each of its entries.
+        pool: brings the processes together, among whose prompts the rounds are shared.
     """
     prompts: list[tuple[int, ...]] = []
     parts: list[Collected] = []
@@ -208,12 +217,13 @@ def collect_rounds(
         scores.append(score(parts[-1], entries))
         if budget is None:
             break
-        entries = _next_entries(budget, group, rounds, Rounds(tuple(parts), tuple(prompts)), join_scores(scores))
+        so_far = Rounds(tuple(parts), tuple(prompts))
+        entries = _next_entries(budget, group, rounds, so_far, join_scores(scores), pool)
     return Rounds(tuple(parts), tuple(prompts)), join_scores(scores)
 
 
 def _next_entries(
-    budget: BudgetConfig, group: int, rounds: Sequence[int], so_far: Rounds, scores: RewardBatch
+    budget: BudgetConfig, group: int, rounds: Sequence[int], so_far: Rounds, scores: RewardBatch, pool: Pool
 ) -> list[int]:
     """Prompts of the next call, as often as each has a round in it."""
     rewards = total_reward(scores).masked_fill(~so_far.outcomes, torch.nan)
@@ -226,12 +236,12 @@ def _next_entries(
     if len(so_far.parts) > 1:
         return []
     first = rounds[0]
-    statistics = [_statistic(budget, rewards[so_far.groups == p]) for p in range(len(rounds))]
+    statistics, mine = pool([_statistic(budget, rewards[so_far.groups == p]) for p in range(len(rounds))])
     gain = partial(GAINS[budget.choice], **({"bonus": budget.bonus} if budget.choice == "interval" else {}))
-    total = max(budget.rounds, first) * len(rounds)
+    total = max(budget.rounds, first) * len(statistics)
     limit = None if budget.most is None else max(budget.most, first)
     sizes = allocate(statistics, total, partial(_of_a_round, gain, group), least=first, most=limit)
-    return [p for p, size in enumerate(sizes) for _ in range(size - first)]
+    return [p for p, place in enumerate(mine) for _ in range(sizes[place] - first)]
 
 
 def _of_a_round(gain: Gain, group: int, statistic: float, rounds: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,18 +99,31 @@ class RunFolder:
     ) -> None:
         """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) or completions, with a
         record each."""
+        self.index_samples(self.write_samples(phase, iteration, samples, records, range(len(samples))))
+
+    def write_samples(
+        self,
+        phase: str,
+        iteration: int,
+        samples: Tensor | list[str],
+        records: Iterable[Mapping[str, Any]],
+        numbers: Sequence[int],
+    ) -> list[dict[str, Any]]:
+        """Write the images of samples, which are called by their `numbers`; returns their lines for the index."""
+        head = {"phase": phase, "iteration": iteration}
         if isinstance(samples, list):
-            head = {"phase": phase, "iteration": iteration}
-            texts = zip(samples, records, strict=True)
-            _append(self.index, [{**head, **record, "completion": text} for text, record in texts])
-            return
+            return [{**head, **record, "completion": text} for text, record in zip(samples, records, strict=True)]
         folder = self.samples / f"iter-{iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []
-        for number, (image, record) in enumerate(zip(samples, records, strict=True)):
+        for number, image, record in zip(numbers, samples, records, strict=True):
             name = f"{phase}-{number:04d}.png"
             save_image(folder / name, image)
-            lines.append({"phase": phase, "iteration": iteration, **record, "image": f"{folder.name}/{name}"})
+            lines.append({**head, **record, "image": f"{folder.name}/{name}"})
+        return lines
+
+    def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append to the index of samples."""
         _append(self.index, lines)
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], None], keep: int) -> Path:

@@ -16,19 +16,24 @@ from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe, LoraConfig, Recipe, RewardConfig, TextRecipe
+from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
+from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
+from ..pipelines.saving import left_out
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.guards import Guard, Guards
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
+from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of, read_prompts, templated
 from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
+from .processes import Processes, ended_together
 from .run_folder import RunFolder
 from .tasks import FlowTask, Task
 from .text_policy import TextPolicy
@@ -73,20 +78,27 @@ def model_folder(path: str) -> str:
 
 
 def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the pipeline's call: those its folder recommends (`flowgrpo.json`), then the recipe's."""
+    """Arguments of the pipeline's call: those its folder recommends (`flowgrpo.json`), then the recipe's.
+
+    The name of a picture file stands for the picture.
+
+    Raises:
+        ValueError: a picture that cannot be read.
+    """
     note = Path(path) / "flowgrpo.json"
     recommended = json.loads(note.read_text(encoding="utf-8"))["call"] if note.is_file() else {}
-    return {**recommended, **given}
+    found = {**recommended, **given}
+    for name, value in given.items():
+        if isinstance(value, str) and "prompt" not in name and Path(value).suffix.lower() in ENDINGS:
+            found[name] = Picture(Path(value), f"model.call.{name}").read()
+    return found
 
 
 def load_pipeline(path: str, dtype: torch.dtype) -> Any:
     """Load a diffusers pipeline in `dtype`; components its folder leaves out are passed as None, as diffusers asks."""
     from diffusers import DiffusionPipeline
 
-    index = Path(path) / "model_index.json"
-    parts = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
-    absent = {name: None for name, value in parts.items() if value == [None, None]}
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **absent)
+    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path))
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):
@@ -129,7 +141,11 @@ class Session:
     def __init__(self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None) -> None:
         quiet_libraries()
         self.recipe, self.run = recipe, run
-        checked = checked or Checked(recipe)
+        with ended_together():
+            self._assemble(checked or Checked(recipe))
+
+    def _assemble(self, checked: Checked) -> None:
+        recipe, run = self.recipe, self.run
         self.data, self.rewards, self.evaluation = checked.data, checked.rewards, checked.evaluation
         self.guards = checked.guards
         if run is not None:
@@ -162,6 +178,16 @@ def lora_spec(config: LoraConfig) -> LoraSpec:
     return LoraSpec(rank=config.rank, alpha=config.alpha, targets=targets, init=config.init)
 
 
+def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
+    """Prompts whose embeddings are kept; None keeps all. They are of megabytes, and prompt files have many thousands.
+
+    What is kept holds two iterations and an evaluation, so that none encodes a prompt twice.
+    """
+    if recipe.model.release_text_encoders or recipe.critic is not None:
+        return None
+    return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
+
+
 def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device) -> FlowTask:
     """Load a pipeline, put what is trained on it, encode the prompts and check that it replays."""
     model, sampler = recipe.model, recipe.sampler
@@ -170,22 +196,24 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     cast_base(pipe, dtype)
     pipe.to(device)
     call = call_arguments(folder, model.call)
+    take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
     else:
         weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
-    cache = PromptCache(pipe, call)
+    cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)))
     if model.release_text_encoders:
         asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
-        cache.encode(list(dict.fromkeys(row.text for row in [*data.train.rows, *data.heldout, *asked])))
+        cache.encode(row.prompt for row in [*data.train.rows, *data.heldout, *asked])
         cache.release()
     steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
     policies = []
     for number in (steps, recipe.evaluate.steps or steps):
-        denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant)
+        shown = [row.prompt for row in data.train.rows[:2]]
+        denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant, example=shown[0])
         with torch.enable_grad():
-            denoiser.self_check([row.text for row in data.train.rows[:2]])
+            denoiser.self_check(shown)
         policies.append(_flow_policy(recipe, denoiser, weights))
     policy, evaluator = policies
     critic = None
@@ -269,6 +297,8 @@ class Checked:
             surrogate_of(recipe, 1)
             form_of(recipe)
             _refuse_conversations(self.data)
+            if (parameters := call_parameters(self.folder)) is not None:
+                take_pictures(self.data, recipe, call_arguments(self.folder, recipe.model.call), parameters)
         else:
             self.folder, kind = language_folder(recipe.model.path), "completions"
             bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
@@ -332,26 +362,38 @@ def language_folder(path: str) -> str:
 
 
 def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
-    prompts, updates = recipe.rollout.prompts, recipe.optimizer.updates
-    if prompts % ranks:
-        raise ValueError(f"rollout.prompts is {prompts} on {ranks} ranks; use a multiple of {ranks}")
-    if updates > prompts // ranks:
+    prompts = recipe.rollout.prompts
+    if prompts < ranks:
         raise ValueError(
-            f"optimizer.updates is {updates} with {prompts // ranks} prompts on each of {ranks} ranks; use at most "
-            f"{prompts // ranks}, or more rollout.prompts"
+            f"rollout.prompts is {prompts} on {ranks} processes, and all samples of a prompt are made by one; use "
+            f"{ranks} prompts or more, or fewer processes"
         )
     advantage = recipe.advantage
-    whitened = advantage.how == "gdpo" and len(recipe.rewards) > 1
-    if ranks > 1 and (advantage.scale == "batch" or advantage.credit == "value" or whitened):
+    if ranks > 1 and (advantage.credit == "value" or (advantage.credit, advantage.scale) == ("turning", "batch")):
         raise ValueError(
-            "advantage.scale batch, how gdpo and credit value need all rewards on one rank; use one process, or scale "
-            "group, how sum and another credit"
+            "advantage.credit value, and turning with advantage.scale batch, compare the steps of all prompts, which "
+            "are on several processes; use one process, or another credit"
         )
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
-        raise ValueError("a critic is trained on one rank; use one process, or a recipe without `critic`")
+        raise ValueError("a critic is trained in one process; use one, or a recipe without `critic`")
 
 
 def start(recipe: AnyRecipe, folder: Path) -> Session:
     """Check a recipe, make its run folder and load its model."""
-    checked = Checked(recipe)
-    return Session(recipe, RunFolder.create(folder, dump_recipe(recipe)), checked)
+    with ended_together():
+        checked = Checked(recipe)
+        run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
+    return Session(recipe, run, checked)
+
+
+def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:
+    """The folder of a new run, made by the first process, whose name for it counts, and opened by the others."""
+    made = RunFolder.create(folder, config) if processes.rank == 0 else None
+    path = processes.gather(None if made is None else made.path)[0]
+    assert path is not None
+    if not (path / "config.yaml").is_file():
+        raise ValueError(
+            f"process {processes.rank} does not find the run folder {path} that process 0 has made; put it where all "
+            "of them read and write the same files"
+        )
+    return made or RunFolder.open(path)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import Recipe
+from ..core.addressing import address
 from ..pipelines.policy import Experience, FlowPolicy
 from ..pipelines.weights import TrainedWeights
 from ..rewards.runner import RewardBatch
@@ -91,8 +92,18 @@ class Task(Protocol):
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The loss of the recipe; `old` is a context with the sampling policy, where that lags behind."""
 
-    def rollout(self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock) -> Any:
-        """Sample prompts for training; `keys` address the randomness of each."""
+    def rollout(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+    ) -> Any:
+        """Sample prompts for training.
+
+        Args:
+            rows: P prompts.
+            keys: P numbers that address the randomness of each.
+            iteration: from 0.
+            clock: told where the time goes.
+            cuts: where the parts after the first begin that are optimizer steps of their own; a part may be empty.
+        """
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
         """Sample prompts for an evaluation."""
@@ -110,7 +121,7 @@ class Task(Protocol):
         """Lines on what will be done, for the start of a run."""
 
     def samples_per_iteration(self) -> int:
-        """Over all ranks."""
+        """Of all processes."""
 
 
 class PolicyTask:
@@ -172,27 +183,30 @@ class FlowTask(PolicyTask):
         """The form that the recipe asks for."""
         return objective_of(self.recipe, self.policy, self.elements, old)
 
-    def rollout(self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock) -> Experience:
+    def rollout(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+    ) -> Experience:
         """Roll out the plan of an iteration, with the critic's guide where the recipe has one."""
-        plan, guided, guide = self.plan_for(iteration), self.recipe.sampler.guide, None
-        if self.critic is not None and guided is not None:
-            guide = self.critic.guide(guided, [row.text for row in rows], plan)
-        updates = self.recipe.optimizer.updates
-        texts = tuple(row.text for row in rows)
+        recipe, plan, guide = self.recipe, self.plan_for(iteration), None
+        prompts = tuple(row.prompt for row in rows)
+        if self.critic is not None and recipe.sampler.guide is not None:
+            guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
         with clock.part("denoiser"):
-            rollout = self.policy.sample(texts, keys, plan, updates, guide)
+            rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=cuts)
         with clock.part("decode"):
-            images = self.policy.decode(rollout, texts)
-        return Experience(rollout, plan, texts, images, updates, tuple(keys))
+            images = self.policy.decode(rollout, prompts)
+        # That of the iteration's first prompt, whichever process has it.
+        first = address(recipe.run.seed, 1, iteration * recipe.rollout.prompts)
+        return Experience(rollout, plan, prompts, images, len(cuts) + 1, tuple(keys), tuple(cuts), first)
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
         """Deterministic steps over the evaluation's noise levels."""
-        texts, plan = tuple(row.text for row in rows), self.evaluation_plan()
+        prompts, plan = tuple(row.prompt for row in rows), self.evaluation_plan()
         with clock.part("denoiser"):
-            rollout = self.evaluator.sample(texts, keys, plan)
+            rollout = self.evaluator.sample(prompts, keys, plan)
         with clock.part("decode"):
-            images = self.evaluator.decode(rollout, texts)
-        return Experience(rollout, plan, texts, images, 1, tuple(keys))
+            images = self.evaluator.decode(rollout, prompts)
+        return Experience(rollout, plan, prompts, images, 1, tuple(keys))
 
     def evaluation_plan(self) -> Plan:
         """A deterministic plan over the evaluation's noise levels."""

@@ -16,20 +16,31 @@ from torch import Tensor
 from ..configs.schema import AnyRecipe, EmaConfig, Recipe
 from ..configs.sections import PROMPT
 from ..core.addressing import address
-from ..core.diagnostics import degenerate_groups
+from ..core.diagnostics import COLUMNS
 from ..pipelines.ema import Ema
 from ..rewards.guards import Alarm, Guards
 from ..rewards.runner import RewardBatch, RewardSet
 from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
 from .combining import combine
-from .credit import credit_of, kept_nodes
+from .credit import credit_of, kept_nodes, leaf_advantages
 from .data import PromptRow, PromptStream, columns_of, templated
 from .learning_rate import learning_rate
 from .memory import Memory
 from .objectives import Objective
-from .records import number, sample_records, track_samples, update_record
-from .rounds import RoundsObjective, collect_rounds
+from .pooled import Pooled, pooled
+from .processes import Processes, ended_together
+from .records import (  # fmt: skip
+    joint_record,
+    joint_update,
+    number,
+    reward_means,
+    reward_record,
+    sample_records,
+    track_samples,
+    update_record,
+)
+from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
 from .tasks import Collected, Task
 from .text_replay import replay_successes
@@ -65,8 +76,8 @@ class Trainer:
     """Trains a policy as a recipe says, into a run folder.
 
     Everything random is addressed by `(run seed, iteration, prompt)`, so results do not depend on interruption;
-    whole groups live on one rank, and loss normalisers are counts of the whole optimizer step, so ranks and
-    micro-batches simply add.
+    whole groups live on one process, and loss normalisers are counts of the whole optimizer step, so processes and
+    micro-batches simply add. Whatever compares beyond a group sees the samples of all processes.
     """
 
     def __init__(
@@ -103,12 +114,15 @@ class Trainer:
             task.compare_with(self.averages["anchor"].applied)
         self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
-        self.memory = Memory(recipe, accelerator.process_index)
+        self.processes = Processes(accelerator.process_index, accelerator.num_processes)
+        self.places = self.processes.share(recipe.rollout.prompts)
+        self.cuts = self.processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
+        self.memory = Memory(recipe)
         make = partial(task.objective, self.old.applied if self.old else None)
         self.objective: Objective = make()
         self.in_rounds = recipe.rollout.budget is not None or bool(recipe.data.templates)
         if self.in_rounds:
-            _refuse_comparisons(rewards)
+            refuse_comparisons(rewards)
             self.objective = RoundsObjective(make)
 
     def parts(self) -> dict[str, Stateful]:
@@ -119,15 +133,30 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint; from the start if there is none."""
-        checkpoints = self.run.list_checkpoints()
-        if checkpoints:
-            self.next_iteration = read_checkpoint(checkpoints[-1], self.task.weights, self.parts())
-        if self.accelerator.is_main_process:
-            self.run.rewind(self.next_iteration)
+        """Continue from the newest checkpoint; from the start if there is none.
+
+        Raises:
+            ValueError: processes see different checkpoints, or what `read_checkpoint` refuses.
+        """
+        with ended_together():
+            checkpoints = self.run.list_checkpoints()
+            if checkpoints:
+                self.next_iteration = read_checkpoint(checkpoints[-1], self.task.weights, self.parts())
+            found = self.processes.gather(self.next_iteration)
+            if len(set(found)) > 1:
+                raise ValueError(
+                    f"the processes see checkpoints of different iterations in {self.run.path}, {found} by process; "
+                    "put the run folder where all of them read and write the same files"
+                )
+            if self.accelerator.is_main_process:
+                self.run.rewind(self.next_iteration)
 
     def train(self) -> None:
         """Run all remaining iterations; the run folder holds the results."""
+        with ended_together():
+            self._train()
+
+    def _train(self) -> None:
         settings, total = self.recipe.run, self.recipe.run.iterations
         self.reporter.started(self)
         self.clock.lap()
@@ -178,22 +207,24 @@ class Trainer:
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration: collect, score, advantage, update. Returns its metrics."""
         rows, experience, scores = self.sample(iteration)
-        record = self._reward_record(iteration, scores, experience)
-        advantages = self.advantages(scores, experience, rows)
+        everyone = self._pooled(rows, experience, scores)
+        record = {"iteration": iteration, **reward_record(everyone)}
+        advantages = self._advantages(everyone, scores, experience)
         keep = kept_nodes(experience, self.combined(scores, experience), self.recipe.advantage)
         with self.clock.part("reward"):
             record |= self.task.learn(experience, scores)
-        self.memory.observe(scores, _prompts(rows, experience))
+        self.memory.observe(everyone.scores, everyone.prompts)
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
-        record |= experience.record()
-        if iteration % self.recipe.run.sample_every == 0 and self.accelerator.is_main_process:
-            self._save_samples("train", iteration, rows, experience, scores)
+        records, sizes = zip(*self.processes.gather((experience.record(), len(scores.values))))
+        record |= joint_record(records, sizes)
+        if iteration % self.recipe.run.sample_every == 0:
+            self._save_samples("train", iteration, self.places, rows, experience, scores)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
 
     def sample(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
-        """This rank's share of the iteration's prompts, sampled and scored, in rounds if the recipe wants them."""
+        """This process's share of the iteration's prompts, sampled and scored, in rounds if the recipe wants them."""
         if not self.in_rounds:
             rows, experience = self.collect(iteration)
             with self.clock.part("reward"):
@@ -201,45 +232,44 @@ class Trainer:
             if self.memory.successes is not None:
                 experience, scores = replay_successes(self.memory.successes, rows, experience, scores)
             return rows, experience, scores
-        rows, first = self.rows(iteration), self._first(iteration)
-        templates = self.recipe.data.templates or [PROMPT]
+        rows, templates = self.rows(iteration), self.recipe.data.templates or [PROMPT]
 
         def sampled(prompts: Sequence[int], numbers: Sequence[int]) -> Any:
-            keys = [self._key(first + p, number) for p, number in zip(prompts, numbers)]
+            keys = [self._key(iteration, p, number) for p, number in zip(prompts, numbers)]
             asked = [templated(rows[p], templates[n % len(templates)]) for p, n in zip(prompts, numbers)]
             with self.old.applied() if self.old else nullcontext():
-                return self.task.rollout(asked, keys, iteration, self.clock)
+                # Rounds are one optimizer step.
+                return self.task.rollout(asked, keys, iteration, self.clock, ())
 
         def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
             with self.clock.part("reward"):
                 return self.score(self.rewards, [rows[p] for p in prompts], part)
 
+        def pool(numbers: list[float]) -> tuple[list[float], list[int]]:
+            return self.processes.pool(numbers, self.places)
+
         settings = self.recipe.rollout
-        return rows, *collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored)
+        return rows, *collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored, pool)
 
     def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
-        """One round of this rank's share of the iteration's prompts, not scored."""
-        rows, first = self.rows(iteration), self._first(iteration)
-        keys = [self._key(first + k, 0) for k in range(len(rows))]
+        """One round of this process's share of the iteration's prompts, not scored."""
+        rows = self.rows(iteration)
+        keys = [self._key(iteration, p, 0) for p in range(len(rows))]
         with self.old.applied() if self.old else nullcontext():
-            return rows, self.task.rollout(rows, keys, iteration, self.clock)
+            return rows, self.task.rollout(rows, keys, iteration, self.clock, self.cuts)
 
     def rows(self, iteration: int) -> list[PromptRow]:
-        """This rank's share of the prompts of an iteration, in the order of the stream or by the curriculum."""
-        share = self.recipe.rollout.prompts // self.accelerator.num_processes
+        """This process's share of the prompts of an iteration, in the order of the stream or by the curriculum."""
+        count = self.recipe.rollout.prompts
         if self.memory.curriculum is None:
-            return self.data.train.take(self._first(iteration), share)
-        everything = self.memory.draw(self.data.train.rows, iteration, self.recipe.rollout.prompts)
-        return everything[self.accelerator.process_index * share :][:share]
+            everything = self.data.train.take(iteration * count, count)
+        else:
+            everything = self.memory.draw(self.data.train.rows, iteration, count)
+        return [everything[place] for place in self.places]
 
-    def _first(self, iteration: int) -> int:
-        """Number, over the run, of this rank's first prompt in an iteration."""
-        prompts = self.recipe.rollout.prompts
-        return iteration * prompts + self.accelerator.process_index * (prompts // self.accelerator.num_processes)
-
-    def _key(self, number: int, round_number: int) -> int:
-        """What addresses the randomness of a prompt's round."""
-        seed = self.recipe.run.seed
+    def _key(self, iteration: int, prompt: int, round_number: int) -> int:
+        """What addresses the randomness of a round of one of this process's prompts."""
+        seed, number = self.recipe.run.seed, iteration * self.recipe.rollout.prompts + self.places[prompt]
         return address(seed, 1, number) if round_number == 0 else address(seed, 8, number, round_number)
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
@@ -255,14 +285,25 @@ class Trainer:
     def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
         """[N] advantages of the nodes; a step has that of the node it leads to.
 
-        Estimators that remember prompts learn from the rollout: for them, call it once an iteration.
+        All processes must call it. Estimators that remember prompts learn from the rollout: for them, call it once an
+        iteration.
         """
-        settings, combined = self.recipe.advantage, self.combined(scores, experience)
-        if self.memory.estimates:
-            prompts = _prompts(rows, experience)
-            leaf = self.memory.advantages(combined, prompts, experience.groups, experience.outcomes)
-            found = experience.node_advantages(leaf)
+        return self._advantages(self._pooled(rows, experience, scores), scores, experience)
+
+    def _pooled(self, rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> Pooled:
+        return pooled(self.processes, self.places, rows, experience, scores)
+
+    def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
+        settings = self.recipe.advantage
+        if settings.credit == "leaf" or self.memory.estimates:
+            whole = combine(everyone.scores, everyone.groups, self.recipe.rewards, settings)
+            if self.memory.estimates:
+                leaf = self.memory.advantages(whole, everyone.prompts, everyone.groups, everyone.outcomes)
+            else:
+                leaf = leaf_advantages(whole, everyone, settings)
+            found = experience.node_advantages(leaf[everyone.mine])
         else:
+            combined = self.combined(scores, experience)
             found = credit_of(settings)(experience, combined, settings, self.task.credit_model())
         found = found.nan_to_num()
         clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
@@ -272,7 +313,7 @@ class Trainer:
 
     def update(self, experience: Collected, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
         """All optimizer steps of one rollout. `advantages` [N] and `keep` [N] (what is trained) are by node."""
-        statistics = torch.zeros(experience.columns, 2, 4, dtype=torch.float64)
+        statistics = torch.zeros(experience.columns, 2, COLUMNS, dtype=torch.float64)
         sums: dict[str, Tensor] = {}
         first_error = torch.zeros(())
         norms = []
@@ -292,15 +333,11 @@ class Trainer:
                     first_error = torch.maximum(first_error, outcome.error)
             with self.clock.part("optimizer"):
                 norms.append(self._step())
-        return update_record(statistics, sums, first_error, norms)
+        mine = statistics, {name: value.cpu() for name, value in sums.items()}, first_error
+        return update_record(*joint_update(self.processes.gather(mine)), norms)
 
     def _step(self) -> Tensor:
-        if self.accelerator.num_processes > 1:
-            # Denominators count the whole step, so ranks add; the mean of DDP would divide once more.
-            flat = torch.cat([_gradient(p).flatten() for p in self.parameters])
-            flat = self.accelerator.reduce(flat, "sum")
-            for parameter, part in zip(self.parameters, flat.split([p.numel() for p in self.parameters])):
-                parameter.grad = part.view_as(parameter)
+        self.processes.add_gradients(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
         if not bool(torch.isfinite(norm)):
             raise FloatingPointError(
@@ -317,44 +354,47 @@ class Trainer:
 
     # -- records -----------------------------------------------------------------------------------------------
 
-    def _reward_record(self, iteration: int, scores: RewardBatch, experience: Collected) -> dict[str, Any]:
-        values = scores.values[experience.outcomes]
-        degenerate = degenerate_groups(values, experience.groups[experience.outcomes])
-        sums = torch.stack([values.nansum(0), (~values.isnan()).float().sum(0)])
-        packed = torch.cat([sums.flatten(), degenerate.float()]).to(self.task.device)
-        packed = self.accelerator.reduce(packed, "sum").cpu()
-        total, count = packed[: sums.numel()].view(2, -1)
-        record: dict[str, Any] = {"iteration": iteration}
-        means = total / count
-        record |= {f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)}
-        record["reward/total"] = number((means.nan_to_num() * scores.weights).sum())
-        record["degenerate_groups"] = number(packed[-2] / packed[-1])
-        return record
-
     def evaluate(self, iteration: int) -> dict[str, float | None]:
         """Sample every held-out prompt with fixed seeds, with the averaged weights."""
         if not self.data.heldout:
             return {}
-        ranks, rank = self.accelerator.num_processes, self.accelerator.process_index
-        rows = self.data.heldout[rank::ranks]
+        places = self.processes.share(len(self.data.heldout))
+        rows = [self.data.heldout[place] for place in places]
         keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
-        with self.ema.applied() if self.ema else nullcontext():
-            experience = self.task.evaluation(rows, keys, self.clock)
-        scores = self.score(self.evaluation, rows, experience)
-        total = torch.stack([scores.values.nansum(0), (~scores.values.isnan()).float().sum(0)])
-        total, count = self.accelerator.reduce(total.to(self.task.device), "sum").cpu()
-        record = {f"eval/{name}": number(mean) for name, mean in zip(scores.names, total / count)}
-        if self.accelerator.is_main_process:
-            self._save_samples("eval", iteration, rows, experience, scores)
+        experience, scores = None, None
+        if rows:  # there may be fewer prompts than processes
+            with self.ema.applied() if self.ema else nullcontext():
+                experience = self.task.evaluation(rows, keys, self.clock)
+            scores = self.score(self.evaluation, rows, experience)
+        mine = [] if scores is None else scores.values.tolist()
+        owners = [] if experience is None else [places[p] for p in experience.prompt_of_sample]
+        means = reward_means(torch.tensor(self.processes.pool(mine, owners)[0]))
+        record = {f"eval/{name}": number(mean) for name, mean in zip(self.evaluation.names, means)}
+        self._save_samples("eval", iteration, places, rows, experience, scores)
         self.reporter.evaluation(iteration, record)
         return record
 
     def _save_samples(
-        self, phase: str, iteration: int, rows: list[PromptRow], experience: Collected, scores: RewardBatch
+        self,
+        phase: str,
+        iteration: int,
+        places: Sequence[int],
+        rows: Sequence[PromptRow],
+        experience: Collected | None,
+        scores: RewardBatch | None,
     ) -> None:
-        records = sample_records(rows, experience, scores)
-        self.run.save_samples(phase, iteration, experience.samples, records)
-        track_samples(self.accelerator.trackers, phase, iteration, experience.samples, records)
+        """Each process writes its images, the main one the index of all; `places` number the prompts of this one."""
+        owners = [] if experience is None else [places[p] for p in experience.prompt_of_sample]
+        numbers = self.processes.pool(owners, owners)[1]
+        lines: list[dict[str, Any]] = []
+        if experience is not None and scores is not None:
+            records = sample_records(rows, experience, scores, numbers)
+            lines = self.run.write_samples(phase, iteration, experience.samples, records, numbers)
+            if self.accelerator.is_main_process:
+                track_samples(self.accelerator.trackers, phase, iteration, experience.samples, records)
+        everything = self.processes.pool(lines, owners)[0]
+        if self.accelerator.is_main_process:
+            self.run.index_samples(everything)
 
     def _checkpoint(self) -> None:
         if self.accelerator.is_main_process:
@@ -374,23 +414,5 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
 
-def _prompts(rows: Sequence[PromptRow], experience: Collected) -> list[int]:
-    """[L] ids of the prompts of the samples, which stay the same over the run."""
-    return [rows[p].id for p in experience.prompt_of_sample]
-
-
-def _refuse_comparisons(rewards: RewardSet) -> None:
-    whole = [reward.name for reward in rewards.rewards if reward.whole_group]
-    if whole:
-        raise ValueError(
-            f"with rollout.budget or data.templates samples are scored round by round, and {', '.join(whole)} compares "
-            "whole groups; leave one of them out"
-        )
-
-
 def _average(task: Task, settings: EmaConfig) -> Ema:
     return Ema(task.weights, decay=settings.decay, every=settings.every, rise=settings.rise)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -39,3 +39,19 @@ def small(random_pipeline: Path) -> list[str]:
 @pytest.fixture
 def recipe(small: list[str]) -> Recipe:
     return load_recipe("default", small)
+
+
+@pytest.fixture
+def small_text(random_language_folder: Path, tmp_path: Path) -> list[str]:
+    """Overrides that make the recipe for text run in seconds on the random language model."""
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def nines(completions, prompts, **columns):\n"
+        "    return [text.count('9') - 0.1 * len(text) for text in completions]\n"
+    )
+    return [
+        f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
+        "rollout={prompts: 3, group: 4, batch: 8, tokens: 60}", "generation.max_tokens=6", "model.train=lora",
+        "evaluate={every: 2, prompts: 5}", "run={iterations: 4, checkpoint_every: 1, sample_every: 2}",
+        "optimizer.learning_rate=0.01",
+    ]  # fmt: skip

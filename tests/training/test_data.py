@@ -5,8 +5,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from flowgrpo.training.data import PromptRow, PromptStream, columns_of, prompt_path, read_prompts, templated
+from flowgrpo.pipelines.pictures import Picture
+from flowgrpo.training.data import (  # fmt: skip
+    PromptRow,
+    PromptStream,
+    columns_of,
+    prompt_path,
+    read_prompts,
+    templated,
+    with_pictures,
+)
 
 
 def written(folder: Path, name: str, content: str | bytes) -> str:
@@ -199,3 +209,63 @@ def test_a_template_goes_around_the_last_message() -> None:
     assert found.messages == ({"role": "user", "content": "so"}, {"role": "user", "content": "why?"})
     assert talk.messages is not None
     assert talk.messages[-1]["content"] == "why"
+
+
+def drawn(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 2), "blue").save(folder / name)
+
+
+def test_pictures_start_at_the_folder_of_the_prompt_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "files").mkdir()
+    drawn(tmp_path / "files", "art/a.png", "b.png")
+    source = written(tmp_path / "files", "p.csv", "prompt,image,tag\nred,art/a.png,x\nblue,b.png,y\n")
+    monkeypatch.chdir(tmp_path)
+    rows = with_pictures(read_prompts("files/p.csv"), "files/p.csv")
+    assert [row.columns for row in rows] == [
+        {"image": "files/art/a.png", "tag": "x"}, {"image": "files/b.png", "tag": "y"}
+    ]  # fmt: skip
+    assert rows[0].pictures == Picture(Path("files/art/a.png"))
+    assert rows[0].prompt == "red"
+    assert rows[0].prompt.call["image"].size == (4, 2)  # type: ignore[attr-defined]
+    assert templated(rows[0], "so {prompt}").pictures == rows[0].pictures
+    # From the working directory or not: the pictures are the file's.
+    assert with_pictures(read_prompts(source), source)[0].pictures == Picture(tmp_path / "files" / "art" / "a.png")
+
+
+def test_several_pictures_of_a_prompt_are_a_list(tmp_path: Path) -> None:
+    drawn(tmp_path, "a.png", "b.png")
+    lines = [{"prompt": "both", "image": ["a.png", "b.png"]}, {"prompt": "one", "image": ["a.png"]}]
+    source = written(tmp_path, "p.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    both, one = with_pictures(read_prompts(source), source)
+    assert both.columns["image"] == [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
+    assert [len(row.prompt.call["image"]) for row in (both, one)] == [2, 1]  # type: ignore[attr-defined]
+
+
+def test_prompts_without_pictures_stay_as_they_are(tmp_path: Path) -> None:
+    source = written(tmp_path, "p.csv", "prompt,image\nred,\nblue,\n")
+    rows = read_prompts(source)
+    assert with_pictures(rows, source) == rows
+    assert rows[0].prompt == "red"
+
+
+@pytest.mark.parametrize(
+    ("second", "parts"),
+    [
+        ('"image": "none.png"', ["none.png does not exist", "folder of the prompt file"]),
+        ('"image": "p.jsonl"', ["p.jsonl is no picture that can be read"]),
+        ('"image": "art"', ["art cannot be read"]),
+        ('"image": ["a.png", 3]', ["`image` is ['a.png', 3]", "a list of paths, for every prompt"]),
+        ('"image": {"bytes": null}', ["`image` is {'bytes': None}", "the path of a picture"]),
+        ('"image": []', ["`image` is []"]),
+        ('"n": 1', ["`image` is None", "for every prompt"]),
+    ],
+)
+def test_faults_of_pictures_name_file_and_line(tmp_path: Path, second: str, parts: list[str]) -> None:
+    drawn(tmp_path, "a.png", "art/a.png")
+    source = written(tmp_path, "p.jsonl", f'{{"prompt": "x", "image": "a.png"}}\n\n{{"prompt": "y", {second}}}\n')
+    with pytest.raises(ValueError, match="line 3") as caught:
+        with_pictures(read_prompts(source), source)
+    assert source in str(caught.value)
+    assert all(part in str(caught.value) for part in parts), caught.value

@@ -1,0 +1,163 @@
+"""`flowgrpo sample` and `flowgrpo evaluate`: what a model makes, of its own accord or of a run's held-out prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .cli_output import say
+from .cli_plan import split
+
+if TYPE_CHECKING:
+    from .training.data import PromptRow
+    from .training.text_policy import Completions
+
+ONLY = {
+    "images": ("steps", "noise"),
+    "text": ("temperature", "top_p", "top_k", "max_tokens", "dtype"),
+}
+"""Options of `flowgrpo sample` that belong to one task."""
+
+
+def sample(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A prompt file, as `data.train` of a recipe, in place of PROMPTS.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
+    ] = "scenes",
+    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    task: Annotated[
+        str | None, typer.Option(help="`images` or `text`; told by the model, but for hub ids, which are of images.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
+    seed: Annotated[int, typer.Option(help="Of the first sample of a prompt; the next ones have the next seeds.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Samples of a prompt.")] = 1,
+    steps: Annotated[int | None, typer.Option(min=1, help="Images: denoising steps; 10 if left out.")] = None,
+    noise: Annotated[
+        int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Text: 0 takes the likeliest token; as the run's, or 1, if left out.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Text: only the likeliest tokens of this mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Text: only the likeliest so many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Text: longest completion; as the run's, or 256.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Text: of the weights; as the run's, or float32.")] = None,
+) -> None:
+    """Sample images or completions with a plain pipeline or language model, base or trained."""
+    given = {
+        "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+        "max_tokens": max_tokens, "dtype": dtype,
+    }  # fmt: skip
+    kind = _kind(model, task, given)
+    rows = _rows(prompts, file)
+    if kind == "images":
+        from .training.inference import sample_images
+
+        texts = _plain(rows)
+        for path in sample_images(model, texts, out, steps=steps or 10, seed=seed, count=count, noise=noise, base=base):
+            say(str(path))
+        return
+    from .training.text_inference import sample_texts
+
+    keys = {"top_p": "generation", "top_k": "generation", "max_tokens": "generation", "dtype": "model"}
+    settings = {f"{section}.{name}": given[name] for name, section in keys.items() if given[name] is not None}
+    index, found = sample_texts(
+        model, rows, out, seed=seed, count=count, temperature=temperature, settings=settings, base=base
+    )
+    _show(rows, found, seed)
+    say(f"written to {index}")
+
+
+def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
+    """What is to be sampled.
+
+    Raises:
+        ValueError: the model makes something else, or an option belongs to the other task.
+    """
+    from .training.text_inference import task_of
+
+    made = task_of(model)
+    if task not in (None, "images", "text"):
+        raise ValueError(f"--task is {task!r}; use images or text")
+    if task is not None and made not in (None, task):
+        raise ValueError(f"--task is {task}, but {model} makes {made}; leave --task out")
+    kind: Literal["images", "text"] = "text" if "text" in (task, made) else "images"
+    for name in ONLY["images" if kind == "text" else "text"]:
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            hint = "; with a hub id of a language model write --task text as well" if made is None else ""
+            raise ValueError(f"{option} is not for {kind}, which {model} makes; leave it out{hint}")
+    return kind
+
+
+def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
+    from .training.data import PromptRow, read_prompts
+
+    if file is not None and prompts:
+        raise ValueError("prompts are given, and --file as well; use one of them")
+    if file is not None:
+        return read_prompts(str(file))
+    if not prompts:
+        raise ValueError("no prompt is given; write one, or name a file with --file")
+    return [PromptRow(number, text) for number, text in enumerate(prompts)]
+
+
+def _plain(rows: list[PromptRow]) -> list[str]:
+    for row in rows:
+        if row.messages is not None:
+            raise ValueError(f"prompt {row.id + 1} is a conversation, which only language models read")
+    return [row.text for row in rows]
+
+
+def _show(rows: list[PromptRow], found: Completions, seed: int) -> None:
+    """Print completions below their prompts."""
+    seen = [0] * len(rows)
+    for text, owner, ids, ended in zip(found.samples, found.prompt_of_sample, found.sampled.ids, found.sampled.ended):
+        if seen[owner] == 0:
+            say(f"prompt {owner + 1}: {rows[owner].text}")
+        say(f"  seed {seed + seen[owner]}, {len(ids)} tokens{'' if ended else ', cut there'}:")
+        for line in text.split("\n"):
+            say(f"    {line}")
+        seen[owner] += 1
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
+    ] = "scenes",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="A recipe and key=value overrides; if no recipe is named, that of the run."),
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
+    ] = None,
+) -> None:
+    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
+    from .configs.load import load_recipe
+
+    source, overrides = split(words)
+    recipe = load_recipe(source or _own_recipe(model), overrides)
+    noun = "images" if recipe.task == "images" else "completions"
+    from .training.inference import evaluate_model
+
+    for name, (mean, error, count) in evaluate_model(model, recipe, out=out, base=base).items():
+        say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
+    if out is not None:
+        say(f"written to {out / 'index.jsonl'}")
+
+
+def _own_recipe(model: str) -> str | Path:
+    """The recipe of a run; of another model the default of its task."""
+    from .training.text_inference import task_of
+
+    config = Path(model) / "config.yaml"
+    if config.is_file():
+        return config
+    return "text" if task_of(model) == "text" else "default"

@@ -1,0 +1,279 @@
+"""From the words that name a recipe to one mapping: a file, what it builds on, and the parts that are put on it."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used; the message lists every fault found."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number."""
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes text that `Loader` would read as a number."""
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+for _side in (Loader, Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+KINDS = {"models": "model", "tasks": "task", "hardware": "hardware"}
+"""Folder of a kind of part -> what one is called, in the order in which parts are put on a method."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer of a recipe: what it takes for one model, one task, or some hardware.
+
+    Attributes:
+        name: of its file.
+        kind: a key of `KINDS`.
+        line: first comment line of the file.
+        names: its name, and that of the part it is a change of (`base`).
+        paper: where its settings come from.
+        recipe: keys of a recipe.
+        special: names joined by `+` -> keys of a recipe that hold when the method is, or builds on, all of them, or
+            they are among the parts.
+        medium: "images" or "videos": what a model makes, or what alone a task is for; None for any.
+        files: of a task, what its prompt files are and which columns they have.
+        prompts: of a task, about how many training prompts the published file has.
+        machine: of hardware, `gpus` (their number), `gpu` (their name) and `prompts` (most it is meant for).
+    """
+
+    name: str
+    kind: str
+    line: str
+    names: frozenset[str]
+    paper: str
+    recipe: dict[str, Any]
+    special: dict[str, dict[str, Any]]
+    medium: str | None
+    files: str
+    prompts: int | None
+    machine: dict[str, Any]
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def recipe_lines() -> dict[str, str]:
+    """Recipes that come with the package: name -> first comment line of the file."""
+    folder = resources.files("flowgrpo.configs") / "recipes"
+    return {name: _first_line(text) for name, text in _texts(folder)}
+
+
+@cache
+def parts() -> dict[str, Part]:
+    """Parts that come with the package, by name, kind by kind."""
+    folder = resources.files("flowgrpo.configs") / "parts"
+    found: dict[str, Part] = {}
+    for kind in KINDS:
+        texts = dict(_texts(folder / kind))
+        found |= {name: _part(name, kind, texts) for name in texts}
+    return found
+
+
+def layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
+    """The recipe a source names, with what it builds on merged in, and a name for messages."""
+    if "+" in source and not Path(source.partition("@")[0]).is_file():
+        return _composed(source, derived)
+    place, at, layer = source.rpartition("@")
+    if not at or layer != "published":
+        place, layer = source, ""
+    name, text = _read(place)
+    data = _parse(name, text)
+    published, base = data.pop("published", None), data.pop("base", None)
+    if base is not None:
+        base = _base(name, base, derived)
+        data = merge(layers(base, (*derived, name))[1], data)
+    if layer:
+        data = merge(data, _published(name, published))
+    return name, data
+
+
+def parts_of(source: str | Path | None) -> list[Part]:
+    """The parts that a source names, in the order in which they are put on; none without any.
+
+    Raises:
+        RecipeError: an unknown part, or two of a kind.
+    """
+    words = str(source or "").split("+")[1:]
+    if not words or Path(str(source)).is_file():
+        return []
+    known = parts()
+    chosen: dict[str, Part] = {}
+    for word in words:
+        if word not in known:
+            raise RecipeError(_no_part(word, str(source), known))
+        part = known[word]
+        if part.kind in chosen and chosen[part.kind].name != word:
+            raise RecipeError(
+                f"{source}: {chosen[part.kind].name} and {word} are both of kind {KINDS[part.kind]}; name one of them"
+            )
+        chosen[part.kind] = part
+    model, task = chosen.get("models"), chosen.get("tasks")
+    if model and task and task.medium not in (None, model.medium):
+        raise RecipeError(f"{source}: {task.name} is of {task.medium}, and {model.name} makes {model.medium}")
+    return [chosen[kind] for kind in KINDS if kind in chosen]
+
+
+def machine_of(source: str | Path | None) -> dict[str, Any]:
+    """`Part.machine` of the hardware part that a source names; nothing without one."""
+    return next((part.machine for part in parts_of(source) if part.machine), {})
+
+
+def prompt_file_note(source: str) -> str | None:
+    """What a prompt file is that some task part names, and its columns; None for other paths."""
+    part = _task_of(source)
+    return None if part is None else part.files
+
+
+def prompts_of_file(source: str) -> int | None:
+    """About how many training prompts the published file has that some task part names; None for other paths."""
+    part = _task_of(source)
+    return None if part is None else part.prompts
+
+
+def _task_of(source: str) -> Part | None:
+    return next((part for part in parts().values() if source in (part.recipe.get("data") or {}).values()), None)
+
+
+def _composed(source: str, derived: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """A method with parts put on it: its published settings, if it has such, then each part's."""
+    method = source.partition("+")[0]
+    if method in parts():
+        raise RecipeError(f"{source}: {method} is a part; begin with a method: {', '.join(recipe_lines())}")
+    chosen = parts_of(source)
+    place = method.removesuffix("@published")
+    published = "published" in _parse(*_read(place))
+    _, data = layers(f"{place}@published" if published else method, derived)
+    if data.get("task", "images") != "images":
+        raise RecipeError(f"{source}: {place} is a recipe of text; parts are put on recipes of images")
+    active = _lineage(place).union(*(part.names for part in chosen))
+    for part in chosen:
+        data = merge(data, part.recipe)
+        for names, section in part.special.items():
+            if set(names.split("+")) <= active:
+                data = merge(data, section)
+    name = "+".join([place, *(part.name for part in chosen)])
+    papers = [data.get("paper", ""), *(part.paper for part in chosen)]
+    # Parts are read once, and overrides write into what is returned.
+    return name, {**copy.deepcopy(data), "name": name, "paper": " ".join(paper.strip() for paper in papers if paper)}
+
+
+def _lineage(place: str) -> set[str]:
+    """A method and all that its recipe is built on."""
+    found: set[str] = set()
+    name: Any = place
+    while name not in found and (name in recipe_lines() or Path(str(name)).is_file()):
+        found.add(name)
+        name = _parse(*_read(name)).get("base")
+    return found
+
+
+def _base(name: str, base: Any, derived: Sequence[str]) -> str:
+    if not isinstance(base, str):
+        raise RecipeError(f"{name}: base is {base!r}; write the name of a recipe or a file")
+    beside = Path(name).parent / base
+    base = str(beside) if beside.is_file() else base
+    if base in (*derived, name):
+        raise RecipeError(f"{name}: `base: {base}` leads back to itself")
+    return base
+
+
+def _published(name: str, section: Any, derived: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A `published` section, upon that of the recipe it names as its `base`."""
+    if not isinstance(section, dict):
+        raise RecipeError(f"{name} has no `published` section; leave out @published")
+    base = section.get("base")
+    if base is None:
+        return section
+    if base in (*derived, name):
+        raise RecipeError(f"{name}: `published.base: {base}` leads back to itself")
+    below = _published(base, _parse(*_read(base)).get("published"), (*derived, name))
+    return merge(below, {key: value for key, value in section.items() if key != "base"})
+
+
+def _part(name: str, kind: str, texts: Mapping[str, str]) -> Part:
+    data, base = _parse(name, texts[name]), None
+    if "base" in data:
+        base = str(data.pop("base"))
+        data = merge(_parse(base, texts[base]), data)
+    return Part(
+        name=name,
+        kind=kind,
+        line=_first_line(texts[name]),
+        names=frozenset({name, base or name}),
+        paper=str(data.pop("paper", "")),
+        special=data.pop("for", {}),
+        medium=data.pop("medium", None),
+        files=str(data.pop("files", "")).strip(),
+        prompts=data.pop("prompts", None),
+        machine=data.pop("machine", {}),
+        recipe=data,
+    )
+
+
+def _no_part(word: str, source: str, known: Mapping[str, Part]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    if word in recipe_lines():
+        hint = f"{word} is a method, and only the first word names one. "
+    listed = [f"{kind}: {', '.join(n for n, part in known.items() if part.kind == kind)}" for kind in KINDS]
+    return f"{source}: no part {word!r}; {hint}Parts are {'; '.join(listed)}"
+
+
+def _texts(folder: Any) -> list[tuple[str, str]]:
+    """Name and text of the YAML files of a folder of the package."""
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    return [(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8")) for entry in files]
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0].lstrip("# ").strip()
+
+
+def _read(key: str) -> tuple[str, str]:
+    known = recipe_lines()
+    if key in known:
+        path = resources.files("flowgrpo.configs") / "recipes" / f"{key}.yaml"
+        return key, path.read_text(encoding="utf-8")
+    file = Path(key)
+    if file.is_file():
+        try:
+            return key, file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{key} is not UTF-8 text (byte {error.start}); give a YAML file") from None
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        data = yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{name} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise RecipeError(f"{name} holds {type(data).__name__}, not a mapping of recipe keys")
+    return data

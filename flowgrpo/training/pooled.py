@@ -1,0 +1,71 @@
+"""The samples of all processes of a run together, for whatever compares beyond a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..rewards.runner import RewardBatch
+from .data import PromptRow
+from .processes import Processes
+from .tasks import Collected
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """L samples in the order of their prompts, the same on every process.
+
+    Attributes:
+        scores: [L, K], without sub-scores and notes.
+        prompts: [L] ids of their prompts, which stay the same over the run.
+        groups: [L] ids of the groups in which samples are compared.
+        outcomes: [L] bool: samples that are results.
+        lengths: [L] tokens; of completions only.
+        mine: where the samples of this process are.
+    """
+
+    scores: RewardBatch
+    prompts: list[int]
+    groups: Tensor
+    outcomes: Tensor
+    lengths: Tensor | None
+    mine: list[int]
+
+
+def pooled(
+    processes: Processes, places: Sequence[int], rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch
+) -> Pooled:
+    """Bring the samples of all processes together. All must call it.
+
+    Args:
+        processes: of the run.
+        places: [P] number of each prompt of this process among those of the iteration.
+        rows: [P] prompts of this process.
+        experience: samples of them.
+        scores: of the samples.
+    """
+    owners, lengths = experience.prompt_of_sample, getattr(experience, "lengths", None)
+    columns = (
+        [places[p] for p in owners],
+        [rows[p].id for p in owners],
+        experience.groups.tolist(),
+        experience.outcomes.tolist(),
+        [0] * len(owners) if lengths is None else lengths.tolist(),
+        scores.values.tolist(),
+    )
+    everything, mine = processes.pool(list(zip(*columns, strict=True)), columns[0])
+    at, ids, groups, outcomes, counts, values = zip(*everything, strict=True)
+    # Each process numbers its groups by itself; none has samples of two prompts.
+    names: dict[tuple[int, int], int] = {}
+    known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
+    return Pooled(
+        scores=replace(scores, values=torch.tensor(values), sub_scores={}, notes={}),
+        prompts=list(ids),
+        groups=torch.tensor(known),
+        outcomes=torch.tensor(outcomes),
+        lengths=None if lengths is None else torch.tensor(counts),
+        mine=mine,
+    )

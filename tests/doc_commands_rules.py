@@ -1,0 +1,362 @@
+"""How each command of the documentation is done here: for real, in this process, on small material.
+
+A rule takes the words after the command's name and gives those that are run: names of things that a reader has are
+given what they name, and what is long is made short. A command without a rule fails its test.
+"""
+
+import os
+import re
+import signal
+import threading
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flowgrpo import cli_rewards
+from flowgrpo.cli_plan import split
+from flowgrpo.configs.load import load_image_recipe, load_recipe, recipe_names
+from flowgrpo.configs.schema import AnyRecipe, Recipe
+from flowgrpo.gallery.vote_server import VoteServer
+from flowgrpo.kit import optimise
+from flowgrpo.pipelines.conformance import run as conformance
+from flowgrpo.rewards.registry import check_options, resolve
+from flowgrpo.training import bench_text, build
+from tests.doc_commands_read import PAGES, Example, examples
+from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
+from tests.doc_commands_stock import interrupted, put_prompts
+from tests.gallery.voting import Client
+
+# Small enough for seconds: a rollout of four images with few steps, whatever the recipe.
+TINY_ROLLOUT = ("rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}", "sampler.steps=4")
+TINY_WINDOW = "sampler.window={kind: frozen, size: 2, start: 0}"
+
+RULES: dict[tuple[str, ...], Rule] = {}
+
+
+def rule(*path: str) -> Callable[[Rule], Rule]:
+    """Makes a function the rule of a command."""
+
+    def keep(function: Rule) -> Rule:
+        RULES[path] = function
+        return function
+
+    return keep
+
+
+# -- recipes and runs --------------------------------------------------------------------------------------------------
+
+
+def recipe_words(words: Sequence[str] | None) -> tuple[str, list[str]]:
+    """Recipe and overrides."""
+    source, overrides = split(list(words or []))
+    return source or "default", overrides
+
+
+def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[str]:
+    """Overrides that make any recipe short; it is read as it stands, and missing prompt files are made."""
+    recipe = load_recipe(source, overrides)
+    small = ["run.iterations=1", f"rollout.prompts={max(2, recipe.optimizer.updates)}", "evaluate.prompts=1"]
+    if isinstance(recipe, Recipe):
+        if recipe.critic is not None:
+            small += ["run.iterations=2", "critic.warmup=1"]  # the second iteration of a critic is the first to ask it
+        if recipe.model.path != "scenes":
+            small += ["model.path=scenes", "model.dtype=float32", "model.call={}"]
+    else:
+        small.append("generation.max_tokens=4")
+        if recipe.model.path not in EMBEDDED:
+            small += ["model.path=arithmetic", "model.dtype=float32", "model.system=null"]
+    _put_files(reader, recipe)
+    try:
+        load_recipe(source, [*overrides, *small, "rollout.group=4"])
+    except ValueError:
+        return small  # its samples are split or selected in larger groups
+    return [*small, "rollout.group=4"]
+
+
+def _put_files(reader: Reader, recipe: AnyRecipe) -> None:
+    for file in (recipe.data.train, recipe.data.heldout):
+        if file is not None and ":" not in file and not Path(file).is_absolute():
+            put_prompts(reader.home / file, text=not isinstance(recipe, Recipe))
+
+
+def put_recipe(reader: Reader, source: str, example: Example) -> None:
+    """Write the file of a recipe that the page calls by its `name` alone, or `mine.yaml`, which is anybody's."""
+    file = reader.home / source.partition("@")[0]
+    if file.suffix != ".yaml" or file.exists():
+        return
+    named = re.compile(rf"^name: {re.escape(file.stem)}$", re.MULTILINE)
+    shown = [other.text for other in examples(example.page) if other.kind == "yaml" and named.search(other.text)]
+    if file.stem == "mine":
+        shown.append("base: default\nname: mine\n")
+    if not shown:
+        raise NoRule(f"no page shows {source}")
+    file.write_text(shown[0], encoding="utf-8")
+
+
+@rule("train")
+def _train(reader: Reader, words: list[str], example: Example) -> list[str] | None:
+    source, overrides = recipe_words(given(["train"], words)["words"])
+    put_recipe(reader, source, example)
+    alone = example.kind == "span" and source in recipe_names() and not overrides
+    standard = Path(source).suffix != ".yaml" and load_recipe(source, overrides).model.path not in EMBEDDED
+    if alone or standard:
+        # tests/training/test_recipes.py trains every recipe of the package; those for other models can be planned.
+        reader.flowgrpo("plan", source, *overrides)
+        return None
+    return [*words, *small_recipe(reader, source, overrides)]
+
+
+@rule("plan")
+def _plan(reader: Reader, words: list[str], example: Example) -> list[str]:
+    put_recipe(reader, recipe_words(given(["plan"], words)["words"])[0], example)
+    return words
+
+
+@rule("resume")
+def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
+    run = reader.home / given(["resume"], words)["run"]
+    if not run.exists():
+        reader.stock.put_run(run)
+        interrupted(run)
+    return words
+
+
+@rule("sample")
+def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
+    model = given(["sample"], words)["model"]
+    put = put_model(reader, model)
+    return [put if word == model else word for word in words]
+
+
+@rule("evaluate")
+def _evaluate(reader: Reader, words: list[str], example: Example) -> list[str]:
+    told = given(["evaluate"], words)
+    put = put_model(reader, told["model"])
+    source, overrides = recipe_words(told["words"])
+    put_recipe(reader, source, example)
+    text = "text" in put or (source != "default" and not isinstance(load_recipe(source, overrides), Recipe))
+    small = ["evaluate.prompts=2", "evaluate.seeds=1", "generation.max_tokens=4" if text else "evaluate.steps=4"]
+    return [*([] if words else [put]), *(put if word == told["model"] else word for word in words), *small]
+
+
+def put_model(reader: Reader, word: str) -> str:
+    """Make the run, folder or downloaded model that a word names, and what to call it."""
+    if word.startswith("runs/"):
+        reader.put_run(word, text="text" in word)
+        return word
+    return reader.put_model(word)
+
+
+@rule("bench")
+def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | None:
+    told = given(["bench"], words)
+    name = told["name"]
+    if name == "claims":
+        # tests/training/test_claims.py measures runs; here the table of what is there, which is nothing.
+        return [*words, "--report-only"]
+    if name == "interruption":
+        # It starts and kills a dozen processes; tests/training/test_trainer.py does it with two.
+        load_image_recipe(*recipe_words(told["words"]))
+        return None
+    if name == "shared-prefix":
+        for size, small in {"PROMPT": 24, "COMPLETION": 5, "GROUP": 3, "WIDTH": 16, "LAYERS": 2, "HEADS": 2}.items():
+            reader.patch.setattr(bench_text, size, small)
+        # A process of its own, ten seconds for each.
+        reader.patch.setattr(bench_text, "_peak", {True: 1.0, False: 2.0}.__getitem__)
+        return words
+    return [*words, *TINY_ROLLOUT, TINY_WINDOW, "evaluate.prompts=2"]
+
+
+@rule("recipes")
+@rule("rewards")
+@rule("rewards", "new")
+@rule("pipelines", "list")
+def _as_it_stands(reader: Reader, words: list[str], example: Example) -> list[str]:
+    return words
+
+
+@rule("build", "scenes")
+def _build_scenes(reader: Reader, words: list[str], example: Example) -> None:
+    # tests/training/test_build.py builds one; here what would be built has to be understood.
+    built: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "build_all", lambda out, **settings: (out.mkdir(), built.append(out)))
+        reader.flowgrpo("build", "scenes", *words)
+    assert built
+
+
+@rule("build", "arithmetic")
+def _build_arithmetic(reader: Reader, words: list[str], example: Example) -> list[str]:
+    return [*words, "--scale", "1e-6"]
+
+
+# -- pipelines ---------------------------------------------------------------------------------------------------------
+
+
+@rule("pipelines", "check")
+def _check_pipeline(reader: Reader, words: list[str], example: Example) -> list[str]:
+    if "--all" in words:
+        # tests/pipelines/test_conformance.py checks every class; here the two that come first.
+        few = dict(list(conformance.TINY.items())[:2])
+        reader.patch.setattr(conformance, "TINY", few)
+        return words
+    told = given(["pipelines", "check"], words)
+    if told["what"] is None or told["what"] in conformance.TINY:
+        return words
+    tiny = conformance.TINY["StableDiffusion3Pipeline"]
+    folder = reader.home / told["what"].lstrip("/")
+    if not folder.exists():
+        tiny.fresh().save_pretrained(folder)
+    # Sizes are those of the tiny one; whatever else the page gives to the call is given.
+    own = [word for word in words if word != told["what"] and word.partition("=")[0] not in tiny.call]
+    return [str(folder), *own, *(f"{name}={value}" for name, value in tiny.call.items())]
+
+
+# -- galleries ---------------------------------------------------------------------------------------------------------
+
+
+@rule("gallery")
+def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | None:
+    told = given(["gallery"], words)
+    for run in map(str, told["runs"]):
+        reader.put_run(run, text="text" in run)
+    if not told["vote"]:
+        return words
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VoteServer, "serve_forever", _vote_twice(seen))
+        reader.flowgrpo("gallery", *words)
+    assert seen == [200, 200, 200]
+    return None
+
+
+def _vote_twice(seen: list[int]) -> Callable[..., None]:
+    """In place of a server that waits for people: it answers a page and two choices, and then Ctrl-C."""
+    serve = VoteServer.serve_forever
+
+    def serve_forever(server: VoteServer) -> None:
+        answering = threading.Thread(target=serve, args=(server, 0.05))
+        answering.start()
+        try:
+            client = Client(server)
+            seen.append(client.get()[0])
+            seen.extend(client.vote(pair, "left")[0] for pair in range(2))
+        finally:
+            server.shutdown()
+            answering.join()
+        raise KeyboardInterrupt
+
+    return serve_forever
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------------
+
+
+@rule("rewards", "check")
+def _check_reward(reader: Reader, words: list[str], example: Example) -> list[str]:
+    told = given(["rewards", "check"], words)
+    put_reward_files(reader, [told["reward"], *(told["against"] or [])], told["options"] or [])
+    put_pictures(reader, told["images"])
+    if told["data"] is not None and ":" not in told["data"]:
+        put_prompts(reader.home / told["data"], text=True, completions=("5", "six", ""))
+    small = [*words, "--prompts", "2", "--seeds", "3"]
+    if not told["optimise"]:
+        return small
+    # The short run of the kit, made shorter.
+    less = ("evaluate.prompts=4", "evaluate.seeds=1", "rollout.prompts=2")
+    reader.patch.setattr(optimise, "load_recipe", lambda source, words: load_recipe(source, [*words, *less]))
+    return [*small, "--iterations", "1"]
+
+
+@rule("rewards", "compare")
+def _compare(reader: Reader, words: list[str], example: Example) -> list[str]:
+    told = given(["rewards", "compare"], words)
+    put_reward_files(reader, told["rewards"], [])
+    put_pictures(reader, told["images"])
+    if told["votes"] is not None and not (reader.home / told["votes"]).exists():
+        put_votes(reader, str(told["votes"]))
+    return [_content_with_few(word) if word.startswith("{name: choices") else word for word in words]
+
+
+def _content_with_few(entry: str) -> str:
+    """A reward of votes for the handful that the stock has, which tell nothing apart from chance."""
+    asked = yaml.safe_load(entry)
+    asked["options"] |= {"least": 2, "allow_chance": True}
+    return str(yaml.safe_dump(asked, default_flow_style=True)).strip()
+
+
+def put_votes(reader: Reader, word: str) -> None:
+    """A file of choices: that of a run, or one beside the folder of its run."""
+    if word.startswith("runs/"):
+        reader.put_run(word)
+    else:
+        (reader.home / "voted").mkdir(exist_ok=True)
+        reader.stock.put_run(reader.home / "voted" / "run")
+        # Votes name their run from the file's own folder.
+        text = (reader.home / "voted" / "run" / "votes.jsonl").read_text(encoding="utf-8")
+        (reader.home / word).write_text(text.replace('"folder": "."', '"folder": "voted/run"'), encoding="utf-8")
+
+
+@rule("rewards", "serve")
+def _serve(reader: Reader, words: list[str], example: Example) -> None:
+    told = given(["rewards", "serve"], words)
+    reward, options = told["reward"], told["options"] or []
+    put_reward_files(reader, [reward], options)
+    check_options(resolve(reward), dict(word.split("=", 1) for word in options), reward)
+    # Weights are not here: a reward that has options for them is served by another one in its place.
+    small = ["jpeg_compressibility" if options else reward, "--port", "0", "--waiting", str(told["waiting"])]
+    small += [] if told["token_env"] is None else ["--token-env", told["token_env"]]
+    seen: dict[str, int] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen))
+        reader.flowgrpo("rewards", "serve", *small)
+    assert seen == {"health": 200}
+
+
+def _ask_and_stop(say: Callable[[str], None], seen: dict[str, int]) -> Callable[[str], None]:
+    """A server that says its address is asked how it is, and then ended as by a process manager."""
+
+    def ask(address: str) -> None:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
+                seen["health"] = answer.status
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def told(line: str) -> None:
+        say(line)
+        if (address := re.search(r"http://\S+", line)) is not None:
+            threading.Thread(target=ask, args=(address[0],)).start()
+
+    return told
+
+
+def put_pictures(reader: Reader, folder: Path | None) -> None:
+    """Make a folder of pictures, unless there is one."""
+    if folder is not None and str(folder).startswith("runs/"):
+        reader.put_run(str(folder))
+    elif folder is not None:
+        reader.stock.put_pictures(reader.home / folder)
+
+
+def put_reward_files(reader: Reader, rewards: Sequence[str], options: Sequence[str]) -> None:
+    """Write the file of a reward `file.py:name` from the page that shows such a one with such options, if need be."""
+    names = [word.partition("=")[0] for word in options]
+    for word in rewards:
+        file, _, name = word.removeprefix("./").partition(":")
+        if not file.endswith(".py") or not name:
+            continue
+
+        def fits(text: str, name: str = name) -> bool:
+            defined = re.search(rf"^(?:def|class) {re.escape(name)}\b", text, re.MULTILINE)
+            return defined is not None and all(option in text for option in names)
+
+        path = reader.home / file
+        if path.exists() and fits(path.read_text(encoding="utf-8")):
+            continue
+        shown = [other.text for page in PAGES for other in examples(page) if other.file == file and fits(other.text)]
+        assert shown, f"no page shows {file} with {name} and {', '.join(names) or 'no options'}"
+        path.write_text(shown[0], encoding="utf-8")
