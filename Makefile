@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: all style check test docs mutants
+.PHONY: all style check test docs docs-site mutants
 
 # What CI runs on the code.
 all: check test
@@ -24,6 +24,12 @@ docs:
 	$(PYTHON) docs/make_recipe_reference.py
 	$(PYTHON) docs/make_method_index.py
 	$(PYTHON) docs/make_pipeline_page.py
+	$(PYTHON) docs/make_command_reference.py
+	$(PYTHON) docs/make_standard_runs.py
+
+# The documentation as a site, in site/; a broken link is an error.
+docs-site:
+	$(PYTHON) -m mkdocs build
 
 # Does a test notice when a formula of the core is changed?
 mutants:

@@ -56,7 +56,7 @@ METHODS = (
         (kernels.dance_sde, selection.select),
     ),
     Method(
-        "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star"),
+        "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_guard", "mixgrpo_flash", "mixgrpo_flash_star"),
         "Windows are never empty (the released progressive one is, for a whole interval, at the end of its way), "
         "and are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops short of it when "
         "one step is left.",

@@ -123,12 +123,12 @@ NOTES = {
     "paper": "What it follows: papers and equations.",
     "model.train": "A LoRA adapter on the denoiser, or all of the denoiser's weights.",
     "model.lora.init": "`gaussian` draws A from N(0, 1/rank²), `default` is peft's. B starts at zero in both.",
-    "model.call": "Height, width, frames, guidance scale, negative prompt and so on.",
+    "model.call": "Height, width, frames, guidance scale, negative prompt and so on; for a picture its path.",
     "model.variant": "How single states are evaluated; `auto` takes the lightest way that replays the pipeline's own "
     "loop exactly.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
     "data.train": "Files end in .txt (a prompt a line), .jsonl, .json, .csv or .tsv (a `prompt` column; the others go "
-    "to the rewards).",
+    "to the rewards). For a pipeline that takes a picture, a column `image` has its path, from the folder of the file.",
     "data.heldout": "`null` switches evaluation off.",
     "sampler.plan": "`window`: chains, stochastic and trained within a window of steps. `branch`: trees, stochastic at "
     "every step. `spine`: a deterministic main line with stochastic side branches.",

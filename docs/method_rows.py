@@ -202,7 +202,7 @@ def _check(recipe: AnyRecipe) -> None:
         if recipe.objective.form != "tokens":
             inspect.signature(partial(FORMS[recipe.objective.form], **recipe.objective.form_options))
     credit_of(recipe.advantage)
-    Memory(recipe, 0)
+    Memory(recipe)
     rewards = RewardSet(reward_specs(recipe.rewards))
     for reward in rewards.rewards:
         # Which columns there are is a matter of the prompt file; what is scored is not.

@@ -1,0 +1,152 @@
+"""Writes docs/commands.md from the command line itself, so that the page cannot differ from the code.
+
+Run it from anywhere: `python docs/make_command_reference.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import typer
+from typer.models import ArgumentInfo, OptionInfo
+
+from flowgrpo.cli import app
+
+PAGE = Path(__file__).resolve().with_name("commands.md")
+
+INTRODUCTION = """\
+# Commands
+
+<!-- Written by docs/make_command_reference.py from flowgrpo/cli.py and its parts. Change those, not this page. -->
+
+Everything is done by one command, `flowgrpo`; `python -m flowgrpo` is the same. `--help` after any of the names below
+prints what stands here. What is in brackets may be left out, and what three dots follow may be given several times.
+Options stand before or after the other words.
+
+An error that you can mend is one message, and the exit status is 1; a wrong option is 2, and Ctrl-C 130.
+"""
+
+KINDS = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument or option of a command.
+
+    Attributes:
+        words: how it is written.
+        positional: whether it is written without dashes.
+        required: whether it must be given.
+        default: its default; empty if there is none.
+        meaning: its help.
+    """
+
+    words: str
+    positional: bool
+    required: bool
+    default: str
+    meaning: str
+
+
+def commands(part: typer.Typer = app, prefix: str = "flowgrpo") -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every command with its full name, in the order of `--help`; a group that does something by itself comes first."""
+    if part.registered_callback is not None and part.registered_callback.callback is not None:
+        yield prefix, part.registered_callback.callback
+    for command in part.registered_commands:
+        assert command.callback is not None
+        yield f"{prefix} {command.name or command.callback.__name__.replace('_', '-')}", command.callback
+    for group in part.registered_groups:
+        assert group.typer_instance is not None
+        yield from commands(group.typer_instance, f"{prefix} {group.name}")
+
+
+def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
+    """Arguments and options of a command, in the order of its signature.
+
+    Raises:
+        ValueError: one of them has no help.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    for name, given in inspect.signature(command).parameters.items():
+        if hints[name] is typer.Context:
+            continue
+        kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        info = next((note for note in notes if isinstance(note, ArgumentInfo | OptionInfo)), None)
+        if info is None or not info.help:
+            raise ValueError(f"{command.__name__}: {name} has no help; write Annotated[…, typer.Option(help=…)]")
+        yield _parameter(name, kind, given.default, info)
+
+
+def _parameter(name: str, kind: Any, value: Any, info: ArgumentInfo | OptionInfo) -> Parameter:
+    kinds = [part for part in get_args(kind) if part is not type(None)] if _is_union(kind) else [kind]
+    many = get_origin(kinds[0]) is list
+    base = get_args(kinds[0])[0] if many else kinds[0]
+    positional, required = isinstance(info, ArgumentInfo), value is inspect.Parameter.empty
+    if positional:
+        words = info.metavar or (name.upper() if required else f"[{name.upper()}]") + "..." * many
+    else:
+        words = _flag(name, info) + (f" {KINDS[base]}" if base is not bool else "")
+    default = "" if required or value is None or value is False else f"`{value}`"
+    return Parameter(words, positional, required, default, f"{info.help}{_bounds(info)}")
+
+
+def _is_union(kind: Any) -> bool:
+    return isinstance(kind, types.UnionType) or get_origin(kind) is Union
+
+
+def _flag(name: str, info: ArgumentInfo | OptionInfo) -> str:
+    # In Annotated, the first of the given names arrives where a default would be.
+    given = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("--")]
+    return str(given[0]) if given else f"--{name.replace('_', '-')}"
+
+
+def _bounds(info: ArgumentInfo | OptionInfo) -> str:
+    if info.min is not None and info.max is not None:
+        return f" From {info.min:g} to {info.max:g}."
+    return f" At least {info.min:g}." if info.min is not None else ""
+
+
+def _section(name: str, command: Callable[..., Any]) -> str:
+    found = list(parameters(command))
+    usage = [name, *(p.words for p in found if p.positional or p.required)]
+    usage += ["[OPTIONS]"] if any(not p.positional and not p.required for p in found) else []
+    lines = [f"## {name}", "", inspect.cleandoc(command.__doc__ or ""), "", "```usage", " ".join(usage), "```"]
+    if found:
+        lines += ["", "| | default | meaning |", "| --- | --- | --- |"]
+        lines += [
+            f"| `{_cell(p.words)}` | {_cell(p.default) or ('required' if p.required else '')} | {_cell(p.meaning)} |"
+            for p in found
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def page() -> str:
+    """The whole page.
+
+    Raises:
+        ValueError: a command or one of its parameters does not say what it is.
+    """
+    every = list(commands())
+    silent = [name for name, command in every if not command.__doc__]
+    if silent:
+        raise ValueError(f"{silent[0]} has no docstring, which is its help; write one")
+    rows = "\n".join(
+        f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell((command.__doc__ or '').strip().splitlines()[0])} |"
+        for name, command in every
+    )
+    overview = f"| command | what it does |\n| --- | --- |\n{rows}\n"
+    return "\n".join([INTRODUCTION, overview, *(_section(name, command) for name, command in every)])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
