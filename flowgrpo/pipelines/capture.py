@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from .adapters import Together, adapter_of
 from .borrowing import replaced
 from .encodings import encodings_of, fingerprint
+from .placement import Placement
 from .recorder import Recorder, Stop
 
 _OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
@@ -168,6 +169,7 @@ class PipelineCall:
         if self.adapter.prepare is not None:
             self.adapter.prepare(pipe)
         self._encodings = encodings_of(pipe)
+        self._placement = Placement(pipe)
         # Diffusers decorates __call__ with no_grad; below it the caller's own grad mode decides.
         self._function = getattr(type(pipe).__call__, "__wrapped__", type(pipe).__call__)
         self.parameters = inspect.signature(self._function).parameters
@@ -221,7 +223,7 @@ class PipelineCall:
         attributes: dict[str, Any] = {"scheduler": recorder, "_progress_bar_config": {"disable": True}}
         if hasattr(self.pipe, "encode_prompt"):
             attributes["encode_prompt"] = self._encodings.encode_prompt(self.pipe.encode_prompt)
-        with replaced(self.pipe, **attributes), self._encodings.active():
+        with replaced(self.pipe, **attributes), self._encodings.active(), self._placement.remembered():
             try:
                 return self._function(self.pipe, prompt=texts, **kwargs)[0]
             except Stop:

@@ -77,6 +77,8 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
 
 def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:
     """Concatenate along dim, zeros (False) after whatever is shorter in the other dimensions."""
+    if len({row.shape for row in rows}) == 1:
+        return torch.cat(list(rows), dim)
     longest = [max(sizes) for sizes in zip(*(row.shape for row in rows))]
     padded = []
     for row in rows:

@@ -187,8 +187,10 @@ class PromptCache:
         counts = {"batch_size"} & arguments.keys()
         others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
         context = tuple((name, fingerprint(value)) for name, value in sorted(others.items()) if name != "device")
-        rows = _rows(texts)
-        entries = [self._entry(context, row, others, counts) for row in rows]
+        # Siblings share their texts: a key for each row would cost more than all else here.
+        marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
+        found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}
+        entries = [found[mark] for mark, _ in marked]
         target = torch.device(arguments.get("device") or self.pipe._execution_device)
         whole = entries[0] if len(entries) == 1 else joined(self._layouts[context], entries)
         return _moved(whole, target)

@@ -27,6 +27,7 @@ MIN_AREA = 14.0
 MIN_COVER = 0.5
 MIN_QUALITY = 0.72
 _GRID = 16
+_TICKS = np.linspace(-2.4, 2.4, _GRID)
 _COLOUR_NAMES = tuple(COLOURS)
 _PALETTE = np.asarray(list(COLOURS.values()), dtype=np.float32)
 
@@ -49,28 +50,43 @@ class Found:
         return self.quality >= MIN_QUALITY
 
 
-def _normalised(patch: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Resample a coverage patch to a fixed grid spanning ±2.4 of its mass' standard deviation."""
+def _hats(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Weights [len(at), size] of linear interpolation at the positions `at`; 0 where they are off the samples."""
+    inside = (at >= 0) & (at <= size - 1)
+    return np.maximum(1 - np.abs(at[:, None] - np.arange(size)), 0) * inside[:, None]
+
+
+def _normalised(patch: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
+    """A coverage patch resampled to a fixed grid spanning ±2.4 of its mass' standard deviation, and its centre x, y."""
     total = patch.sum()
     rows, columns = np.arange(patch.shape[0]), np.arange(patch.shape[1])
     by_row, by_column = patch.sum(1), patch.sum(0)
     y, x = (by_row @ rows) / total, (by_column @ columns) / total
     spread = np.sqrt((by_row @ (rows - y) ** 2 + by_column @ (columns - x) ** 2) / (2 * total) + 1e-6)
-    ticks = np.linspace(-2.4, 2.4, _GRID) * spread
-    grid = np.meshgrid(y + ticks, x + ticks, indexing="ij")
-    resampled = ndimage.map_coordinates(patch, grid, order=1, mode="constant")
-    return np.asarray(resampled, dtype=np.float32)
+    ticks = _TICKS * spread
+    resampled = _hats(y + ticks, patch.shape[0]) @ patch @ _hats(x + ticks, patch.shape[1]).T
+    return resampled.astype(np.float32), float(x), float(y)
 
 
 @lru_cache(maxsize=1)
 def _templates() -> NDArray[np.float32]:
     """Rendered shapes on the normalised grid, [shapes, variants, grid·grid]."""
     radii = (6.5, 8.0, 10.0, 12.0)
-    return np.stack([np.stack([_normalised(mask(s, r)).ravel() for r in radii]) for s in SHAPES])
+    return np.stack([np.stack([_normalised(mask(s, r))[0].ravel() for r in radii]) for s in SHAPES])
 
 
-def _name(patch: NDArray[np.float32]) -> tuple[str, float]:
-    flat = _normalised(patch).ravel()
+def _grown(own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The mask with the four neighbours of its pixels; for masks this small in a third of scipy's time."""
+    grown = own.copy()
+    grown[1:] |= own[:-1]
+    grown[:-1] |= own[1:]
+    grown[:, 1:] |= own[:, :-1]
+    grown[:, :-1] |= own[:, 1:]
+    return grown
+
+
+def _name(normalised: NDArray[np.float32]) -> tuple[str, float]:
+    flat = normalised.ravel()
     templates = _templates()
     union = np.maximum(templates, flat).sum(-1)
     agreement = (np.minimum(templates, flat).sum(-1) / union).max(1)
@@ -89,7 +105,7 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     direction = _PALETTE - ground
     offset = image - ground
     length = (direction**2).sum(1)
-    cover = offset @ direction.T / length
+    cover = offset @ (direction / length[:, None]).T
     # |offset - cover · direction|² = |offset|² - cover² · |direction|²: smallest where the last term is largest.
     owner = (cover**2 * length).argmax(-1)
     strength = np.take_along_axis(cover, owner[..., None], -1)[..., 0].clip(0.0, 1.0)
@@ -104,10 +120,10 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
             rows = slice(max(box[0].start - 1, 0), box[0].stop + 1)
             columns = slice(max(box[1].start - 1, 0), box[1].stop + 1)
             around = labels[rows, columns]
-            near = ndimage.binary_dilation(around == index) & ((around == 0) | (around == index))
+            near = _grown(around == index) & ((around == 0) | (around == index))
             patch = np.where(near, strength[rows, columns], 0.0).astype(np.float32)
-            shape, quality = _name(patch)
-            y, x = ndimage.center_of_mass(patch)
+            normalised, x, y = _normalised(patch)
+            shape, quality = _name(normalised)
             things.append(
                 Found(shape, _COLOUR_NAMES[colour], x + columns.start, y + rows.start, float(patch.sum()), quality)
             )

@@ -212,7 +212,7 @@ def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> d
     return found
 
 
-def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 5) -> dict[str, Any]:
+def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 15) -> dict[str, Any]:
     """A whole iteration against the bare forward and backward calls of the same denoiser on the same batches.
 
     Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward.
