@@ -38,7 +38,7 @@ MORE: dict[str, list[str]] = {
 }
 """Test files of a module beside those of `tests/core` that import it."""
 EQUIVALENT: dict[str, str] = {}
-"""`module: mutation` → why it changes nothing that could be asked for."""
+"""Name of a mutant → why it changes nothing that could be asked for."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -53,9 +53,9 @@ _TWINS = {"amax": "amin", "amin": "amax", "max": "min", "min": "max", "minimum":
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: the line, what it says before and after, and the whole module with it."""
+    """One change: where it is, the expression around it before and after, and the whole module with it."""
 
-    module: str
+    place: str  # module.function
     line: int
     before: str
     after: str
@@ -63,8 +63,8 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """`module: before → after`, which survives moves of lines."""
-        return f"{self.module}: {self.before} → {self.after}"
+        """`module.function: before → after`, which survives moves of lines."""
+        return f"{self.place}: {self.before} → {self.after}"
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -74,10 +74,30 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         for change in range(_changes(node)):
             other = copy.deepcopy(tree)
             target = list(_numbered(other))[number]
-            before = ast.unparse(target)
-            parent = _Mutation(target, change)
-            other = ast.fix_missing_locations(parent.visit(other))
-            yield Mutant(path.stem, getattr(node, "lineno", 0), before, parent.after, ast.unparse(other))
+            function, around = _place(other, target)
+            before = _head(around)
+            other = ast.fix_missing_locations(_Mutation(target, change).visit(other))
+            place = f"{path.stem}.{function}" if function else path.stem
+            yield Mutant(place, getattr(node, "lineno", 0), before, _head(around), ast.unparse(other))
+
+
+def _place(tree: ast.AST, target: ast.AST) -> tuple[str, ast.AST]:
+    """The function of `target` ("" outside of one) and the smallest node around it whose text it has only once."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    above = [target]
+    while above[-1] in parents:
+        above.append(parents[above[-1]])
+    function = next((node for node in above if isinstance(node, ast.FunctionDef)), None)
+    text = ast.unparse(function or tree)
+    for node in above[1:]:
+        if isinstance(node, ast.stmt) or (isinstance(node, ast.expr) and text.count(ast.unparse(node)) == 1):
+            return function.name if function else "", node
+    raise AssertionError("a change outside of any statement")
+
+
+def _head(node: ast.AST) -> str:
+    """The text of a node, of a block its first line."""
+    return ast.unparse(node).splitlines()[0]
 
 
 def _numbered(tree: ast.AST) -> Iterator[ast.AST]:
@@ -120,15 +140,13 @@ class _Mutation(ast.NodeTransformer):
     """Changes one node."""
 
     def __init__(self, target: ast.AST, change: int) -> None:
-        self.target, self.change, self.after = target, change, ""
+        self.target, self.change = target, change
 
     def visit(self, node: ast.AST) -> Any:
         """The changed node in place of the target."""
         if node is not self.target:
             return self.generic_visit(node)
-        changed = self._changed(node)
-        self.after = ast.unparse(changed)
-        return changed
+        return self._changed(node)
 
     def _changed(self, node: Any) -> ast.AST:
         if isinstance(node, (ast.BinOp, ast.BoolOp)):
@@ -232,6 +250,7 @@ def main() -> int:
         if run(name, path.read_text(encoding="utf-8"), tests) != "survived":
             print(f"{name}: its tests fail as it is: {' '.join(tests)}")
             return 2
+        started = time.monotonic()
         found = {"killed": 0, "timed out": 0, "survived": 0, "equivalent": 0}
         for mutant in mutants_of(path):
             verdict = run(name, mutant.source, tests)
@@ -242,7 +261,8 @@ def main() -> int:
                 survivors.append({"place": f"{name}.py:{mutant.line}", "before": mutant.before, "after": mutant.after})
                 print(f"  survived  {name}.py:{mutant.line}  {mutant.before}  →  {mutant.after}", flush=True)
         counts[name] = found
-        print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in found.items()), flush=True)
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
+        print(f"{name}: {counted}; {time.monotonic() - started:.0f} s", flush=True)
     if given.out is not None:
         text = json.dumps({"counts": counts, "survivors": survivors}, indent=2, ensure_ascii=False)
         given.out.write_text(text + "\n", encoding="utf-8")
