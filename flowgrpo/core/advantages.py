@@ -75,7 +75,7 @@ def _length_offset(above: Tensor, lengths: Tensor | None, index: Tensor, moments
     weight = torch.where(above.isnan(), 0.0, lengths.to(above)[:, None])
     total = sum_by_group(weight, index, num_groups)
     weighted = sum_by_group(weight * above.nan_to_num(0.0), index, num_groups)
-    return torch.where(total > 0, weighted / total.where(total > 0, 1.0), moments.offset)
+    return torch.where(total > 0, weighted / total, moments.offset)
 
 
 def _centre(
@@ -160,11 +160,11 @@ def group_advantages(
     silent = values.isnan()
     if scale == "group":
         silent = silent | moments.degenerate[index]
-        centred = centred / (moments.std[index] + eps).where(~silent, 1.0)
+        centred = centred / (moments.std[index] + eps)
     elif scale == "batch":
         batch = group_moments(values, torch.zeros_like(index), 1, ddof)
         silent = silent | batch.degenerate
-        centred = centred / (batch.std + eps).where(~batch.degenerate, 1.0)
+        centred = centred / (batch.std + eps)
     return torch.where(silent, 0.0, centred).to(dtype).reshape(rewards.shape)
 
 
@@ -201,7 +201,7 @@ def anchored_advantages(
     level = group_advantages(rows, everything, eps=eps, ddof=ddof)
     index, count = group_index(groups, len(rows), rows.device)
     own, whole = group_moments(rows, index, count, ddof).std, group_moments(rows, everything, 1, ddof).std
-    share = torch.where(whole > 0, k * own / whole.where(whole > 0, 1.0), 1.0).clamp(max=1.0)[index]
+    share = torch.where(whole > 0, k * own / whole, 1.0).clamp(max=1.0)[index]
     return (share * relative + (1.0 - share) * level).to(dtype).reshape(values.shape)
 
 

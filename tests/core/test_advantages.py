@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgrpo.core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
+from flowgrpo.core.advantages import anchored_advantages, group_advantages, group_moments, multi_reward_advantages
 
 NAN = float("nan")
 GROUPS = torch.tensor([7, 7, -2, 7, -2])
@@ -32,6 +32,26 @@ def test_baselines_by_hand():
     close(got, REWARDS - torch.tensor([3.75, 3.75, 6.0, 3.75, 6.0]))
 
 
+def test_a_given_baseline_is_one_value_per_row_or_one_per_reward():
+    rewards = torch.stack([REWARDS, 2 * REWARDS], 1)
+    per_row, per_reward = torch.tensor([1.0, 2, 3, 4, 5]), torch.arange(10.0).reshape(5, 2)
+    close(group_advantages(rewards, GROUPS, baseline=per_row, scale="none"), rewards - per_row[:, None])
+    close(group_advantages(rewards, GROUPS, baseline=per_reward, scale="none"), rewards - per_reward)
+    close(group_advantages(REWARDS[:1], [0], baseline=torch.tensor([0.25]), scale="none"), [0.75])
+    with pytest.raises(ValueError, match="or one per reward"):
+        group_advantages(rewards, GROUPS, baseline=torch.zeros(5, 3))
+
+
+def test_moments_by_hand():
+    values = torch.tensor([[1.0], [4.0], [7.0], [NAN]], dtype=torch.float64)
+    found = group_moments(values, torch.tensor([0, 0, 1, 2]), 3, ddof=1)
+    assert found.count.tolist() == [[2], [1], [0]]
+    assert found.minimum.tolist() == [[1], [7], [float("inf")]]
+    assert found.offset.tolist() == [[1.5], [0], [0]]
+    close(found.std, [[4.5**0.5], [0], [0]])
+    assert found.degenerate.tolist() == [[False], [True], [True]]
+
+
 def test_leave_one_out_is_the_mean_of_the_others():
     rewards = torch.rand(6, generator=torch.Generator().manual_seed(0))
     got = group_advantages(rewards, torch.zeros(6, dtype=torch.long), baseline="loo", scale="none")
@@ -50,6 +70,8 @@ def test_lengths_do_not_count_for_missing_rewards_and_zero_lengths_fall_back_to_
     lengths = torch.tensor([3.0, 1.0, 100.0, 0.0, 0.0])
     got = group_advantages(rewards, groups, baseline="length", scale="none", lengths=lengths)
     close(got, [-0.5, 1.5, 0, -1, 1])
+    got = group_advantages(rewards[:2], [0, 0], baseline="length", scale="none", lengths=torch.tensor([0.25, 0.5]))
+    close(got, [1 - 7 / 3, 3 - 7 / 3])
 
 
 def test_nan_leaves_all_statistics():
@@ -141,6 +163,13 @@ def test_sum_normalises_the_weighted_sum():
     close(got, group_advantages(2 * REWARDS - 0.5 * REWARDS.square(), GROUPS, ddof=0))
 
 
+def test_one_reward_one_row_and_no_row_at_all():
+    close(multi_reward_advantages(REWARDS[:, None], GROUPS, [3.0], eps=0.0), group_advantages(REWARDS, GROUPS, eps=0.0))
+    close(multi_reward_advantages(torch.tensor([[2.0, 3.0]]), [0], [1.0, 2.0], baseline="none", scale="none"), [8.0])
+    for how in ("sum", "gdpo"):
+        assert multi_reward_advantages(torch.zeros(0, 1), torch.zeros(0), [1.0], how=how).shape == (0,)
+
+
 def test_a_missing_reward_neither_favours_nor_harms_its_row():
     groups = torch.zeros(4, dtype=torch.long)
     rewards = torch.tensor([[1.0, 10.0], [2.0, NAN], [3.0, 30.0], [NAN, NAN]])
@@ -195,6 +224,7 @@ def test_anchored_advantages_by_hand():
     a, level = 1 / whole, [-2.5 / whole, -0.5 / whole, 1.5 / whole]
     got = anchored_advantages(ANCHORED, pairs, eps=0.0, ddof=0)
     close(got, [-a + (1 - a) * level[0], a + (1 - a) * level[1], level[2], level[2]], tol=1e-12)
+    close(anchored_advantages(ANCHORED / 8, pairs, eps=0.0, ddof=0), got, tol=1e-12)
     # Twice as soon: a is 2 s / S = 1.2, but 1 at most, so the first group is compared within itself only.
     close(anchored_advantages(ANCHORED, pairs, k=2.0, eps=0.0, ddof=0), [-1.0, 1.0, level[2], level[2]], tol=1e-12)
 

@@ -96,6 +96,12 @@ def test_beta_of_equal_rates_and_of_outcomes_that_agree():
     assert (beta_advantages(torch.tensor([1.0, 1, 0, 0]), [0, 0, 1, 1]) == 0).all()
 
 
+def test_beta_counts_a_group_of_one():
+    # Rates 1/2 and 1: m = 3/4, v = 1/16, so a = 3/2 and b = 1/2; f is that of Beta(3/2, 7/6) at 1/2.
+    density = torch.distributions.Beta(1.5, 7 / 6).log_prob(torch.tensor(0.5)).exp().item()
+    close(beta_advantages(torch.tensor([1.0, 0, 1]), [0, 0, 1]), [0.5 / density, -0.5 / density, 0], 1e-5)
+
+
 def test_beta_treats_several_rewards_apart():
     rewards = torch.tensor([[1.0, 0], [0, 0], [1, 1], [0, NAN], [0, 1], [1, 0]])
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -114,6 +120,10 @@ def test_steps_from_one_state_are_compared_by_hand():
     close(found, [-2.9, 3.2, 0.3, 0.4])
     found = anchor_state_advantages(returns, groups, states, episode, ddof=0, eps=1.0)
     close(found, [-0.4, 0.7, 0.3, 0.4])
+    found = anchor_state_advantages(returns, groups, states, episode.clone().requires_grad_())
+    pair = 1 / (2**0.5 + 1e-4)
+    close(found, [0.1 - pair, 0.2 + pair, 0.3, 0.4])
+    assert not found.requires_grad
     returns[1], episode[3] = NAN, NAN
     close(anchor_state_advantages(returns, groups, states, episode), [0.1, 0.2, 0.3, 0])
 
