@@ -104,9 +104,10 @@ Rounds of images start from noises of their own. The metrics then have `rounds` 
 
 Beside `weight`, a reward may have three more lines. With a `gate` it counts only where another reward is high enough,
 sample by sample or by the share of the group; behind a closed gate it is 0, and with `closed: null` it is left out, as
-suits rewards that are negative. `noise` is for a verifier whose rates of error are known. `at_least` makes a constraint
-of it: its weight then rises while its mean is below that, and is logged as `multiplier/NAME`. What is logged and saved
-as rewards is always what the rewards said.
+suits rewards that are negative. With `apart: true` it only ranks the samples with an open gate, and turns none of their
+advantages negative: a short answer beats a long one, but no right answer is punished for its length. `noise` is for a
+verifier whose rates of error are known. `at_least` makes a constraint of it: its weight then rises while its mean is
+below that, and is logged as `multiplier/NAME`. What is logged and saved as rewards is always what the rewards said.
 """
 
 TEXT = """\
@@ -337,7 +338,7 @@ def page() -> str:
     others |= {"tracked": ValueTracker, "cumulative": CumulativeStandardiser}
     parts.append(
         "## Estimators\n\nValues of `advantage.estimator` beside `group`, and what `advantage.estimator_options` may\n"
-        f"hold for each.\n\n{parts_table(others, ('rewards', 'groups', 'values'))}\n"
+        f"hold for each.\n\n{parts_table(others, ('rewards', 'groups', 'strata', 'values'))}\n"
     )
     forms = {"neighbour": quasi_norm, **FORWARD}
     parts.append(

@@ -8,9 +8,11 @@ from pydantic import Field, field_validator, model_validator
 
 from .sections import (
     AdvantageConfig,
+    BalanceConfig,
     BudgetConfig,
     DataConfig,
     EmaConfig,
+    EntropyConfig,
     HeldOutConfig,
     LoraConfig,
     OptimizerConfig,
@@ -113,6 +115,9 @@ class ObjectiveConfig(Section):
     surrogate: SurrogateName = "clip"
     options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
+    balance: BalanceConfig | None = Field(
+        None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
+    )
     trust_nats: float | None = Field(
         None, gt=0, description="Flow-DPPO: steps that moved further and still move away are left out."
     )
@@ -123,8 +128,24 @@ class ObjectiveConfig(Section):
     w2: float = Field(0.0, ge=0, description="Of the squared 2-Wasserstein distance of a step to the reference's.")
     stepwise: float = Field(0.0, ge=0, description="Of the KL to the policy that sampled.")
     distil: float = Field(0.0, ge=0, description="Of the KL to the guided step.")
+    llds: float = Field(
+        0.0,
+        ge=0,
+        description="Of LLDS (2512.04220), what the log-density of a sampled step has fallen since sampling.",
+    )
+    llds_rows: Literal["all", "good"] = Field("all", description="`llds`: only where the advantage is above 0.")
     anchor: EmaConfig | None = Field(None, description="The reference moves after the weights; the base if left out.")
     old: EmaConfig | None = Field(None, description="The sampling policy follows the weights; it is them if left out.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps_have_no_entropy(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "entropy" in given:
+            raise ValueError(
+                "the entropy of a Gaussian step follows from its standard deviation alone, which is the sampler's and "
+                "not trained; leave `entropy` out, and set sampler.eta for more noise"
+            )
+        return given
 
 
 class EvaluateConfig(HeldOutConfig):
@@ -239,11 +260,21 @@ class TextObjectiveConfig(Section):
     form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
     surrogate: SurrogateName = "clip"
     options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
+    balance: BalanceConfig | None = Field(
+        None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
+    )
     level: Literal["token", "sequence"] = "token"
     reduce: Literal["token", "sequence", "sum"] = Field("token", description="Over tokens, row means, or row sums.")
     constant: bool = Field(False, description="`sum`: divide by rows × max_tokens (Dr. GRPO), not by rows.")
     kl: float = Field(0.0, ge=0, description="Of the KL to the reference.")
     kl_kind: Literal["k2", "k3+"] = Field("k2", description="Estimates whose gradient is right.")
+    llds: float = Field(
+        0.0,
+        ge=0,
+        description="Of LLDS (2512.04220), what tokens have lost of their log-prob in answers that became less likely.",
+    )
+    llds_rows: Literal["all", "good"] = Field("all", description="`llds`: only where the advantage is above 0.")
+    entropy: EntropyConfig | None = Field(None, description="A bonus held at a target of entropy; none if left out.")
     drop_truncated: bool = Field(False, description="Leave out completions that hit max_tokens (DAPO).")
     correction: Literal["auto", "none", "token", "sequence"] = Field(
         "auto",

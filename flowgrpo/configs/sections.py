@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -103,6 +104,11 @@ class GateConfig(Section):
     share: float | None = Field(
         None, ge=0, le=1, description="Open for a whole group, where so large a share of it has that value (ConciseR)."
     )
+    apart: bool = Field(
+        False,
+        description="Compare this reward among the samples with an open gate alone, by its own scale, and let it turn "
+        "no advantage negative (DRPO, 2510.04474).",
+    )
 
 
 class NoiseConfig(Section):
@@ -156,17 +162,38 @@ class MultiplierConfig(Section):
     maximum: float = Field(10.0, ge=0)
 
 
+class StratumConfig(Section):
+    """What of a sample says which others of its prompt it is like: a reward, or one of its sub-scores.
+
+    Columns of the prompt file are the same for all samples of a prompt, so they make no strata.
+    """
+
+    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` it says this and nothing else.")
+    sub_score: str | None = Field(None, description="One of its sub-scores; the reward itself if left out.")
+    edges: list[float] = Field(
+        default_factory=list, description="Rising limits between strata; each distinct value is one if left out."
+    )
+
+    @field_validator("edges")
+    @classmethod
+    def _rise(cls, edges: list[float]) -> list[float]:
+        if any(not low < high for low, high in pairwise(edges)):
+            raise ValueError(f"edges are {edges}; give rising numbers")
+        return edges
+
+
 class AdvantageConfig(Section):
     """(reward − baseline) / scale, within the images of one prompt."""
 
     estimator: Literal[
-        "group", "anchored", "virtual_maximum", "beta", "quantile", "consistency", "tracked", "cumulative"
+        "group", "anchored", "virtual_maximum", "beta", "quantile", "consistency", "stratified", "tracked", "cumulative"
     ] = Field(
         "group",
         description="How a group is compared; all but `group` take the weighted sum of rewards. `tracked` (SPO) and "
         "`cumulative` (DCPO) remember every prompt over the run.",
     )
     estimator_options: dict[str, float] = Field(default_factory=dict, description="Its hyper-parameters.")
+    stratum: StratumConfig | None = Field(None, description="`stratified`: which samples of a prompt are alike.")
     how: Literal["sum", "gdpo", "worst", "agreement"] = Field(
         "sum",
         description="Several rewards: weighted sum; each normalised by itself (GDPO); the least of an ensemble; its "
@@ -179,18 +206,42 @@ class AdvantageConfig(Section):
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)
-    credit: Literal["leaf", "depth", "turning", "value", "critic", "process"] = Field(
+    credit: Literal["leaf", "depth", "turning", "value", "critic", "process", "prefix"] = Field(
         "leaf",
         description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
-        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's.",
+        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's. Of "
+        "tokens: gains where completions part (`prefix`, TEMPO).",
     )
     fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
-    options: dict[str, float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
+    options: dict[str, bool | float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
     select: SelectConfig | None = Field(None, description="Which samples enter the gradient; all if left out.")
     degenerate: Literal["keep", "skip"] = Field(
         "keep", description="Groups of equal rewards: `skip` leaves them out of the count as well (DAPO)."
     )
     multipliers: MultiplierConfig = MultiplierConfig()
+
+
+class BalanceConfig(Section):
+    """BAPO's search for the bounds of surrogate `bapo`: wider ones until good samples have their share of the gradient.
+
+    The upper bound moves first. Ratios of images are those of one element of a latent, and stay close to 1: give bounds
+    as close, such as `lower: [0.9999, 1.0]`.
+    """
+
+    target: float = Field(0.4, gt=0, lt=1, description="Least share of samples with an advantage above 0 (ρ₀).")
+    lower: tuple[float, float] = Field((0.6, 0.9), strict=False, description="First and last lower bound.")
+    upper: tuple[float, float] = Field((1.2, 3.0), strict=False, description="First and last upper bound.")
+    lower_step: float = Field(0.02, gt=0, description="How far the lower bound moves at a time.")
+    upper_step: float = Field(0.05, gt=0, description="How far the upper bound moves at a time.")
+
+
+class EntropyConfig(Section):
+    """A bonus of entropy that follows a set-point (AEPO, 2510.08141): it grows while entropy is below the target."""
+
+    target: float = Field(ge=0, description="Nats per token.")
+    value: float = Field(0.0, ge=0, description="The coefficient at first.")
+    rate: float = Field(0.01, gt=0, description="Its change per nat of error and iteration.")
+    high: float = Field(0.1, gt=0, description="Its greatest value.")
 
 
 class EmaConfig(Section):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
-    from .sections import RewardConfig
+    from .sections import AdvantageConfig, RewardConfig
 
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
 REMEMBERING = ("tracked", "cumulative")
@@ -74,6 +74,8 @@ def credit_faults(recipe: Recipe) -> list[str]:
     """Of advantages, selection and the critic."""
     advantage, sampler = recipe.advantage, recipe.sampler
     faults = []
+    if advantage.credit == "prefix":
+        faults.append("advantage.credit prefix reads the tokens of completions; use depth for a tree of images")
     if advantage.baseline == "length":
         faults.append("advantage.baseline length weights by the lengths of completions; images have none, use mean")
     if advantage.credit in ("turning", "value") and (sampler.plan != "window" or sampler.probe is None):
@@ -132,7 +134,7 @@ def objective_faults(recipe: Recipe) -> list[str]:
     if objective.form == "transition":
         faults += _ratio_faults(objective, sampler)
     else:
-        unused = [n for n in ("trust_nats", "w2", "stepwise", "distil") if getattr(objective, n)]
+        unused = [n for n in ("trust_nats", "w2", "stepwise", "distil", "llds", "balance") if getattr(objective, n)]
         faults += [f"objective.{name} belongs to objective.form transition; leave it out" for name in unused]
     if objective.form == "neighbour" and (objective.kl or recipe.advantage.select is not None):
         faults.append("objective.form neighbour takes neither objective.kl nor advantage.select; leave them out")
@@ -160,8 +162,28 @@ def _ratio_faults(objective: ObjectiveConfig, sampler: SamplerConfig) -> list[st
             f"objective.weight {objective.weight} evens the gradient of a density, and the released CPS log-prob is "
             "none: it lacks the division by 2 s²; use weight none, or ratio gaussian"
         )
+    if objective.llds and objective.ratio != "gaussian":
+        faults.append(
+            f"objective.llds looks whether a step became less likely, and objective.ratio {objective.ratio} is not the "
+            "ratio of its densities; use ratio gaussian"
+        )
     if objective.ratio == "cps_released" and objective.trust_nats is not None:
         faults.append("objective.trust_nats is a divergence of densities; use ratio gaussian with it")
+    return faults
+
+
+def _prefix_faults(recipe: TextRecipe) -> list[str]:
+    """Of advantages by token."""
+    advantage = recipe.advantage
+    faults = []
+    plain = (advantage.estimator, advantage.how, advantage.baseline, advantage.scale)
+    if plain != ("group", "sum", "mean", "group"):
+        faults.append(
+            "advantage.credit prefix has the group's mean and scale of its own; use advantage.estimator group, how "
+            "sum, baseline mean and scale group"
+        )
+    if recipe.objective.form != "tokens":
+        faults.append(f"advantage.credit prefix is of tokens; use objective.form tokens, not {recipe.objective.form}")
     return faults
 
 
@@ -174,14 +196,16 @@ def text_faults(recipe: TextRecipe) -> list[str]:
             f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more, or "
             "advantage.baseline none"
         )
-    if advantage.credit != "leaf":
+    if advantage.credit not in ("leaf", "prefix"):
         faults.append(
-            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf with completions"
+            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf or prefix with text"
         )
+    if advantage.credit == "prefix":
+        faults += _prefix_faults(recipe)
     if advantage.select is not None and advantage.select.among == "split":
         faults.append("advantage.select.among split needs a tree; use group")
     if objective.form != "tokens":
-        unused = [n for n in ("options", "constant", "kl") if getattr(objective, n)]
+        unused = [n for n in ("options", "constant", "kl", "llds", "balance", "entropy") if getattr(objective, n)]
         unused += ["correction"] if objective.correction not in ("auto", "none") else []
         faults += [
             f"objective.{name} belongs to objective.form tokens, not {objective.form}; leave it out" for name in unused
@@ -196,6 +220,10 @@ def text_faults(recipe: TextRecipe) -> list[str]:
         faults.append(f"objective.constant belongs to objective.reduce sum, not {objective.reduce}")
     if objective.level == "sequence" and objective.surrogate == "gmpo":
         faults.append("surrogate gmpo pools the row after its clip; use objective.level token")
+    if objective.entropy is not None and objective.entropy.value > objective.entropy.high:
+        faults.append(
+            f"objective.entropy.value is {objective.entropy.value:g}, above its highest, {objective.entropy.high:g}"
+        )
     if objective.correction_how == "truncate" and objective.correction_floor > 0:
         faults.append("objective.correction_floor belongs to objective.correction_how mask; leave it out")
     if objective.correction_floor >= objective.correction_cap:
@@ -218,6 +246,7 @@ def shared_faults(recipe: AnyRecipe) -> list[str]:
         faults.append(
             f"advantage.estimator {advantage.estimator} remembers prompts, not steps; use advantage.credit leaf"
         )
+    faults += [*_stratum_faults(recipe), *_moved_faults(recipe)]
     if advantage.how in ("worst", "agreement") and advantage.credit != "leaf":
         faults.append(f"advantage.how {advantage.how} is of samples; use advantage.credit leaf")
     budget = recipe.rollout.budget
@@ -225,6 +254,48 @@ def shared_faults(recipe: AnyRecipe) -> list[str]:
         faults.append(f"rollout.budget.most is {budget.most} with {budget.rounds} rounds a prompt on average; use more")
     if budget is not None or recipe.data.templates:
         faults += _round_faults(recipe, "rollout.budget" if budget is not None else "data.templates")
+    return faults
+
+
+def _moved_faults(recipe: AnyRecipe) -> list[str]:
+    """Of what bears on the second optimizer step of a rollout and those after it."""
+    objective = recipe.objective
+    faults = []
+    for name in ("llds", "balance"):
+        if getattr(objective, name) and recipe.optimizer.updates * recipe.optimizer.epochs == 1:
+            faults.append(
+                f"objective.{name} compares with the policy that sampled, which one optimizer step per rollout never "
+                "leaves; use optimizer.updates or epochs above 1, or leave it out"
+            )
+    if objective.llds_rows != "all" and not objective.llds:
+        faults.append("objective.llds_rows says which rows objective.llds is of; set that, or leave it out")
+    if objective.balance is None:
+        return faults
+    if objective.surrogate != "bapo":
+        faults.append(
+            f"objective.balance searches the bounds of surrogate bapo, not of {objective.surrogate}; use bapo, or "
+            "leave it out"
+        )
+    elif objective.options:
+        faults.append("objective.options are the bounds that objective.balance searches; leave one of them out")
+    if recipe.task == "text" and recipe.objective.level == "sequence":
+        faults.append("objective.balance counts tokens; use objective.level token")
+    return faults
+
+
+def _stratum_faults(recipe: AnyRecipe) -> list[str]:
+    """Of advantages among samples that are alike."""
+    advantage, stratum = recipe.advantage, recipe.advantage.stratum
+    if advantage.estimator != "stratified":
+        return [] if stratum is None else ["advantage.stratum belongs to advantage.estimator stratified; leave it out"]
+    if stratum is None:
+        return ["advantage.estimator stratified compares samples that are alike; say in advantage.stratum which are"]
+    labels = [reward.label or reward.name for reward in recipe.rewards]
+    faults = []
+    if stratum.reward not in labels:
+        faults.append(f"advantage.stratum asks reward {stratum.reward!r}; the rewards are {', '.join(labels)}")
+    if advantage.credit != "leaf":
+        faults.append("advantage.estimator stratified compares samples, not steps; use advantage.credit leaf")
     return faults
 
 
@@ -248,6 +319,31 @@ def _round_faults(recipe: AnyRecipe, name: str) -> list[str]:
     return faults
 
 
+def _apart_faults(apart: dict[str, RewardConfig], advantage: AdvantageConfig, constrained: bool) -> list[str]:
+    """Of rewards that are compared among the successes of another, by label."""
+    faults = []
+    for label, reward in apart.items():
+        if reward.weight < 0:
+            faults.append(
+                f"reward {label} is compared among successes (gate.apart) with weight {reward.weight:g}; use 0 or "
+                "more, and turn the sign of the reward where less is better"
+            )
+        if reward.gate is not None and reward.gate.share is not None:
+            faults.append(
+                f"the gate of reward {label} has `share`, which opens it for whole groups, and `apart`, which is of "
+                "single samples; leave one out"
+            )
+    if len(apart) > 1:
+        faults.append(f"gate.apart is for one reward, and {', '.join(apart)} have it; leave it out of all but one")
+    plain = (advantage.estimator, advantage.how, advantage.credit, advantage.baseline, advantage.scale)
+    if apart and (plain != ("group", "sum", "leaf", "mean", "group") or constrained):
+        faults.append(
+            "a reward with gate.apart has a scale of its own: use advantage.estimator group, how sum, credit leaf, "
+            "baseline mean and scale group, and no reward with `at_least`"
+        )
+    return faults
+
+
 def _reward_faults(recipe: AnyRecipe) -> list[str]:
     rewards: list[RewardConfig] = recipe.rewards
     labels = [reward.label or reward.name for reward in rewards]
@@ -260,6 +356,8 @@ def _reward_faults(recipe: AnyRecipe) -> list[str]:
             faults.append(f"the rates in noise of reward {label} add up to 1 or more: such a verdict tells nothing")
     constrained = [label for label, reward in zip(labels, rewards) if reward.at_least is not None]
     advantage = recipe.advantage
+    apart = {label: reward for label, reward in zip(labels, rewards) if reward.gate is not None and reward.gate.apart}
+    faults += _apart_faults(apart, advantage, bool(constrained))
     if constrained and len(constrained) == len(rewards):
         faults.append(f"every reward has `at_least` ({', '.join(constrained)}); leave one without, as the aim")
     if constrained and (advantage.estimator != "group" or advantage.how != "sum" or advantage.credit != "leaf"):

@@ -1,4 +1,4 @@
-"""What a recipe chooses by name: surrogates, subsets of a group, and advantages that need rewards and groups alone."""
+"""What a recipe chooses by name: surrogates, subsets of a group, and advantages that need rewards and ids alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .advantages import anchored_advantages, group_advantages
-from .baselines import beta_advantages, virtual_maximum_advantages
+from .baselines import beta_advantages, stratified_advantages, virtual_maximum_advantages
 from .offpolicy import MORE_SURROGATES
 from .outcomes import consistency_advantages, quantile_advantages
 from .selection import select
@@ -28,7 +28,7 @@ SELECTIONS: dict[str, Callable[..., Tensor]] = {
 SURROGATES: dict[str, Callable[..., Tensor]] = {**CLASSIC, **MORE_SURROGATES}
 
 Advantage = Callable[..., Tensor]
-"""`advantage(rewards[B], groups[B], **options) -> [B]`."""
+"""`advantage(rewards[B], groups[B], **options) -> [B]`; one that compares by more takes those ids after `groups`."""
 
 ADVANTAGES: dict[str, Advantage] = {
     "group": group_advantages,
@@ -37,6 +37,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "beta": beta_advantages,
     "quantile": quantile_advantages,
     "consistency": consistency_advantages,
+    "stratified": stratified_advantages,
 }
 
 
@@ -49,12 +50,13 @@ def advantage_of(name: str, options: Mapping[str, object] | None = None) -> Adva
     if name not in ADVANTAGES:
         raise ValueError(f"there is no advantage {name!r}; use one of {', '.join(ADVANTAGES)}")
     function = ADVANTAGES[name]
-    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
+    parameters = inspect.signature(function).parameters
+    known = [n for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
     for option in options or {}:
         if option not in known:
             raise ValueError(
                 f"`options` has {option!r}, which advantage {name} does not take; it takes {', '.join(known) or 'none'}"
             )
     bound = partial(function, **(options or {}))
-    bound(torch.zeros(1), [0])
+    bound(torch.zeros(1), *[[0]] * (len(parameters) - len(known) - 1))
     return bound

@@ -297,8 +297,10 @@ class FlowPolicy:
         parts = [self.denoiser.decode(rollout.x[k : k + size], texts[k : k + size]) for k in range(0, len(texts), size)]
         return torch.cat([part.cpu() for part in parts])
 
-    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> Scored:
-        """Evaluate one recorded batch of states again and compare with the sampling policy.
+    def score(
+        self, experience: Experience, transitions: Transitions, batch: slice, *, penalised: bool = True
+    ) -> Scored:
+        """Evaluate one recorded batch of states again and compare with the sampling policy; penalties if `penalised`.
 
         Δμ = J·Δv with J = ∂μ/∂v a number per step, so the ratio is taken from the shift of the velocity
         itself: it is exactly 1 while the prediction is unchanged, and loses nothing to subtraction.
@@ -320,7 +322,7 @@ class FlowPolicy:
             node=transitions.node[replayed.edges],
             steps=torch.full_like(ones, transitions.step, dtype=torch.long),
             weight=ones * self.step_weight(experience.plan, transitions.step, c),
-            penalties=self._penalties(transitions, replayed, shift, velocity),
+            penalties=self._penalties(transitions, replayed, shift, velocity) if penalised else {},
             divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * c.std**2),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from .model import LanguageModel
 from .sampling import left_padded, logits_kept, positions_of, select_rows
 
 CHUNK = 4096
+LEAST = -1e4  # exp of it is 0
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -21,6 +23,21 @@ def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) 
     ids = torch.tensor([list(row) + [pad] * (width - len(row)) for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
     return ids, torch.arange(width, device=device)[None, :] < lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of B completions of up to T tokens.
+
+    Attributes:
+        log_probs: [B, T] float32, 0 in the padding.
+        mask: [B, T] bool, what is not padding.
+        entropy: [B, T] of the distribution that a token was drawn from, in nats, 0 in the padding; None if not asked.
+    """
+
+    log_probs: Tensor
+    mask: Tensor
+    entropy: Tensor | None
 
 
 def completion_log_probs(
@@ -32,7 +49,24 @@ def completion_log_probs(
     temperature: float = 1.0,
     shared_prefix: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of completions [B, T], and their mask.
+    """Log-probs of completions [B, T], and their mask; see `completion_statistics`."""
+    found = completion_statistics(
+        language, prompts, completions, owner, temperature=temperature, shared_prefix=shared_prefix
+    )
+    return found.log_probs, found.mask
+
+
+def completion_statistics(
+    language: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    owner: Sequence[int],
+    *,
+    temperature: float = 1.0,
+    shared_prefix: bool = True,
+    entropy: bool = False,
+) -> Statistics:
+    """Log-probs of completions, and the entropies of the distributions of their tokens.
 
     With `shared_prefix` each prompt is encoded once, and its keys and values serve all of its completions (Prefix
     Grouper, arXiv 2506.05433): value and gradient of the plain path to rounding, at the cost of P prompts in place of
@@ -45,9 +79,7 @@ def completion_log_probs(
         owner: [B] the prompt of each completion.
         temperature: logits are divided by it.
         shared_prefix: encode each prompt once.
-
-    Returns:
-        (log-probs [B, T] float32, 0 in the padding; mask [B, T] bool).
+        entropy: whether to find entropies, of all tokens at the temperature, whatever filters the sampler had.
     """
     device = next(language.model.parameters()).device
     ids, mask = right_padded(completions, language.pad, device)
@@ -55,8 +87,9 @@ def completion_log_probs(
     rows = torch.tensor(list(owner), device=device)
     through = _shared if shared_prefix else _plain
     logits = through(language.model, heads, head_mask, rows, ids, mask)
-    found = token_log_probs(logits, ids, temperature)
-    return torch.where(mask, found, 0.0), mask
+    found = torch.where(mask, token_log_probs(logits, ids, temperature), 0.0)
+    spread = torch.where(mask, token_entropies(logits, temperature), 0.0) if entropy else None
+    return Statistics(found, mask, spread)
 
 
 def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
@@ -108,6 +141,27 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Te
         else:
             parts.append(_gather(*arguments))
     return torch.cat(parts).view(ids.shape)
+
+
+def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropies [B, T] in nats of the distributions of logits [B, T, V], in float32 whatever the logits are.
+
+    `CHUNK` positions at a time, and again in the backward pass, so that no distribution is kept.
+    """
+    flat = logits.flatten(0, 1)
+    parts = []
+    for k in range(0, len(flat), CHUNK):
+        arguments = (flat[k : k + CHUNK], temperature)
+        parts.append(
+            checkpoint(_entropy, *arguments, use_reentrant=False) if logits.requires_grad else _entropy(*arguments)
+        )
+    return torch.cat(parts).view(logits.shape[:-1])
+
+
+def _entropy(logits: Tensor, temperature: float) -> Tensor:
+    log_p = (logits.float() / temperature).log_softmax(1)
+    # A token that is ruled out by a logit of -inf adds 0, where 0 * -inf would be NaN.
+    return -(log_p.exp() * log_p.clamp(min=LEAST)).sum(1)
 
 
 def _gather(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:

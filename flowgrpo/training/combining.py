@@ -32,7 +32,7 @@ def combine(
     Args:
         scores: as the rewards gave them, [L, K].
         groups: [L] ids of the groups.
-        rewards: K entries of the recipe.
+        rewards: K entries of the recipe. A reward whose gate keeps it `apart` is NaN where the gate is closed.
         settings: for `how`.
 
     Raises:
@@ -47,7 +47,7 @@ def combine(
         if reward.gate is None:
             continue
         main = scores.values[:, scores.names.index(reward.gate.reward)]
-        closed = torch.nan if reward.gate.closed is None else reward.gate.closed
+        closed = torch.nan if reward.gate.closed is None or reward.gate.apart else reward.gate.closed
         if reward.gate.share is None:
             gated[:, k] = gated_rewards(values[:, k], main, threshold=reward.gate.at_least, closed=closed)
             continue

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..configs.sections import AdvantageConfig
+from ..configs.sections import AdvantageConfig, RewardConfig
 from ..configs.soundness import REMEMBERING
 from ..core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
+from ..core.prefix_tree import prefix_tree_advantages
 from ..core.process import future_rewards, turning_point_rewards
 from ..core.registry import SELECTIONS, advantage_of
+from ..core.shaping import positive_only_advantages
 from ..core.subsets import degenerate_rows
 from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
 from ..samplers.rollout import Rollout
 from .critic import Critic
 
+if TYPE_CHECKING:
+    from .text_policy import Completions
+
 Credit = Callable[..., Tensor]
-"""`credit(experience, scores, settings, critic, **options) -> [N]`: an advantage for each node."""
+"""`credit(experience, scores, settings, critic, **options) -> [N]`: an advantage for each node, or [N, T] by token."""
 
 
 def total_reward(scores: RewardBatch) -> Tensor:
@@ -30,11 +36,23 @@ def total_reward(scores: RewardBatch) -> Tensor:
     return (scores.values * scores.weights).nansum(1).masked_fill(scores.values.isnan().all(1), torch.nan)
 
 
-def leaf_advantages(scores: RewardBatch, experience: Any, settings: AdvantageConfig) -> Tensor:
-    """[L] advantages of the samples within their groups."""
+def leaf_advantages(
+    scores: RewardBatch, experience: Any, settings: AdvantageConfig, rewards: Sequence[RewardConfig] = ()
+) -> Tensor:
+    """[L] advantages of the samples within their groups.
+
+    Args:
+        scores: [L, K], combined.
+        experience: for `groups` and `outcomes`, and where the settings ask them, `lengths` and `strata`.
+        settings: how to compare.
+        rewards: the recipe's, for those that are compared apart.
+    """
+    if any(reward.gate is not None and reward.gate.apart for reward in rewards):
+        return _apart(scores, experience, settings, rewards)
     if settings.estimator != "group":
         total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
-        return advantage_of(settings.estimator, settings.estimator_options)(total, experience.groups)
+        others = [] if settings.stratum is None else [experience.strata]
+        return advantage_of(settings.estimator, settings.estimator_options)(total, experience.groups, *others)
     options: dict[str, Any] = {
         "eps": settings.eps,
         "ddof": settings.ddof,
@@ -47,6 +65,19 @@ def leaf_advantages(scores: RewardBatch, experience: Any, settings: AdvantageCon
     if values.shape[1] == 1:
         return group_advantages(values[:, 0], experience.groups, **options)
     return multi_reward_advantages(values, experience.groups, scores.weights, how=settings.how, **options)
+
+
+def _apart(scores: RewardBatch, experience: Any, settings: AdvantageConfig, rewards: Sequence[RewardConfig]) -> Tensor:
+    """DRPO's decoupling: one reward compared among the successes of another, the rest with all samples."""
+    [own] = [k for k, reward in enumerate(rewards) if reward.gate is not None and reward.gate.apart]
+    others = [k for k in range(len(rewards)) if k != own]
+    values = scores.values.masked_fill(~experience.outcomes[:, None], torch.nan)
+    rest = replace(scores, values=values[:, others], weights=scores.weights[others])
+    # Behind a closed gate it is NaN. A success to which it does not apply is changed by it as little as a failure.
+    return positive_only_advantages(
+        total_reward(rest), values[:, own], ~values[:, own].isnan(), experience.groups,
+        weight=float(scores.weights[own]), eps=settings.eps, ddof=settings.ddof,
+    )  # fmt: skip
 
 
 def _leaf(experience: Any, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None) -> Tensor:
@@ -129,6 +160,24 @@ def _process(
     return found
 
 
+def _prefix(
+    experience: Completions,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    root: bool = False,
+) -> Tensor:
+    """TEMPO (2509.18314): of completions, the group's advantage and what a token gained where they part; [N, T].
+
+    With `root` their first tokens are such a place too.
+    """
+    total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    return prefix_tree_advantages(
+        experience.sampled.ids, total, experience.groups, root=root, eps=settings.eps, ddof=settings.ddof
+    )
+
+
 CREDITS: dict[str, Credit] = {
     "leaf": _leaf,
     "depth": _depth,
@@ -136,6 +185,7 @@ CREDITS: dict[str, Credit] = {
     "value": _value,
     "critic": _critic,
     "process": _process,
+    "prefix": _prefix,
 }
 
 

@@ -17,10 +17,12 @@ from ..configs.soundness import FORWARD_FORMS
 from ..core.addressing import address
 from ..core.diagnostics import step_statistics
 from ..core.forward import FORWARD, Noised
+from ..core.guards import likelihood_guard
 from ..core.neighbours import neighbour_log_ratio, quasi_norm
 from ..core.objectives import policy_loss
 from ..pipelines.policy import PENALTIES, Experience, FlowPolicy
 from ..samplers.rollout import Transitions, draw_noise
+from .balance import Balance
 from .planning import clip_of, surrogate_of
 
 Edges = tuple[Transitions, slice]
@@ -47,6 +49,12 @@ class Objective(Protocol):
     def prepare(self, experience: Any) -> None:
         """Whatever must be computed before the weights move."""
 
+    def measure(self, experience: Any, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """What an optimizer step must know of all its batches before the first: sums of this rank, None for nothing."""
+
+    def settle(self, sums: Tensor) -> None:
+        """Take what was measured, added over ranks."""
+
     def rows(self, experience: Any, part: int, keep: Tensor | None) -> int:
         """Rows of one part that enter the loss, on this rank."""
 
@@ -57,6 +65,16 @@ class Objective(Protocol):
         """Add one batch's gradient of the loss over `rows`, the count of the whole optimizer step."""
 
 
+class Unmeasured:
+    """An objective whose optimizer steps need to know nothing of all their batches."""
+
+    def measure(self, experience: Any, part: int, advantages: Tensor, keep: Tensor | None) -> None:
+        """Nothing."""
+
+    def settle(self, sums: Tensor) -> None:
+        """Never called."""
+
+
 class TransitionObjective:
     """The ratio of the steps' own transitions: every GRPO form but two."""
 
@@ -64,9 +82,37 @@ class TransitionObjective:
         self.recipe, self.policy, self.elements = recipe, policy, elements
         self.surrogate = surrogate_of(recipe, elements)
         self.clip = clip_of(self.surrogate)
+        chosen = recipe.objective.balance
+        self.balance = None if chosen is None else Balance(chosen)
+        self._moved = False
 
     def prepare(self, experience: Experience) -> None:
-        """Nothing: the rollout has recorded it."""
+        """Nothing is computed: the rollout has recorded it."""
+        self._moved = False
+
+    def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Contributions of trained edges to the gradient under each pair of bounds, where the recipe searches them."""
+        if self.balance is None:
+            return None
+        moved, self._moved = self._moved, True
+        total = self.balance.nothing(self.policy.device)
+        for transitions, states in self.batches(experience, part, keep):
+            node = transitions.node[transitions.edges_of(states)]
+            # Before the weights move every ratio is 1.
+            log_ratio = torch.zeros(len(node), 1, device=self.policy.device)
+            if moved:
+                with torch.no_grad():
+                    scored = self.policy.score(experience, transitions, states, penalised=False)
+                node, log_ratio = scored.node, scored.log_ratio
+            mask = None if keep is None else keep[node].to(log_ratio.device)[:, None]
+            total += self.balance.contributions(log_ratio, advantages[node], mask)
+        return total
+
+    def settle(self, sums: Tensor) -> None:
+        """Take the bounds that the contributions ask for."""
+        assert self.balance is not None
+        self.balance.settle(sums)
+        self.surrogate = self.balance.surrogate
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
         """Trained edges of one part."""
@@ -85,6 +131,7 @@ class TransitionObjective:
         advantage = advantages[scored.node]
         mask = None if keep is None else keep[scored.node].to(advantage.device)[:, None]
         weight = scored.weight * self._trusted(scored.log_ratio, advantage[:, None], scored.divergence)
+        penalties = {**scored.penalties, **self._guarded(scored.log_ratio, advantage, mask)}
         loss, metrics = policy_loss(
             scored.log_ratio,
             torch.zeros_like(scored.log_ratio),
@@ -92,13 +139,15 @@ class TransitionObjective:
             mask,
             surrogate=self.surrogate,
             weight=weight,
-            penalty=self._penalty(scored.penalties),
+            penalty=self._penalty(penalties),
             reduce="token",
             denom=rows,
         )
         loss.backward()
-        for name, value in scored.penalties.items():
+        for name, value in penalties.items():
             metrics[name] = _pair(value.detach())
+        if self.balance is not None:
+            metrics |= self.balance.metrics(metrics["loss"][1])
         detached = scored.log_ratio.detach()
         statistics = step_statistics(
             detached, scored.steps, advantage[:, None], mask, *self.clip, num_steps=experience.plan.num_steps
@@ -109,6 +158,14 @@ class TransitionObjective:
         scaled = [getattr(self.recipe.objective, name) * value for name, value in penalties.items()]
         return torch.stack(scaled).sum(0) if scaled else None
 
+    def _guarded(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        """LLDS on edges [E, 1], each an action of its own; none if the recipe does not ask for it."""
+        objective = self.recipe.objective
+        if not objective.llds:
+            return {}
+        good = advantage if objective.llds_rows == "good" else None
+        return {"llds": likelihood_guard(log_ratio, torch.zeros_like(log_ratio), mask, good)}
+
     def _trusted(self, log_ratio: Tensor, advantage: Tensor, divergence: Tensor) -> Tensor | float:
         """Flow-DPPO's mask (2606.11025): 0 where a step has moved too far and would move further."""
         limit = self.recipe.objective.trust_nats
@@ -118,7 +175,7 @@ class TransitionObjective:
         return (~(outward & (divergence >= limit / self.elements))).float()
 
 
-class NeighbourObjective:
+class NeighbourObjective(Unmeasured):
     """Neighbor GRPO: the ratio of a choice among the group's next states."""
 
     def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int) -> None:
@@ -176,7 +233,7 @@ class _Images:
     step: int
 
 
-class ForwardObjective:
+class ForwardObjective(Unmeasured):
     """A loss of the forward process (`core.forward`) on the images of a rollout.
 
     Noise levels are those of the rollout's own table, for which every replay variant of the denoiser is exact;

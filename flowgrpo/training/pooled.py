@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..configs.sections import StratumConfig
 from ..rewards.runner import RewardBatch
 from .data import PromptRow
 from .processes import Processes
+from .strata import stratum_ids, stratum_values
 from .tasks import Collected
 
 
@@ -24,6 +26,7 @@ class Pooled:
         groups: [L] ids of the groups in which samples are compared.
         outcomes: [L] bool: samples that are results.
         lengths: [L] tokens; of completions only.
+        strata: [L] ids of samples of one kind; only where the recipe distinguishes them.
         mine: where the samples of this process are.
     """
 
@@ -32,11 +35,17 @@ class Pooled:
     groups: Tensor
     outcomes: Tensor
     lengths: Tensor | None
+    strata: Tensor | None
     mine: list[int]
 
 
 def pooled(
-    processes: Processes, places: Sequence[int], rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch
+    processes: Processes,
+    places: Sequence[int],
+    rows: Sequence[PromptRow],
+    experience: Collected,
+    scores: RewardBatch,
+    stratum: StratumConfig | None = None,
 ) -> Pooled:
     """Bring the samples of all processes together. All must call it.
 
@@ -46,6 +55,7 @@ def pooled(
         rows: [P] prompts of this process.
         experience: samples of them.
         scores: of the samples.
+        stratum: what tells kinds of samples apart, if anything does.
     """
     owners, lengths = experience.prompt_of_sample, getattr(experience, "lengths", None)
     columns = (
@@ -55,9 +65,10 @@ def pooled(
         experience.outcomes.tolist(),
         [0] * len(owners) if lengths is None else lengths.tolist(),
         scores.values.tolist(),
+        [0.0] * len(owners) if stratum is None else stratum_values(scores, stratum),
     )
     everything, mine = processes.pool(list(zip(*columns, strict=True)), columns[0])
-    at, ids, groups, outcomes, counts, values = zip(*everything, strict=True)
+    at, ids, groups, outcomes, counts, values, kinds = zip(*everything, strict=True)
     # Each process numbers its groups by itself; none has samples of two prompts.
     names: dict[tuple[int, int], int] = {}
     known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
@@ -67,5 +78,6 @@ def pooled(
         groups=torch.tensor(known),
         outcomes=torch.tensor(outcomes),
         lengths=None if lengths is None else torch.tensor(counts),
+        strata=None if stratum is None else stratum_ids(kinds, stratum.edges),
         mine=mine,
     )

@@ -114,6 +114,18 @@ class RoundsObjective:
         for objective, part in zip(self._each, experience.parts):
             objective.prepare(part)
 
+    def measure(self, experience: Rounds, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Of all rounds."""
+        parts = zip(self._each, experience.parts, experience.nodes)
+        found = [each.measure(one, part, advantages[nodes], _own(keep, nodes)) for each, one, nodes in parts]
+        sums = [one for one in found if one is not None]
+        return torch.stack(sums).sum(0) if sums else None
+
+    def settle(self, sums: Tensor) -> None:
+        """Each round takes the same."""
+        for objective in self._each:
+            objective.settle(sums)
+
     def rows(self, experience: Rounds, part: int, keep: Tensor | None) -> int:
         """Of all rounds."""
         parts = zip(self._each, experience.parts, experience.nodes)

@@ -27,6 +27,7 @@ from ..rewards.guards import Guard, Guards
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
+from .balance import Balance
 from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
@@ -303,6 +304,8 @@ class Checked:
             self.folder, kind = language_folder(recipe.model.path), "completions"
             bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
         credit_of(recipe.advantage)
+        if recipe.objective.balance is not None:
+            Balance(recipe.objective.balance)
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
         self.evaluation = RewardSet(reward_specs(evaluated))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -111,6 +111,9 @@ class Task(Protocol):
     def learn(self, experience: Any, scores: RewardBatch) -> dict[str, float]:
         """Whatever learns from a rollout beside the policy; returns metrics."""
 
+    def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Coefficients that follow what an update measured, by its metrics; returns metrics."""
+
     def credit_model(self) -> Critic | None:
         """What the credit of steps may ask."""
 
@@ -144,6 +147,10 @@ class PolicyTask:
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
         """Compare with the model in this context."""
         self.policy.reference = reference
+
+    def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Nothing."""
+        return {}
 
 
 class FlowTask(PolicyTask):

@@ -9,8 +9,12 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import TextRecipe
+from ..core.controllers import SetPoint
 from ..core.diagnostics import step_statistics
+from ..core.guards import likelihood_guard
 from ..core.objectives import kl, policy_loss
+from ..core.surrogates import per_column
+from .balance import Balance
 from .objectives import Outcome
 from .planning import bound_surrogate, clip_of
 from .text_policy import STRETCHES, Completions, TextPolicy
@@ -26,7 +30,8 @@ class Scored:
         old: [R, T] before the weights moved.
         mask: [R, T] bool, tokens that count.
         gap: [R, T] of `old` to the sampler's, 0 where nothing counts.
-        advantage: [R].
+        advantage: [R], or [R, T] where tokens have their own.
+        entropy: [R, T] with gradient, where the recipe steers it.
     """
 
     batch: list[int]
@@ -35,29 +40,66 @@ class Scored:
     mask: Tensor
     gap: Tensor
     advantage: Tensor
+    entropy: Tensor | None = None
 
 
 class TokenObjective:
-    """The ratio of the tokens: a surrogate, a level and a reduction of `core`."""
+    """The ratio of the tokens: a surrogate, a level and a reduction of `core`.
 
-    def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
-        self.recipe, self.policy = recipe, policy
+    Args:
+        recipe: what to do.
+        policy: scores.
+        entropy: what a bonus of entropy counts; none without it.
+    """
+
+    def __init__(self, recipe: TextRecipe, policy: TextPolicy, entropy: SetPoint | None = None) -> None:
+        self.recipe, self.policy, self.entropy = recipe, policy, entropy
         objective = recipe.objective
         self.surrogate = bound_surrogate(objective.surrogate, objective.options)
         self.clip = clip_of(self.surrogate)
+        self.balance = None if objective.balance is None else Balance(objective.balance)
+        self._moved = False
         self.correction = correction_of(recipe)
         self.several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
         self._before: dict[int, Tensor] = {}
 
     def prepare(self, experience: Completions) -> None:
         """Log-probs before the weights move, by the training engine, where several updates will need them."""
-        self._before = {}
+        self._before, self._moved = {}, False
         if not self.several:
             return
         with torch.no_grad():
             for part in range(experience.updates):
                 for rows in self.batches(experience, part, None):
                     self._before |= dict(zip(rows, self.policy.log_probs(experience, rows)[0]))
+
+    def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Contributions of tokens to the gradient under each pair of bounds, where the recipe searches them.
+
+        From the second optimizer step of a rollout on, that takes another pass over its completions.
+        """
+        if self.balance is None:
+            return None
+        moved, self._moved = self._moved, True
+        total = self.balance.nothing(self.policy.device)
+        for batch in self.batches(experience, part, keep):
+            if moved:
+                with torch.no_grad():
+                    scored = self._scored(experience, batch, advantages[batch], keep)
+                log_ratio, mask = scored.log_probs - scored.old, scored.mask
+            else:  # before the weights move every ratio is 1
+                lengths = experience.lengths[batch] * self._counted(experience, keep)[batch]
+                mask = (torch.arange(int(experience.lengths[batch].max())) < lengths[:, None]).to(total.device)
+                log_ratio = torch.zeros_like(mask, dtype=torch.float32)
+            advantage = per_column(advantages[batch])[:, : mask.shape[1]]
+            total += self.balance.contributions(log_ratio, advantage, mask)
+        return total
+
+    def settle(self, sums: Tensor) -> None:
+        """Take the bounds that the contributions ask for."""
+        assert self.balance is not None
+        self.balance.settle(sums)
+        self.surrogate = self.balance.surrogate
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
         """What the loss of a part is divided by on this rank: its tokens, its completions, or with `constant` those
@@ -115,44 +157,53 @@ class TokenObjective:
         width = -(-self.recipe.generation.max_tokens // STRETCHES)
         stretch = torch.arange(mask.shape[1], device=device)[None, :] // width
         statistics = step_statistics(
-            ratio, stretch, scored.advantage[:, None], mask, *self.clip, num_steps=STRETCHES
+            ratio, stretch, per_column(scored.advantage), mask, *self.clip, num_steps=STRETCHES
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
 
     def _scored(self, experience: Completions, batch: list[int], advantage: Tensor, keep: Tensor | None) -> Scored:
-        log_probs, mask = self.policy.log_probs(experience, batch)
+        found = self.policy.statistics(experience, batch, entropy=self.entropy is not None)
+        log_probs, mask = found.log_probs, found.mask
+        if advantage.dim() == 2:
+            advantage = advantage[:, : mask.shape[1]]
         mask = mask & self._counted(experience, keep)[batch].to(mask.device)[:, None]
         old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
         sampler = right_padded_values([experience.sampled.log_probs[row] for row in batch], mask.device)
-        return Scored(batch, log_probs, old, mask, torch.where(mask, old - sampler, 0.0), advantage)
+        gap = torch.where(mask, old - sampler, 0.0)
+        return Scored(batch, log_probs, old, mask, gap, advantage, found.entropy)
 
     def _loss(self, experience: Completions, scored: Scored, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
         objective, mask = self.recipe.objective, scored.mask
-        penalty, apart = self._penalty(experience, scored.batch, scored.log_probs)
-        weight = self._correction(scored)
+        penalties = self._penalties(experience, scored)
+        penalty = torch.stack([factor * value for factor, value in penalties.values()]).sum(0) if penalties else None
+        weight, count = self._correction(scored), mask.sum().float()
         loss, metrics = policy_loss(
             scored.log_probs, scored.old, scored.advantage, mask, surrogate=self.surrogate, level=objective.level,
             weight=weight, penalty=penalty, reduce=objective.reduce, denom=rows,
         )  # fmt: skip
         if weight is not None:
             cut = torch.where(mask, (weight == 0) | (weight >= objective.correction_cap), False)
-            metrics["correction_cut"] = torch.stack([cut.sum().float(), mask.sum().float()])
-        if apart is not None:
-            metrics["kl"] = torch.stack([torch.where(mask, apart, 0.0).sum(), mask.sum().float()])
+            metrics["correction_cut"] = torch.stack([cut.sum().float(), count])
+        for name, (_, value) in penalties.items():
+            metrics[name] = torch.stack([torch.where(mask, value.detach(), 0.0).sum(), count])
+        if self.balance is not None:
+            metrics |= self.balance.metrics(count)
         return loss, metrics
 
-    def _penalty(
-        self, experience: Completions, batch: list[int], log_probs: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """The KL to the reference with its factor, [R, T], and without it."""
-        objective = self.recipe.objective
-        if objective.kl == 0:
-            return None, None
-        with torch.no_grad(), self.policy.reference():
-            reference = self.policy.log_probs(experience, batch)[0]
-        apart = kl(log_probs, reference, objective.kl_kind)
-        return objective.kl * apart, apart.detach()
+    def _penalties(self, experience: Completions, scored: Scored) -> dict[str, tuple[float, Tensor]]:
+        """Factor and [R, T] of what is added to the loss, by the name of its metric."""
+        objective, found = self.recipe.objective, dict[str, tuple[float, Tensor]]()
+        if objective.kl:
+            with torch.no_grad(), self.policy.reference():
+                reference = self.policy.log_probs(experience, scored.batch)[0]
+            found["kl"] = objective.kl, kl(scored.log_probs, reference, objective.kl_kind)
+        if objective.llds:
+            good = scored.advantage if objective.llds_rows == "good" else None
+            found["llds"] = objective.llds, likelihood_guard(scored.log_probs, scored.old, scored.mask, good)
+        if self.entropy is not None and scored.entropy is not None:
+            found["exact_entropy"] = -self.entropy.value, scored.entropy
+        return found
 
     def _correction(self, scored: Scored) -> Tensor | None:
         """[R, T] importance weight of the training engine over the sampler; None without a correction."""

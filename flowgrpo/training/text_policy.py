@@ -15,7 +15,7 @@ from ..configs.schema import GenerationConfig, TextRecipe
 from ..pipelines.policy import part_bounds
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.sampling import Sampled, Sampler, completion_keys, sample_completions
-from ..text.scoring import completion_log_probs
+from ..text.scoring import Statistics, completion_statistics
 from .data import PromptRow
 from .processes import Processes
 
@@ -204,10 +204,15 @@ class TextPolicy:
 
     def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""
+        found = self.statistics(completions, rows)
+        return found.log_probs, found.mask
+
+    def statistics(self, completions: Completions, rows: Sequence[int], *, entropy: bool = False) -> Statistics:
+        """Log-probs of some completions, and if asked the entropies of their tokens, at the temperature of sampling."""
         owners = [completions.prompt_of_sample[row] for row in rows]
         known = list(dict.fromkeys(owners))
         model = self.recipe.model
-        return completion_log_probs(
+        return completion_statistics(
             self.language,
             [completions.prompts[p] for p in known],
             [completions.sampled.ids[row] for row in rows],
@@ -215,4 +220,5 @@ class TextPolicy:
             temperature=self.recipe.generation.temperature,
             # Recomputing activations in the backward pass has no cache to go on from.
             shared_prefix=model.shared_prefix and not model.gradient_checkpointing,
+            entropy=entropy,
         )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from ..configs.schema import TextRecipe
+from ..core.controllers import entropy_bonus
 from ..rewards.runner import RewardBatch
 from .checkpoint import Stateful
 from .clock import Clock
@@ -33,6 +36,11 @@ class TextTask(PolicyTask):
 
     def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
         self.recipe, self.policy = recipe, policy
+        chosen = recipe.objective.entropy
+        self.entropy = (
+            None if chosen is None
+            else entropy_bonus(chosen.target, value=chosen.value, rate=chosen.rate, high=chosen.high)
+        )  # fmt: skip
 
     @property
     def result(self) -> str:
@@ -41,8 +49,9 @@ class TextTask(PolicyTask):
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """That of tokens, or of whole answers."""
-        form = TokenObjective if self.recipe.objective.form == "tokens" else AnswerObjective
-        return form(self.recipe, self.policy)
+        if self.recipe.objective.form == "tokens":
+            return TokenObjective(self.recipe, self.policy, self.entropy)
+        return AnswerObjective(self.recipe, self.policy)
 
     def rollout(
         self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
@@ -69,12 +78,20 @@ class TextTask(PolicyTask):
         """Nothing."""
         return {}
 
+    def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
+        """Move the bonus of entropy, if there is one; what it was in this update."""
+        if self.entropy is None:
+            return {}
+        used, measured = self.entropy.value, record.get("exact_entropy")
+        self.entropy.update(math.nan if measured is None else measured)
+        return {"entropy_bonus": used}
+
     def credit_model(self) -> None:
         """None."""
 
     def parts(self) -> dict[str, Stateful]:
-        """None."""
-        return {}
+        """What the bonus of entropy has come to."""
+        return {} if self.entropy is None else {"entropy": self.entropy}
 
     def describe(self) -> Iterator[str]:
         """Model, sizes and the clip."""

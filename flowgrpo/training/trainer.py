@@ -216,6 +216,7 @@ class Trainer:
         self.memory.observe(everyone.scores, everyone.prompts)
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
+        record |= self.task.settle(record)
         records, sizes = zip(*self.processes.gather((experience.record(), len(scores.values))))
         record |= joint_record(records, sizes)
         if iteration % self.recipe.run.sample_every == 0:
@@ -291,7 +292,7 @@ class Trainer:
         return self._advantages(self._pooled(rows, experience, scores), scores, experience)
 
     def _pooled(self, rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> Pooled:
-        return pooled(self.processes, self.places, rows, experience, scores)
+        return pooled(self.processes, self.places, rows, experience, scores, self.recipe.advantage.stratum)
 
     def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
         settings = self.recipe.advantage
@@ -300,7 +301,7 @@ class Trainer:
             if self.memory.estimates:
                 leaf = self.memory.advantages(whole, everyone.prompts, everyone.groups, everyone.outcomes)
             else:
-                leaf = leaf_advantages(whole, everyone, settings)
+                leaf = leaf_advantages(whole, everyone, settings, self.recipe.rewards)
             found = experience.node_advantages(leaf[everyone.mine])
         else:
             combined = self.combined(scores, experience)
@@ -324,6 +325,8 @@ class Trainer:
             part = step % settings.updates
             rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.task.device)
             rows = self.accelerator.reduce(rows, "sum").clamp(min=1.0)
+            with self.clock.part(self.task.update_part):
+                self._settle(experience, part, advantages, keep)
             for batch in objective.batches(experience, part, keep):
                 with self.clock.part(self.task.update_part):
                     outcome = objective.backward(experience, batch, advantages, keep, rows)
@@ -335,6 +338,12 @@ class Trainer:
                 norms.append(self._step())
         mine = statistics, {name: value.cpu() for name, value in sums.items()}, first_error
         return update_record(*joint_update(self.processes.gather(mine)), norms)
+
+    def _settle(self, experience: Collected, part: int, advantages: Tensor, keep: Tensor | None) -> None:
+        """Let the objective know what the step needs to know of the batches of all processes."""
+        sums = self.objective.measure(experience, part, advantages, keep)
+        if sums is not None:
+            self.objective.settle(self.accelerator.reduce(sums, "sum"))
 
     def _step(self) -> Tensor:
         self.processes.add_gradients(self.parameters)

@@ -1,11 +1,19 @@
 """Log-probs of completions: against the definition, and the shared prefix against the plain path."""
 
+import math
+
 import pytest
 import torch
 
 from flowgrpo.text import scoring
 from flowgrpo.text.model import LanguageModel
-from flowgrpo.text.scoring import completion_log_probs, right_padded, token_log_probs
+from flowgrpo.text.scoring import (
+    completion_log_probs,
+    completion_statistics,
+    right_padded,
+    token_entropies,
+    token_log_probs,
+)
 
 PROMPTS = ["1+2=", "47-85=", "9"]
 OWNER = [0, 0, 1, 2, 2, 2]
@@ -94,3 +102,45 @@ def test_half_precision_logits_are_scored_in_float32_with_the_same_gradient(monk
     wanted.sum().backward()
     # The gradient comes back in bfloat16, which has 8 bits.
     assert torch.allclose(logits.grad.double(), exact.grad, atol=2**-8 * float(exact.grad.abs().max()))
+
+
+def test_entropies_by_hand() -> None:
+    # Half and half; a certain token; a third each of three, with a fourth ruled out.
+    logits = torch.tensor([[[0.0, 0, -200, -200], [300, 0, 0, 0], [1, 1, 1, -torch.inf]]])
+    found = token_entropies(logits)
+    assert found[0].tolist() == pytest.approx([math.log(2), 0.0, math.log(3)], abs=1e-6)
+    # A temperature divides logits: two tokens 2 apart at 2 are 1 apart.
+    p = 1 / (1 + math.exp(-1))
+    hand = -p * math.log(p) - (1 - p) * math.log(1 - p)
+    assert token_entropies(torch.tensor([[[2.0, 0.0]]]), 2.0).item() == pytest.approx(hand)
+
+
+def test_the_gradient_of_an_entropy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """dH / dlogit = -p (log p + H) / temperature, by chunks that are computed again, and finite where p is 0."""
+    monkeypatch.setattr(scoring, "CHUNK", 2)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 1, 5, generator=generator).requires_grad_()
+    token_entropies(logits, 0.5).sum().backward()
+    log_p = (logits.detach() / 0.5).log_softmax(-1)
+    spread = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+    assert torch.allclose(logits.grad, -log_p.exp() * (log_p + spread) / 0.5, atol=1e-6)
+    ruled_out = torch.tensor([[[0.0, 1.0, -torch.inf]]], requires_grad=True)
+    token_entropies(ruled_out).sum().backward()
+    assert ruled_out.grad.isfinite().all()
+    assert ruled_out.grad[0, 0, 2] == 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_entropies_of_completions_are_those_of_the_logits(language: LanguageModel, shared: bool) -> None:
+    prompts, completions, owner = [[4, 5, 6], [7]], [[8, 9, 3], [5], [6, 4], [3, 3]], [0, 0, 1, 1]
+    found = completion_statistics(
+        language, prompts, completions, owner, temperature=0.7, shared_prefix=shared, entropy=True
+    )
+    assert found.entropy is not None
+    for row, ids in enumerate(completions):
+        whole = torch.tensor([[*prompts[owner[row]], *ids]])
+        logits = language.model(whole).logits[0, -len(ids) - 1 : -1] / 0.7
+        wanted = torch.distributions.Categorical(logits=logits).entropy()
+        assert torch.allclose(found.entropy[row, : len(ids)], wanted, atol=1e-5)
+        assert (found.entropy[row, len(ids) :] == 0).all()
+    assert completion_statistics(language, prompts, completions, owner).entropy is None

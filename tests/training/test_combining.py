@@ -54,6 +54,20 @@ def test_a_gate_asks_what_the_reward_said() -> None:
     assert found[:, 1].tolist() == [3.0, 0.0, 3.0, 0.0]
 
 
+def test_what_is_compared_apart_is_silent_behind_a_closed_gate() -> None:
+    scores = batch([1.0, 0.0, 0.5, 1.0], [3.0, 3.0, 5.0, 5.0])
+    gate = GateConfig(reward="a", at_least=0.5, apart=True)
+    found = combined(scores, RewardConfig(name="a"), RewardConfig(name="b", gate=gate))
+    assert found[:, 1].nan_to_num(-9).tolist() == [3.0, -9.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("line", ["scale=none", "baseline=loo", "how=gdpo", "credit=depth", "estimator=anchored"])
+def test_a_reward_apart_has_a_scale_of_its_own(line: str) -> None:
+    rewards = "rewards=[{name: gold}, {name: jpeg_compressibility, gate: {reward: gold, apart: true}}]"
+    with pytest.raises(ValueError, match="a scale of its own: use advantage"):
+        load_recipe("default", [rewards, f"advantage.{line}"])
+
+
 def test_ensembles() -> None:
     scores = batch([1.0, 0.0, 2.0, 4.0], [3.0, 0.5, 1.0, 4.0], weights=(1.0, 2.0))
     pair = RewardConfig(name="a"), RewardConfig(name="b", weight=2.0)
@@ -70,6 +84,17 @@ def test_ensembles() -> None:
         ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
         ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
         ("optimizer.updates=2 rollout.budget={}", "one optimizer step"),
+        ("rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true, share: 0.5}}]", "which is of "),
+        ("rewards=[{name: gold}, {name: ocr, weight: -1.0, gate: {reward: gold, apart: true}}]", "turn the sign"),
+        (
+            "rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true}}, {name: proxy, gate: {reward: gold, "
+            "apart: true}}]",
+            "for one reward, and ocr, proxy have it",
+        ),
+        (
+            "rewards=[{name: gold}, {name: ocr, at_least: 0.5}, {name: proxy, gate: {reward: gold, apart: true}}]",
+            "a scale of its own",
+        ),
         ("advantage.estimator=tracked advantage.credit=depth", "remembers prompts, not steps"),
     ],
 )

@@ -239,3 +239,81 @@ def test_options_of_another_estimator_are_refused(lines: tuple[str, list[str]], 
     with pytest.raises(ValueError, match="does not take"):
         trainer_of(lines, tmp_path / "two", "advantage.estimator=beta", "advantage.estimator_options={k: 1}")
     assert torch.is_grad_enabled()
+
+
+def test_a_reward_ranks_the_successes_alone(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    """DRPO: of four samples two are right; of these the shorter one is better, and the longer one is not bad."""
+    reward = tmp_path / "apart.py"
+    reward.write_text(
+        "def right(prompts, **columns):\n    return [[1, 1, 0, 0][k % 4] for k in range(len(prompts))]\n"
+        "def brief(prompts, **columns):\n    return [[3, 1, 9, 0][k % 4] for k in range(len(prompts))]\n"
+    )
+    gate = "gate: {reward: right, at_least: 1.0, apart: true}"
+    rewards = f"rewards=[{{name: '{reward}:right', label: right}}, {{name: '{reward}:brief', weight: 2.0, {gate}}}]"
+    trainer = trainer_of(lines, tmp_path / "run", rewards, "advantage.eps=0.0")
+    rows, e = trainer.collect(0)
+    scores = trainer.score(trainer.rewards, rows, e)
+    leaf = trainer.advantages(scores, e, rows)[_leaves(e)].cpu()
+    # Rewards 1, 1, 0, 0 have standard deviation 1/sqrt(3), so G is +-sqrt(3)/2; X is +-1/sqrt(2), counted twice.
+    # sqrt(3)/2 - sqrt(2) would be negative, so the second success has 0.
+    group, beside = 0.75**0.5, 2.0 / 2**0.5
+    expected = [group + beside, 0.0, -group, -group]
+    assert leaf.tolist() == pytest.approx(expected * 2, abs=1e-6)
+    # What is saved is what the reward said, for failures too.
+    assert scores.values[:, 1].tolist() == [3, 1, 9, 0] * 2
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["grad_norm"] > 0
+
+
+def test_samples_are_compared_within_their_strata(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    reward = tmp_path / "kinds.py"
+    reward.write_text(
+        "def value(prompts, **columns):\n    return [[0, 1, 2, 5][k % 4] for k in range(len(prompts))]\n"
+        "def kind(prompts, **columns):\n    return [k % 4 // 2 for k in range(len(prompts))]\n"
+    )
+    rewards = f"rewards=[{{name: '{reward}:value'}}, {{name: '{reward}:kind', label: kind, weight: 0.0}}]"
+    trainer = trainer_of(
+        lines, tmp_path / "run", rewards, "advantage.estimator=stratified", "advantage.stratum={reward: kind}",
+        "advantage.estimator_options={alpha: 1.0, eps: 0.0}",
+    )  # fmt: skip
+    rows, e = trainer.collect(0)
+    leaf = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)[_leaves(e)].cpu()
+    # Each pair by itself, whatever their difference.
+    assert leaf.tolist() == pytest.approx([-(2**-0.5), 2**-0.5] * 4)
+    record = trainer.iterate(0)
+    assert record["ratio/first_error"] == 0.0
+    assert record["grad_norm"] > 0
+
+
+def test_likelihoods_that_fell_are_pushed_up(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    """LLDS is nothing before the weights move, and afterwards the mean fall of rows that became less likely."""
+    ratio = ["objective.ratio=gaussian", "objective.weight=none"] if lines[0] == "default" else []
+    found = {}
+    for rows in ("all", "good"):
+        trainer = trainer_of(
+            lines, tmp_path / rows, "objective.llds=0.5", f"objective.llds_rows={rows}", "optimizer.epochs=2",
+            "optimizer.learning_rate=0.01", *ratio,
+        )  # fmt: skip
+        record = trainer.iterate(0)
+        assert record["ratio/first_error"] == 0.0
+        assert record["penalty"] == pytest.approx(0.5 * record["llds"])
+        found[rows] = record["llds"]
+    assert 0 < found["good"] < found["all"]
+
+
+def test_bounds_are_searched_at_each_step(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    path = "lower: [0.5, 0.9], upper: [1.0, 3.0], lower_step: 0.2, upper_step: 1.0"
+    found = {}
+    for target in (0.001, 0.999):
+        trainer = trainer_of(
+            lines, tmp_path / str(target), "objective.surrogate=bapo", "objective.options={}", "optimizer.epochs=2",
+            f"objective.balance={{target: {target}, {path}}}", "optimizer.learning_rate=0.01",
+        )  # fmt: skip
+        record = trainer.iterate(0)
+        assert record["ratio/first_error"] == 0.0
+        assert record["grad_norm"] > 0
+        found[target] = record["bound/lower"], record["bound/upper"]
+    # Good samples have a part of the gradient whatever the bounds; nearly all of it they never have.
+    assert found[0.001] == pytest.approx((0.5, 1.0))
+    assert found[0.999] == pytest.approx((0.9, 3.0))

@@ -1,0 +1,48 @@
+"""In which stratum of its group a sample is, by what a reward says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..configs.sections import StratumConfig
+from ..rewards.runner import RewardBatch
+
+
+def stratum_values(scores: RewardBatch, settings: StratumConfig) -> list[float]:
+    """[L] what strata are made of; NaN where the reward says nothing.
+
+    Args:
+        scores: of L samples, as the rewards gave them.
+        settings: which of them.
+
+    Raises:
+        ValueError: the reward has no such sub-score.
+    """
+    if settings.sub_score is None:
+        return scores.values[:, scores.names.index(settings.reward)].tolist()
+    known = scores.sub_scores.get(settings.reward, {})
+    if settings.sub_score not in known:
+        raise ValueError(
+            f"advantage.stratum asks reward {settings.reward} for the sub-score {settings.sub_score!r}, which it does "
+            f"not give; it gives {', '.join(known) or 'none, so leave `sub_score` out to take the reward itself'}"
+        )
+    return known[settings.sub_score]
+
+
+def stratum_ids(values: Sequence[float], edges: Sequence[float]) -> Tensor:
+    """[L] integer ids; NaN is a stratum too, -1.
+
+    Args:
+        values: [L].
+        edges: rising; a value belongs to the stratum above the last edge that it reaches. Without any, each distinct
+            value is a stratum.
+    """
+    column = torch.tensor(values, dtype=torch.float64)
+    if edges:
+        ids = torch.bucketize(column, torch.tensor(edges, dtype=torch.float64), right=True)
+    else:
+        ids = torch.unique(column.nan_to_num(), return_inverse=True)[1]
+    return ids.masked_fill(column.isnan(), -1)
