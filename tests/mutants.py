@@ -5,15 +5,15 @@
     python tests/mutants.py --out report.json
 
 Each mutant lives in a forked process, which runs the test files that import its module (and those in `MORE`) until the
-first failure. What survives is listed with its place; the exit status is 1 if anything did that `EQUIVALENT` does not
-explain. POSIX only, as it forks.
+first failure. The tests are collected once, and a mutant's functions get its code in their place; one that survives
+this is imported and run anew by a process of its own. What survives both is listed with its place; the exit status is 1
+if anything did that `EQUIVALENT` does not explain. POSIX only, as it forks.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import copy
 import importlib.abc
 import importlib.machinery
@@ -21,23 +21,48 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "flowgrpo" / "core"
-SECONDS = 120
+SECONDS = 60
+"""Of the processor, after which a mutant has run into a loop."""
 MORE: dict[str, list[str]] = {
     "addressing": ["tests/samplers/test_rollout.py"],
     "grouped": ["tests/core/test_baselines.py", "tests/core/test_outcomes.py"],
 }
 """Test files of a module beside those of `tests/core` that import it."""
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "advantages.group_moments: count.clamp(min=«1 → 2»)": "of one value, nothing is above the minimum: 0 is divided",
+    "advantages._length_offset: above.nan_to_num(«0.0 → 1.0»)": "the weight of a missing value is 0",
+    "advantages.anchored_advantages: torch.where(whole > 0, k * own / whole, «1.0 → 2.0»)": "it is clamped to 1",
+    "advantages.multi_reward_advantages: group_moments(values, index, num_groups, ddof=«1 → 2»)": (
+        "the deviation is not read"
+    ),
+    "baselines.beta_advantages: data.moments(«0 → 1»)": "the deviation is not read",
+    "baselines.beta_advantages: torch.where(moments.degenerate, «0.0 → 1.0», (-log_density).exp())": (
+        "it scales a difference of 0"
+    ),
+    (
+        "baselines.beta_advantages: "
+        "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
+    ): "a second group is empty, and the first alone is read",
+    (
+        "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)"
+    ): "it is square",
+    "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
+        "another number for each pair, still one of its own"
+    ),
+    "registry.advantage_of: [«0 → 1»]": "any id names the one group",
+}
 """Name of a mutant → why it changes nothing that could be asked for."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -63,8 +88,18 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """`module.function: before → after`, which survives moves of lines."""
-        return f"{self.place}: {self.before} → {self.after}"
+        """`module.function: around «before → after»`, which survives moves of lines."""
+        before, after = (re.findall(r"[\w.]+|[<>=!*/]+|\W", text) for text in (self.before, self.after))
+        head = _alike(before, after)
+        tail = _alike(before[head:][::-1], after[head:][::-1])
+        old, new = ("".join(parts[head : len(parts) - tail]) for parts in (before, after))
+        return f"{self.place}: {''.join(before[:head])}«{old} → {new}»{''.join(before[len(before) - tail :])}"
+
+
+def _alike(first: list[str], second: list[str]) -> int:
+    """How many parts two lists begin with in common."""
+    differ = (k for k, (one, other) in enumerate(zip(first, second)) if one != other)
+    return next(differ, min(len(first), len(second)))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
@@ -182,34 +217,114 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.source, str(self.path), "exec"), module.__dict__)
 
 
-def run(module: str, source: str, tests: list[str]) -> str:
-    """Run tests on a source of a module in a process of its own: `killed`, `survived` or `timed out`."""
+_ARGUMENTS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--noconftest", "-W", "ignore"]
+"""Tests of core need no fixture of conftest.py, whose imports would cost seconds."""
+
+
+def _verdict(test: Callable[[], int]) -> str:
+    """What a forked process makes of `test`, the status of a run of tests: `killed`, `survived` or `timed out`."""
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            os.setsid()
-            void = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(void, 1)
-            os.dup2(void, 2)
-            import pytest
-
-            sys.meta_path.insert(0, _Finder(f"flowgrpo.core.{module}", CORE / f"{module}.py", source))
-            # Tests of core need no fixture of conftest.py, whose imports would cost every mutant seconds.
-            arguments = ["-x", "-q", "-p", "no:cacheprovider", "--noconftest", "-W", "ignore", *tests]
-            code = int(pytest.main(arguments))
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            code = test()
         finally:
             os._exit(code)
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
-        time.sleep(0.02)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return "timed out"
+    return "killed" if status else "survived"
+
+
+def _silence() -> None:
+    """Nothing of this process is printed."""
+    void = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(void, 1)
+    os.dup2(void, 2)
+
+
+def run(module: str, source: str, tests: list[str]) -> str:
+    """The verdict of tests on a source of a module, imported anew."""
+
+    def test() -> int:
+        import pytest
+
+        _silence()
+        sys.meta_path.insert(0, _Finder(f"flowgrpo.core.{module}", CORE / f"{module}.py", source))
+        return int(pytest.main([*_ARGUMENTS, *tests]))
+
+    return _verdict(test)
+
+
+def screen(module: str, mutants: list[Mutant], tests: list[str]) -> list[str]:
+    """The verdicts of tests, collected once, on mutants that get their code by `_transplant`.
+
+    Nothing if the tests fail as it is. `survived` is only a guess: what is not in a function does not reach the tests,
+    nor what they computed when they were collected.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            import pytest
+
+            _silence()
+            loop = _Loop(module, mutants)
+            pytest.main([*_ARGUMENTS, *tests], plugins=[loop])
+            with os.fdopen(writing, "w") as out:
+                json.dump(loop.verdicts, out)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as found:
+        verdicts: list[str] = json.load(found)
     os.waitpid(child, 0)
-    return "timed out"
+    return verdicts
+
+
+class _Loop:
+    """Plugin of pytest that runs the collected tests on one mutant after another."""
+
+    def __init__(self, module: str, mutants: list[Mutant]) -> None:
+        self.module, self.mutants = module, mutants
+        self.verdicts: list[str] = []
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """In the place of pytest's own loop."""
+        # As it is first, which also loads what is loaded at first use, for all children at once.
+        if self._run(session):
+            return True
+        for mutant in self.mutants:
+            self.verdicts.append(_verdict(lambda mutant=mutant: self._mutated(session, mutant)))
+        return True
+
+    def _mutated(self, session: Any, mutant: Mutant) -> int:
+        original = sys.modules[f"flowgrpo.core.{self.module}"]
+        changed = ModuleType(original.__name__)
+        changed.__dict__.update(__file__=original.__file__, __package__=original.__package__)
+        exec(compile(mutant.source, str(original.__file__), "exec"), changed.__dict__)
+        _transplant(changed.__dict__, original.__dict__, original.__name__)
+        return self._run(session)
+
+    def _run(self, session: Any) -> int:
+        for item, following in zip(session.items, [*session.items[1:], None]):
+            session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if session.testsfailed:
+                return 1
+        return 0
+
+
+def _transplant(changed: Any, original: Any, module: str) -> None:
+    """Give the functions and methods of a module the code of their namesakes, wherever they have been imported to."""
+    for name, new in changed.items():
+        old = original.get(name)
+        if isinstance(new, type) and new.__module__ == module:
+            _transplant(vars(new), vars(old), module)
+        for part in ("fget", "__func__"):
+            new, old = getattr(new, part, new), getattr(old, part, old)
+        if isinstance(new, FunctionType) and new.__module__ == module:
+            old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
 
 
 def tests_of(module: str) -> list[str]:
@@ -237,7 +352,9 @@ def main() -> int:
     torch.set_num_threads(1)
     # A counterexample is all that is asked for, not the smallest one.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
-    hypothesis.settings.register_profile("mutants", phases=phases, database=None, derandomize=True)
+    hypothesis.settings.register_profile(
+        "mutants", phases=phases, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    )
     hypothesis.settings.load_profile("mutants")
     names = given.modules or sorted(path.stem for path in CORE.glob("*.py") if path.stem != "__init__")
     counts: dict[str, dict[str, int]] = {}
@@ -247,19 +364,24 @@ def main() -> int:
         if not path.is_file() or not tests:
             print(f"{name}: no such module of core, or it has no test file")
             return 2
-        if run(name, path.read_text(encoding="utf-8"), tests) != "survived":
-            print(f"{name}: its tests fail as it is: {' '.join(tests)}")
-            return 2
         started = time.monotonic()
         found = {"killed": 0, "timed out": 0, "survived": 0, "equivalent": 0}
-        for mutant in mutants_of(path):
-            verdict = run(name, mutant.source, tests)
-            if verdict == "survived" and mutant.name in EQUIVALENT:
-                verdict = "equivalent"
+        mutants = list(mutants_of(path))
+        unknown = {key for key in EQUIVALENT if key.startswith((f"{name}.", f"{name}:"))} - {m.name for m in mutants}
+        if unknown:
+            print(f"{name}: EQUIVALENT names what is no mutant: {'; '.join(sorted(unknown))}")
+            return 2
+        verdicts = screen(name, mutants, tests)
+        if len(verdicts) < len(mutants):
+            print(f"{name}: its tests fail as it is: {' '.join(tests)}")
+            return 2
+        for mutant, verdict in zip(mutants, verdicts):
+            if verdict == "survived":
+                verdict = "equivalent" if mutant.name in EQUIVALENT else run(name, mutant.source, tests)
             found[verdict] += 1
             if verdict == "survived":
-                survivors.append({"place": f"{name}.py:{mutant.line}", "before": mutant.before, "after": mutant.after})
-                print(f"  survived  {name}.py:{mutant.line}  {mutant.before}  →  {mutant.after}", flush=True)
+                survivors.append({"place": f"{name}.py:{mutant.line}", "mutant": mutant.name})
+                print(f"  survived  {name}.py:{mutant.line}  {mutant.name}", flush=True)
         counts[name] = found
         counted = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
         print(f"{name}: {counted}; {time.monotonic() - started:.0f} s", flush=True)

@@ -41,6 +41,7 @@ def test_win_rates_add_up_to_half_the_samples_and_follow_a_permutation():
     order = torch.tensor([3, 0, 4, 1, 2])
     close(win_rates(matrix[:, order][:, :, order]), found[:, order])
     close(win_rates(matrix[2]), found[2])
+    close(win_rates(matrix[None, :2]), found[None, :2])
     assert win_rates(matrix.half()).dtype == torch.float32
     assert not win_rates(matrix.requires_grad_()).requires_grad
 
@@ -50,6 +51,7 @@ def test_win_rates_add_up_to_half_the_samples_and_follow_a_permutation():
     [
         (torch.zeros(3), r"has shape \(3,\); give a square matrix per group"),
         (torch.zeros(2, 3), r"has shape \(2, 3\)"),
+        (torch.zeros(2, 2, 3), r"has shape \(2, 2, 3\)"),
         (torch.tensor([[0.5, 1.1], [0.0, 0.5]]), "a value outside 0..1; give the probability that the row beats"),
         (torch.tensor([[0.5, -0.1], [0.0, 0.5]]), "a value outside 0..1"),
     ],

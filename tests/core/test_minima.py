@@ -30,6 +30,7 @@ def test_weighted_rewards_by_hand():
     t = 0.5
     rewards = torch.tensor([[t * math.log(2), t * math.log(4)]])
     close(minimum_weighted_rewards(rewards, temperature=t), [[2 / 3 * t * math.log(2), 1 / 3 * t * math.log(4)]])
+    close(minimum_weighted_rewards(rewards / 5), [[2 / 15 * t * math.log(2), 1 / 15 * t * math.log(4)]])
 
 
 def test_their_sum_is_between_the_minimum_and_the_mean():
