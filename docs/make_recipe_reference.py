@@ -102,7 +102,7 @@ Rounds of images start from noises of their own. The metrics then have `rounds` 
 
 ## Several rewards
 
-Beside `weight`, a reward may have three more lines. With a `gate` it counts only where another reward is high enough,
+Beside `weight`, a reward may have further lines. With a `gate` it counts only where another reward is high enough,
 sample by sample or by the share of the group; behind a closed gate it is 0, and with `closed: null` it is left out, as
 suits rewards that are negative. With `apart: true` it only ranks the samples with an open gate, and turns none of their
 advantages negative: a short answer beats a long one, but no right answer is punished for its length. `noise` is for a

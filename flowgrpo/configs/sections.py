@@ -127,6 +127,13 @@ class RewardConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     noise: NoiseConfig | None = Field(None, description="Of a verifier that errs; none if left out.")
     gate: GateConfig | None = Field(None, description="Always open if left out.")
+    unlikely: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Text: share of it that the likeliest success of a prompt loses, the least likely losing none "
+        "(Rewarding the Unlikely, 2506.02355); 0.25 in the paper.",
+    )
     at_least: float | None = Field(
         None,
         description="Makes a constraint of it: its mean should be this, and dual ascent finds its weight "

@@ -352,6 +352,11 @@ def _reward_faults(recipe: AnyRecipe) -> list[str]:
         if reward.gate is not None and (reward.gate.reward not in labels or reward.gate.reward == label):
             others = ", ".join(other for other in labels if other != label) or "none, so add one"
             faults.append(f"the gate of reward {label} asks {reward.gate.reward!r}; the other rewards are {others}")
+        if reward.unlikely is not None and recipe.task == "images":
+            faults.append(
+                f"reward {label} has `unlikely`: the density of an image's Gaussian steps tells how large their noise "
+                "was, not how likely the policy finds the image; leave it out"
+            )
         if reward.noise is not None and reward.noise.false_positive + reward.noise.false_negative >= 1:
             faults.append(f"the rates in noise of reward {label} add up to 1 or more: such a verdict tells nothing")
     constrained = [label for label, reward in zip(labels, rewards) if reward.at_least is not None]

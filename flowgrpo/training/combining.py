@@ -15,6 +15,7 @@ from ..core.combination import (
     uncertainty_weighted_rewards,
     worst_case_rewards,
 )
+from ..core.shaping import unlikeliness_rewards
 from ..core.verifiers import corrected_rewards
 from ..rewards.runner import RewardBatch
 
@@ -22,18 +23,23 @@ ENSEMBLES = {"worst": worst_case_rewards, "agreement": uncertainty_weighted_rewa
 
 
 def combine(
-    scores: RewardBatch, groups: Tensor, rewards: Sequence[RewardConfig], settings: AdvantageConfig
+    scores: RewardBatch,
+    groups: Tensor,
+    rewards: Sequence[RewardConfig],
+    settings: AdvantageConfig,
+    log_probs: Tensor | None = None,
 ) -> RewardBatch:
     """The rewards that advantages are made of; what is logged and saved stays what the rewards said.
 
     Corrections come first, so that a gate compares what it is told, then gates, each from the values before any gate
-    closed, then the ensemble, which leaves one column.
+    closed, then what a reward loses where its success was likely, then the ensemble, which leaves one column.
 
     Args:
         scores: as the rewards gave them, [L, K].
         groups: [L] ids of the groups.
         rewards: K entries of the recipe. A reward whose gate keeps it `apart` is NaN where the gate is closed.
         settings: for `how`.
+        log_probs: [L] of whole samples, for rewards that ask how `unlikely` a success was.
 
     Raises:
         ValueError: `noise` on a reward that gave something other than 0, 1 and NaN.
@@ -53,6 +59,10 @@ def combine(
             continue
         success = (main >= reward.gate.at_least).to(main).masked_fill(main.isnan(), torch.nan)
         gated[:, k] = group_gated_rewards(values[:, k], success, groups, at_least=reward.gate.share, closed=closed)
+    for k, reward in enumerate(rewards):
+        if reward.unlikely is not None:
+            assert log_probs is not None
+            gated[:, k] = unlikeliness_rewards(gated[:, k], log_probs, groups, beta=reward.unlikely)
     if settings.how not in ENSEMBLES:
         return replace(scores, values=gated)
     one = ENSEMBLES[settings.how](gated * scores.weights)[:, None]

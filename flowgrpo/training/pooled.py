@@ -26,6 +26,7 @@ class Pooled:
         groups: [L] ids of the groups in which samples are compared.
         outcomes: [L] bool: samples that are results.
         lengths: [L] tokens; of completions only.
+        log_probs: [L] of whole samples, by the sampler; of completions only.
         strata: [L] ids of samples of one kind; only where the recipe distinguishes them.
         mine: where the samples of this process are.
     """
@@ -35,6 +36,7 @@ class Pooled:
     groups: Tensor
     outcomes: Tensor
     lengths: Tensor | None
+    log_probs: Tensor | None
     strata: Tensor | None
     mine: list[int]
 
@@ -58,17 +60,19 @@ def pooled(
         stratum: what tells kinds of samples apart, if anything does.
     """
     owners, lengths = experience.prompt_of_sample, getattr(experience, "lengths", None)
+    chances = getattr(experience, "log_probs", None)
     columns = (
         [places[p] for p in owners],
         [rows[p].id for p in owners],
         experience.groups.tolist(),
         experience.outcomes.tolist(),
         [0] * len(owners) if lengths is None else lengths.tolist(),
+        [0.0] * len(owners) if chances is None else chances.tolist(),
         scores.values.tolist(),
         [0.0] * len(owners) if stratum is None else stratum_values(scores, stratum),
     )
     everything, mine = processes.pool(list(zip(*columns, strict=True)), columns[0])
-    at, ids, groups, outcomes, counts, values, kinds = zip(*everything, strict=True)
+    at, ids, groups, outcomes, counts, likely, values, kinds = zip(*everything, strict=True)
     # Each process numbers its groups by itself; none has samples of two prompts.
     names: dict[tuple[int, int], int] = {}
     known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
@@ -78,6 +82,7 @@ def pooled(
         groups=torch.tensor(known),
         outcomes=torch.tensor(outcomes),
         lengths=None if lengths is None else torch.tensor(counts),
+        log_probs=None if chances is None else torch.tensor(likely, dtype=torch.float64),
         strata=None if stratum is None else stratum_ids(kinds, stratum.edges),
         mine=mine,
     )

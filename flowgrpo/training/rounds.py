@@ -56,6 +56,11 @@ class Rounds:
         return torch.cat([part.lengths for part in self.parts])  # type: ignore[attr-defined]
 
     @property
+    def log_probs(self) -> Tensor:
+        """[L] of whole completions."""
+        return torch.cat([part.log_probs for part in self.parts])  # type: ignore[attr-defined]
+
+    @property
     def outcomes(self) -> Tensor:
         """[L] bool."""
         return torch.cat([part.outcomes for part in self.parts])

@@ -64,6 +64,11 @@ class Completions:
         return torch.tensor([len(ids) for ids in self.sampled.ids])
 
     @cached_property
+    def log_probs(self) -> Tensor:
+        """[B] of whole completions, by the sampler."""
+        return torch.tensor([sum(one) for one in self.sampled.log_probs], dtype=torch.float64)
+
+    @cached_property
     def outcomes(self) -> Tensor:
         """[B] bool: completions that count."""
         ended = torch.tensor(self.sampled.ended)

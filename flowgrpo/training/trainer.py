@@ -281,7 +281,8 @@ class Trainer:
 
     def combined(self, scores: RewardBatch, experience: Collected) -> RewardBatch:
         """The rewards as the recipe combines them."""
-        return combine(scores, experience.groups, self.recipe.rewards, self.recipe.advantage)
+        likely = getattr(experience, "log_probs", None)
+        return combine(scores, experience.groups, self.recipe.rewards, self.recipe.advantage, likely)
 
     def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
         """[N] advantages of the nodes; a step has that of the node it leads to.
@@ -297,7 +298,9 @@ class Trainer:
     def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
         settings = self.recipe.advantage
         if settings.credit == "leaf" or self.memory.estimates:
-            whole = combine(everyone.scores, everyone.groups, self.recipe.rewards, settings)
+            whole = combine(
+                everyone.scores, everyone.groups, self.recipe.rewards, settings, everyone.log_probs
+            )  # fmt: skip
             if self.memory.estimates:
                 leaf = self.memory.advantages(whole, everyone.prompts, everyone.groups, everyone.outcomes)
             else:

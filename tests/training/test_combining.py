@@ -68,6 +68,19 @@ def test_a_reward_apart_has_a_scale_of_its_own(line: str) -> None:
         load_recipe("default", [rewards, f"advantage.{line}"])
 
 
+def test_a_likely_success_is_worth_less() -> None:
+    """Of two samples the likelier loses beta / 2, the other nothing; failures stay, and so does what does not apply."""
+    scores = batch([1.0, 2.0, 0.0, -1.0])
+    log_probs = torch.tensor([-3.0, -7.0, -1.0, -2.0])
+    settings = AdvantageConfig()
+    rewards = [RewardConfig(name="a", unlikely=0.5)]
+    found = combine(scores, GROUPS, rewards, settings, log_probs).values
+    assert found[:, 0].tolist() == [0.75, 2.0, 0.0, -1.0]
+    # Rewards that do not ask stay as they are, and so does what is saved.
+    assert combine(scores, GROUPS, [RewardConfig(name="a")], settings).values.tolist() == scores.values.tolist()
+    assert scores.values[:, 0].tolist() == [1.0, 2.0, 0.0, -1.0]
+
+
 def test_ensembles() -> None:
     scores = batch([1.0, 0.0, 2.0, 4.0], [3.0, 0.5, 1.0, 4.0], weights=(1.0, 2.0))
     pair = RewardConfig(name="a"), RewardConfig(name="b", weight=2.0)
@@ -83,6 +96,7 @@ def test_ensembles() -> None:
         ("rewards=[{name: gold, at_least: 0.5}]", "every reward has `at_least`"),
         ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
         ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
+        ("rewards=[{name: gold, unlikely: 0.5}]", "how large their noise"),
         ("optimizer.updates=2 rollout.budget={}", "one optimizer step"),
         ("rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true, share: 0.5}}]", "which is of "),
         ("rewards=[{name: gold}, {name: ocr, weight: -1.0, gate: {reward: gold, apart: true}}]", "turn the sign"),
