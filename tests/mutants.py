@@ -41,9 +41,9 @@ MORE: dict[str, list[str]] = {
 }
 """Test files of a module beside those of `tests/core` that import it."""
 EQUIVALENT: dict[str, str] = {
-    "advantages.group_moments: count.clamp(min=«1 → 2»)": "of one value, nothing is above the minimum: 0 is divided",
     "advantages._length_offset: above.nan_to_num(«0.0 → 1.0»)": "the weight of a missing value is 0",
     "advantages.anchored_advantages: torch.where(whole > 0, k * own / whole, «1.0 → 2.0»)": "it is clamped to 1",
+    "advantages.group_moments: count.clamp(min=«1 → 2»)": "of one value, nothing is above the minimum: 0 is divided",
     "advantages.multi_reward_advantages: group_moments(values, index, num_groups, ddof=«1 → 2»)": (
         "the deviation is not read"
     ),
@@ -55,13 +55,33 @@ EQUIVALENT: dict[str, str] = {
         "baselines.beta_advantages: "
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
     ): "a second group is empty, and the first alone is read",
+    "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)": (
+        "it is square"
+    ),
+    "controllers.update: min(move, «700.0 → 701.0»)": "both are far beyond any coefficient, and short of overflow",
+    "diagnostics.degenerate_groups: group_moments(values, index, num_groups, ddof=«1 → 2»)": (
+        "the deviation is not read"
+    ),
+    "diagnostics.step_statistics: torch.where(kept, ratio.flatten(), «0.0 → 1.0»)": "it is multiplied by 0 in the end",
+    "diagnostics.step_statistics: torch.where(kept, 2 * steps.long() + (sign < 0), «0 → 1»)": (
+        "what is added there is 0"
+    ),
     (
-        "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)"
-    ): "it is square",
+        "diagnostics.summarise: "
+        "{'': «stats.sum → stats.mean»(1), **{f'_{name}': stats[:, i] for i, name in enumerate(SIGNS)}}"
+    ): "half of every sum, and only their ratios are read",
+    "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),
+    "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
+    "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
+    "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
     "registry.advantage_of: [«0 → 1»]": "any id names the one group",
+    "replay.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
+    "replay.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
+        "it is the score of all prompts then"
+    ),
 }
 """Name of a mutant → why it changes nothing that could be asked for."""
 

@@ -99,9 +99,10 @@ def degenerate_groups(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor
     Returns:
         tensor([degenerate groups, groups]), a [sum, count] pair.
     """
-    values = as_precise(rewards).reshape(len(rewards), -1)
+    values = as_precise(rewards)
     if len(values) == 0:
         return values.new_zeros(2)
+    values = values.reshape(len(values), -1)
     index, num_groups = group_index(groups, len(values), values.device)
     degenerate = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)
     return torch.stack([degenerate.sum(), degenerate.new_tensor(num_groups, dtype=torch.long)]).to(values.dtype)

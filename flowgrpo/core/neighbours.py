@@ -56,4 +56,4 @@ def quasi_norm(advantages: Tensor, group: Tensor, *, p: float = 0.8) -> Tensor:
     """
     same = (group[:, None] == group[None, :]).to(advantages)
     total = (same @ advantages.abs() ** p) ** (1.0 / p)
-    return torch.where(total > 0, advantages / total.where(total > 0, 1.0) * same.sum(1).sqrt(), 0.0)
+    return torch.where(total > 0, advantages / total * same.sum(1).sqrt(), 0.0)

@@ -47,6 +47,8 @@ def test_the_entropy_bonus_grows_while_entropy_is_too_low_and_holds_it():
         controller.update(entropy)
     assert entropy == pytest.approx(0.6, abs=1e-3)
     assert entropy_bonus(1.0, value=0.05, rate=1.0, high=0.1).update(0.0) == 0.1
+    assert entropy_bonus(0.6).update(0.5) == pytest.approx(0.001)
+    assert entropy_bonus(100.0).update(0.0) == 0.1
 
 
 def test_the_price_of_variance_rises_above_the_target_and_never_below_zero():
@@ -54,6 +56,7 @@ def test_the_price_of_variance_rises_above_the_target_and_never_below_zero():
     assert dual.update(0.03) == pytest.approx(1.2)
     assert dual.update(0.0) == pytest.approx(1.1)
     assert variance_dual(0.5, value=0.1, rate=1.0).update(0.0) == 0.0
+    assert variance_dual(0.01).update(0.03) == pytest.approx(1.02)
     assert variance_dual(0.01, value=1.0, rate=100.0, high=2.0).update(1.0) == 2.0
 
 

@@ -81,6 +81,12 @@ def test_a_ratio_that_did_not_move_has_no_divergence_and_a_small_one_half_its_sq
     torch.testing.assert_close(summary["approx_kl"][1].item(), 5e-15, rtol=1e-4, atol=0)
 
 
+def test_rounding_makes_no_variance_negative():
+    stats = torch.zeros(1, 2, 5)
+    stats[0, 0] = torch.tensor([1.0, 1.0, 1.0 - 1e-6, 0.0, 0.0])
+    assert summarise(stats)["log_ratio_var"].tolist() == [0.0]
+
+
 def test_statistics_refuse_shapes_and_steps_that_do_not_fit():
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
         step_statistics(torch.zeros(2), torch.tensor([0, 2]), torch.ones(2), None, 0.2, 0.2, 2)
@@ -100,3 +106,8 @@ def test_degenerate_groups_are_those_that_get_no_advantage():
 def test_a_group_with_one_informative_reward_is_not_degenerate():
     rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0], [2.0, 3.0], [2.0, 3.0]])
     assert degenerate_groups(rewards, torch.tensor([0, 0, 1, 1])).tolist() == [1, 2]
+
+
+def test_one_sample_is_a_degenerate_group_and_none_is_no_group():
+    assert degenerate_groups(torch.tensor([0.5]), [3]).tolist() == [1, 1]
+    assert degenerate_groups(torch.zeros(0), torch.zeros(0)).tolist() == [0, 0]

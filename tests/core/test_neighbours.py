@@ -63,10 +63,25 @@ def test_groups_and_latent_size_do_not_matter():
     torch.testing.assert_close(neighbour_log_ratio(*twice, group, own), found, rtol=1e-4, atol=1e-6)
 
 
+def test_a_common_offset_of_all_states_does_not_matter():
+    _, _, states, group, own = case()
+    states = (states * 64).round() / 64  # so that adding 1024 rounds nothing
+    found = neighbour_log_ratio(states + 0.5, states, states, group, own)
+    far = states + 1024
+    torch.testing.assert_close(neighbour_log_ratio(far + 0.5, far, far, group, own), found, rtol=1e-4, atol=1e-5)
+
+
+def test_the_sampling_policy_gets_no_gradient():
+    new, old, states, group, own = case()
+    assert not neighbour_log_ratio(new, old.requires_grad_(), states, group, own).requires_grad
+
+
 def test_quasi_norm_by_hand():
     """p = 1: 3, -1 sums to 4, times sqrt 2; a group of zeros stays so."""
     found = quasi_norm(torch.tensor([3.0, 0.0, -1.0, 0.0]), torch.tensor([0, 1, 0, 1]), p=1.0)
     torch.testing.assert_close(found, torch.tensor([3.0, 0.0, -1.0, 0.0]) / 4 * 2**0.5)
+    small = quasi_norm(torch.tensor([0.25, -0.25]), torch.tensor([0, 0]))  # total 2^(1/0.8) / 4
+    torch.testing.assert_close(small, torch.tensor([1.0, -1.0]) * 2**-0.75)
 
 
 @pytest.mark.parametrize("p", [0.5, 0.8, 2.0])

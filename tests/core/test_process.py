@@ -24,6 +24,12 @@ def test_a_falling_trajectory_turns_downwards():
 def test_a_trajectory_that_ends_where_it_began_has_no_turning_point():
     rewards = torch.tensor([[1.0, 3.0, 1.0]])
     assert turning_point_rewards(rewards).tolist() == [[2, -2]]
+    assert turning_point_rewards(rewards, main="total").tolist() == [[0, 0]]
+
+
+def test_one_step_is_a_turning_point_and_one_after_a_standstill_is_none():
+    assert turning_point_rewards(torch.tensor([[1.0, 3.0]])).tolist() == [[2 + 2]]
+    assert turning_point_rewards(torch.tensor([[1.0, 1.0, 2.0]])).tolist() == [[0, 1]]
 
 
 def test_rewards_do_not_depend_on_the_other_trajectories():
@@ -50,6 +56,7 @@ def test_the_ends_of_the_discount():
     rewards = torch.tensor([[9.0, 1.0, 2.0, 6.0]])
     assert future_rewards(rewards, gamma=0.0).tolist() == [[1, 2, 6]]
     assert future_rewards(rewards, gamma=1.0).tolist() == [[3, 4, 6]]
+    torch.testing.assert_close(future_rewards(rewards)[:, 1:], torch.tensor([[(2 + 0.9 * 6) / 1.9, 6.0]]))
 
 
 def test_equal_rewards_have_that_value_at_every_step():

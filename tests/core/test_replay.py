@@ -24,10 +24,14 @@ def test_a_score_is_the_variance_of_the_rewards():
     known.observe("b", [0.2, 0.8, NAN])
     known.observe("c", [0.1] * 3)
     assert known.rate("a") == 0.25
+    assert known.rate("b") == pytest.approx(0.5)
+    assert known.state_dict()["sums"]["a"] == [4, 1, 1, 0]
     assert known.score("a") == pytest.approx(0.25 * 0.75)
     assert known.score("b") == pytest.approx(0.09)
     assert known.score("c") == 0.0
     assert known.rate("d") is known.score("d") is None
+    known.observe("close", [1, 1.001] * 500)
+    assert known.score("close") == pytest.approx(2.5e-7, rel=1e-3)
 
 
 def test_the_past_fades():
@@ -103,12 +107,17 @@ def test_the_latest_successes_are_kept():
         store.add("a", item)
     assert store.of("a") == ["newest", "newer"]
     assert store.of("b") == []
+    for keep, store in ((4, Successes()), (1, Successes(keep=1))):
+        for item in range(9):
+            store.add("a", item)
+        assert store.of("a") == [8, 7, 6, 5][:keep]
 
 
 def test_a_group_of_failures_is_repaired_at_its_worst_row():
     store = Successes()
     for prompt in ("hard", "mixed", "broken"):
         store.add(prompt, f"a way to do the {prompt}")
+    store.add("hard", "another way")
     store.add("hard", "a newer way")
     rewards = [0.2, 0.1, 0.1, 1.0, 0.0, 0.0, NAN, 0.3]
     prompts = ["hard", "hard", "hard", "mixed", "mixed", "unknown", "broken", "hard"]
