@@ -19,6 +19,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
+import math
 import os
 import re
 import resource
@@ -241,13 +242,13 @@ _ARGUMENTS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--noconftest", "
 """Tests of core need no fixture of conftest.py, whose imports would cost seconds."""
 
 
-def _verdict(test: Callable[[], int]) -> str:
+def _verdict(test: Callable[[], int], seconds: int = SECONDS) -> str:
     """What a forked process makes of `test`, the status of a run of tests: `killed`, `survived` or `timed out`."""
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             code = test()
         finally:
             os._exit(code)
@@ -313,10 +314,12 @@ class _Loop:
     def pytest_runtestloop(self, session: Any) -> bool:
         """In the place of pytest's own loop."""
         # As it is first, which also loads what is loaded at first use, for all children at once.
+        started = time.process_time()
         if self._run(session):
             return True
+        limit = math.ceil(2 + 5 * (time.process_time() - started))
         for mutant in self.mutants:
-            self.verdicts.append(_verdict(lambda mutant=mutant: self._mutated(session, mutant)))
+            self.verdicts.append(_verdict(lambda mutant=mutant: self._mutated(session, mutant), limit))
         return True
 
     def _mutated(self, session: Any, mutant: Mutant) -> int:
