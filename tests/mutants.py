@@ -75,6 +75,13 @@ EQUIVALENT: dict[str, str] = {
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),
+    "guards.likelihood_guard: torch.where(kept, logp, «0.0 → 1.0»)": (
+        "what is not kept is left out of the mean and of the penalty"
+    ),
+    "guards.likelihood_guard: torch.where(kept, old_logp.detach(), «0.0 → 1.0»)": (
+        "what is not kept is left out of the mean and of the penalty"
+    ),
+    "guards.likelihood_guard: fixed = «fall.detach() → fall»": "it decides a comparison, which has no gradient",
     "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",

@@ -59,6 +59,11 @@ def test_padding_neither_decides_nor_learns(poison):
     torch.testing.assert_close(grad, torch.tensor([[-0.05, 0, 0], [0, 0, 0], [-0.05, 0, 0]]))
 
 
+def test_the_sampling_policy_gets_no_gradient():
+    old = torch.full((1, 3), -2.0, requires_grad=True)
+    assert not likelihood_guard(torch.full((1, 3), -3.0), old).requires_grad
+
+
 def test_on_policy_there_is_nothing_to_guard():
     penalty, grad = guard([[0.0, 0.0]])
     assert penalty.abs().max() == grad.abs().max() == 0
@@ -116,6 +121,7 @@ def test_rows_that_have_lost_their_confidence_are_left_out():
     entropy = torch.tensor([[0.1, 0.2, NAN], [2.0, 0.1, 0.1], [0.69, 0.69, 0.69], [NAN, NAN, NAN]])
     mask = ~entropy.isnan()
     assert confident_rows(entropy, mask).tolist() == [True, False, True, True]
+    assert confident_rows(torch.tensor([[1.0, NAN]]), torch.tensor([[1, 0]])).tolist() == [False]
     assert confident_rows(entropy, mask, 0.5).tolist() == [True, False, False, True]
     assert confident_rows(entropy, mask, 0.8).tolist() == [True, True, True, True]
 
