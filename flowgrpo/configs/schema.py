@@ -20,6 +20,7 @@ from .sections import (
     RunConfig,
     Section,
     SurrogateName,
+    VarianceConfig,
     distinct_labels,
 )
 from .soundness import credit_faults, objective_faults, sampler_faults, shared_faults, text_faults
@@ -117,6 +118,10 @@ class ObjectiveConfig(Section):
     clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
     balance: BalanceConfig | None = Field(
         None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
+    )
+    variance: VarianceConfig | None = Field(
+        None,
+        description="Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.",
     )
     trust_nats: float | None = Field(
         None, gt=0, description="Flow-DPPO: steps that moved further and still move away are left out."
@@ -263,6 +268,10 @@ class TextObjectiveConfig(Section):
     balance: BalanceConfig | None = Field(
         None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
     )
+    variance: VarianceConfig | None = Field(
+        None,
+        description="Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.",
+    )
     level: Literal["token", "sequence"] = "token"
     reduce: Literal["token", "sequence", "sum"] = Field("token", description="Over tokens, row means, or row sums.")
     constant: bool = Field(False, description="`sum`: divide by rows × max_tokens (Dr. GRPO), not by rows.")
@@ -275,6 +284,17 @@ class TextObjectiveConfig(Section):
     )
     llds_rows: Literal["all", "good"] = Field("all", description="`llds`: only where the advantage is above 0.")
     entropy: EntropyConfig | None = Field(None, description="A bonus held at a target of entropy; none if left out.")
+    conflict: float | None = Field(
+        None,
+        ge=1,
+        description="Weight of a good answer's tokens that a bad answer of the prompt has in the same place, counted "
+        "from the start or the end; the bad answer's have 0 (GTPO, 2508.03772). 2 in the paper; all are 1 if left out.",
+    )
+    confident: float | None = Field(
+        None,
+        gt=0,
+        description="Train on answers whose mean entropy is at most so many nats (GTPO: 0.693); on all if left out.",
+    )
     drop_truncated: bool = Field(False, description="Leave out completions that hit max_tokens (DAPO).")
     correction: Literal["auto", "none", "token", "sequence"] = Field(
         "auto",

@@ -251,6 +251,19 @@ class EntropyConfig(Section):
     high: float = Field(0.1, gt=0, description="Its greatest value.")
 
 
+class VarianceConfig(Section):
+    """Dual ascent on the price of the ratio's variance in surrogate `r2vpo` (R²VPO, 2601.03320).
+
+    Ratios of images are those of one element of a latent, and stay close to 1: their variance is small, so give a small
+    target and a great rate.
+    """
+
+    target: float = Field(0.01, gt=0, description="Of the mean of (ratio − 1)².")
+    value: float = Field(1.0, ge=0, description="The price at first.")
+    rate: float = Field(1.0, gt=0, description="Its change per unit of error and iteration.")
+    high: float | None = Field(None, gt=0, description="Its greatest value; none if left out.")
+
+
 class EmaConfig(Section):
     """Average of the trained weights, used for evaluation and for the saved result."""
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .sections import AdvantageConfig, RewardConfig
 
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
+TOKEN_KEYS = ("options", "constant", "kl", "llds", "balance", "variance", "entropy", "conflict", "confident")
 REMEMBERING = ("tracked", "cumulative")
 
 
@@ -134,7 +135,11 @@ def objective_faults(recipe: Recipe) -> list[str]:
     if objective.form == "transition":
         faults += _ratio_faults(objective, sampler)
     else:
-        unused = [n for n in ("trust_nats", "w2", "stepwise", "distil", "llds", "balance") if getattr(objective, n)]
+        unused = [
+            n
+            for n in ("trust_nats", "w2", "stepwise", "distil", "llds", "balance", "variance")
+            if getattr(objective, n)
+        ]
         faults += [f"objective.{name} belongs to objective.form transition; leave it out" for name in unused]
     if objective.form == "neighbour" and (objective.kl or recipe.advantage.select is not None):
         faults.append("objective.form neighbour takes neither objective.kl nor advantage.select; leave them out")
@@ -182,6 +187,11 @@ def _prefix_faults(recipe: TextRecipe) -> list[str]:
             "advantage.credit prefix has the group's mean and scale of its own; use advantage.estimator group, how "
             "sum, baseline mean and scale group"
         )
+    if recipe.objective.conflict is not None:
+        faults.append(
+            "objective.conflict tells good answers from bad ones, and with advantage.credit prefix a token has an "
+            "advantage of its own; leave one of them out"
+        )
     if recipe.objective.form != "tokens":
         faults.append(f"advantage.credit prefix is of tokens; use objective.form tokens, not {recipe.objective.form}")
     return faults
@@ -205,7 +215,7 @@ def text_faults(recipe: TextRecipe) -> list[str]:
     if advantage.select is not None and advantage.select.among == "split":
         faults.append("advantage.select.among split needs a tree; use group")
     if objective.form != "tokens":
-        unused = [n for n in ("options", "constant", "kl", "llds", "balance", "entropy") if getattr(objective, n)]
+        unused = [n for n in TOKEN_KEYS if getattr(objective, n)]
         unused += ["correction"] if objective.correction not in ("auto", "none") else []
         faults += [
             f"objective.{name} belongs to objective.form tokens, not {objective.form}; leave it out" for name in unused
@@ -261,7 +271,7 @@ def _moved_faults(recipe: AnyRecipe) -> list[str]:
     """Of what bears on the second optimizer step of a rollout and those after it."""
     objective = recipe.objective
     faults = []
-    for name in ("llds", "balance"):
+    for name in ("llds", "balance", "variance"):
         if getattr(objective, name) and recipe.optimizer.updates * recipe.optimizer.epochs == 1:
             faults.append(
                 f"objective.{name} compares with the policy that sampled, which one optimizer step per rollout never "
@@ -269,17 +279,20 @@ def _moved_faults(recipe: AnyRecipe) -> list[str]:
             )
     if objective.llds_rows != "all" and not objective.llds:
         faults.append("objective.llds_rows says which rows objective.llds is of; set that, or leave it out")
-    if objective.balance is None:
-        return faults
-    if objective.surrogate != "bapo":
-        faults.append(
-            f"objective.balance searches the bounds of surrogate bapo, not of {objective.surrogate}; use bapo, or "
-            "leave it out"
-        )
-    elif objective.options:
-        faults.append("objective.options are the bounds that objective.balance searches; leave one of them out")
-    if recipe.task == "text" and recipe.objective.level == "sequence":
-        faults.append("objective.balance counts tokens; use objective.level token")
+    for name, surrogate in (("balance", "bapo"), ("variance", "r2vpo")):
+        if getattr(objective, name) is None:
+            continue
+        if objective.surrogate != surrogate:
+            faults.append(
+                f"objective.{name} moves a setting of surrogate {surrogate}, not of {objective.surrogate}; use "
+                f"{surrogate}, or leave it out"
+            )
+        elif objective.options:
+            faults.append(
+                f"objective.options give surrogate {surrogate} what objective.{name} moves; leave one of them out"
+            )
+        if recipe.task == "text" and recipe.objective.level == "sequence":
+            faults.append(f"objective.{name} counts tokens; use objective.level token")
     return faults
 
 

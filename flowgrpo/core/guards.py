@@ -67,7 +67,7 @@ def conflict_weights(
 
     A token is in conflict if completions of one prompt with A > 0 and with A < 0 both have it at one position. Its
     weight is then 0 where A < 0 and `boost` where A > 0; all other weights are 1. Give them to `policy_loss` as
-    `weight`; multiply those of both alignments for the paper's shared beginnings and endings.
+    `weight`; for the paper's shared beginnings and endings a token is in conflict if it is by either alignment.
 
     Args:
         tokens: [B, T] integer ids, right-padded.

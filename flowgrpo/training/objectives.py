@@ -20,9 +20,11 @@ from ..core.forward import FORWARD, Noised
 from ..core.guards import likelihood_guard
 from ..core.neighbours import neighbour_log_ratio, quasi_norm
 from ..core.objectives import policy_loss
+from ..core.offpolicy import r2vpo, ratio_variance
 from ..pipelines.policy import PENALTIES, Experience, FlowPolicy
 from ..samplers.rollout import Transitions, draw_noise
 from .balance import Balance
+from .controls import Controls
 from .planning import clip_of, surrogate_of
 
 Edges = tuple[Transitions, slice]
@@ -78,8 +80,8 @@ class Unmeasured:
 class TransitionObjective:
     """The ratio of the steps' own transitions: every GRPO form but two."""
 
-    def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int) -> None:
-        self.recipe, self.policy, self.elements = recipe, policy, elements
+    def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int, controls: Controls) -> None:
+        self.recipe, self.policy, self.elements, self.controls = recipe, policy, elements, controls
         self.surrogate = surrogate_of(recipe, elements)
         self.clip = clip_of(self.surrogate)
         chosen = recipe.objective.balance
@@ -89,6 +91,8 @@ class TransitionObjective:
     def prepare(self, experience: Experience) -> None:
         """Nothing is computed: the rollout has recorded it."""
         self._moved = False
+        if self.controls.variance is not None:
+            self.surrogate = partial(r2vpo, lam=self.controls.variance.value)
 
     def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
         """Contributions of trained edges to the gradient under each pair of bounds, where the recipe searches them."""
@@ -149,6 +153,8 @@ class TransitionObjective:
         if self.balance is not None:
             metrics |= self.balance.metrics(metrics["loss"][1])
         detached = scored.log_ratio.detach()
+        if self.controls.variance is not None:
+            metrics["ratio_variance"] = ratio_variance(detached, torch.ones_like(detached) if mask is None else mask)
         statistics = step_statistics(
             detached, scored.steps, advantage[:, None], mask, *self.clip, num_steps=experience.plan.num_steps
         )
@@ -360,7 +366,11 @@ def _pair(values: Tensor) -> Tensor:
 
 
 def objective_of(
-    recipe: Recipe, policy: FlowPolicy, elements: int, old: Callable[[], AbstractContextManager[None]] | None
+    recipe: Recipe,
+    policy: FlowPolicy,
+    elements: int,
+    old: Callable[[], AbstractContextManager[None]] | None,
+    controls: Controls,
 ) -> Objective:
     """The objective a recipe asks for.
 
@@ -369,12 +379,13 @@ def objective_of(
         policy: what is trained.
         elements: numbers in a latent.
         old: a context in which the policy is the one that sampled, where that lags behind.
+        controls: coefficients that move.
     """
     if recipe.objective.form in FORWARD_FORMS:
         return ForwardObjective(recipe, policy, elements, old)
     if recipe.objective.form == "neighbour":
         return NeighbourObjective(recipe, policy, elements)
-    return TransitionObjective(recipe, policy, elements)
+    return TransitionObjective(recipe, policy, elements, controls)
 
 
 def form_of(recipe: Recipe) -> Callable[..., tuple[Tensor, Tensor]] | None:

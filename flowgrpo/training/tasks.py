@@ -18,6 +18,7 @@ from ..rewards.runner import RewardBatch
 from ..samplers.plans import Plan, StepPlan
 from .checkpoint import Stateful
 from .clock import Clock
+from .controls import Controls
 from .credit import total_reward
 from .critic import Critic
 from .data import PromptRow
@@ -131,6 +132,7 @@ class PolicyTask:
     """What tasks have in common that are a policy, with the weights that are trained."""
 
     policy: Any
+    controls: Controls
 
     @property
     def weights(self) -> TrainedWeights:
@@ -149,8 +151,8 @@ class PolicyTask:
         self.policy.reference = reference
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Nothing."""
-        return {}
+        """Move the coefficients that follow a measurement."""
+        return self.controls.settle(record)
 
 
 class FlowTask(PolicyTask):
@@ -179,6 +181,7 @@ class FlowTask(PolicyTask):
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
+        self.controls = Controls(recipe.objective)
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
 
     @property
@@ -188,7 +191,7 @@ class FlowTask(PolicyTask):
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The form that the recipe asks for."""
-        return objective_of(self.recipe, self.policy, self.elements, old)
+        return objective_of(self.recipe, self.policy, self.elements, old, self.controls)
 
     def rollout(
         self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
@@ -230,8 +233,8 @@ class FlowTask(PolicyTask):
         return self.critic
 
     def parts(self) -> dict[str, Stateful]:
-        """The critic."""
-        return {} if self.critic is None else {"critic": self.critic}
+        """The critic, and the coefficients that move."""
+        return {**({} if self.critic is None else {"critic": self.critic}), **self.controls.parts()}
 
     def describe(self) -> Iterator[str]:
         """Pipeline, sizes, steps and the clip."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..configs.schema import TextRecipe
-from ..core.controllers import SetPoint
 from ..core.diagnostics import step_statistics
-from ..core.guards import likelihood_guard
+from ..core.guards import ALIGNMENTS, confident_rows, conflict_weights, likelihood_guard
 from ..core.objectives import kl, policy_loss
+from ..core.offpolicy import r2vpo, ratio_variance
 from ..core.surrogates import per_column
+from ..text.scoring import right_padded
 from .balance import Balance
+from .controls import Controls
 from .objectives import Outcome
 from .planning import bound_surrogate, clip_of
 from .text_policy import STRETCHES, Completions, TextPolicy
@@ -32,6 +35,7 @@ class Scored:
         gap: [R, T] of `old` to the sampler's, 0 where nothing counts.
         advantage: [R], or [R, T] where tokens have their own.
         entropy: [R, T] with gradient, where the recipe steers it.
+        weight: [R, T] of tokens, where the recipe leaves some out or stresses some.
     """
 
     batch: list[int]
@@ -41,6 +45,7 @@ class Scored:
     gap: Tensor
     advantage: Tensor
     entropy: Tensor | None = None
+    weight: Tensor | None = None
 
 
 class TokenObjective:
@@ -49,11 +54,12 @@ class TokenObjective:
     Args:
         recipe: what to do.
         policy: scores.
-        entropy: what a bonus of entropy counts; none without it.
+        controls: coefficients that move; none do if left out.
     """
 
-    def __init__(self, recipe: TextRecipe, policy: TextPolicy, entropy: SetPoint | None = None) -> None:
-        self.recipe, self.policy, self.entropy = recipe, policy, entropy
+    def __init__(self, recipe: TextRecipe, policy: TextPolicy, controls: Controls | None = None) -> None:
+        self.recipe, self.policy = recipe, policy
+        self.controls = controls or Controls(recipe.objective)
         objective = recipe.objective
         self.surrogate = bound_surrogate(objective.surrogate, objective.options)
         self.clip = clip_of(self.surrogate)
@@ -66,6 +72,8 @@ class TokenObjective:
     def prepare(self, experience: Completions) -> None:
         """Log-probs before the weights move, by the training engine, where several updates will need them."""
         self._before, self._moved = {}, False
+        if self.controls.variance is not None:
+            self.surrogate = partial(r2vpo, lam=self.controls.variance.value)
         if not self.several:
             return
         with torch.no_grad():
@@ -85,7 +93,7 @@ class TokenObjective:
         for batch in self.batches(experience, part, keep):
             if moved:
                 with torch.no_grad():
-                    scored = self._scored(experience, batch, advantages[batch], keep)
+                    scored = self._scored(experience, batch, advantages, keep)
                 log_ratio, mask = scored.log_probs - scored.old, scored.mask
             else:  # before the weights move every ratio is 1
                 lengths = experience.lengths[batch] * self._counted(experience, keep)[batch]
@@ -146,7 +154,7 @@ class TokenObjective:
         self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
         """Add the gradient of one batch of completions."""
-        scored = self._scored(experience, batch, advantages[batch], keep)
+        scored = self._scored(experience, batch, advantages, keep)
         loss, metrics = self._loss(experience, scored, rows)
         loss.backward()
         mask, old, device = scored.mask, scored.old, self.policy.device
@@ -161,34 +169,60 @@ class TokenObjective:
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
 
-    def _scored(self, experience: Completions, batch: list[int], advantage: Tensor, keep: Tensor | None) -> Scored:
-        found = self.policy.statistics(experience, batch, entropy=self.entropy is not None)
+    def _scored(self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None) -> Scored:
+        settings = self.recipe.objective
+        wanted = self.controls.entropy is not None or settings.confident is not None
+        found = self.policy.statistics(experience, batch, entropy=wanted)
         log_probs, mask = found.log_probs, found.mask
-        if advantage.dim() == 2:
-            advantage = advantage[:, : mask.shape[1]]
         mask = mask & self._counted(experience, keep)[batch].to(mask.device)[:, None]
         old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
         sampler = right_padded_values([experience.sampled.log_probs[row] for row in batch], mask.device)
         gap = torch.where(mask, old - sampler, 0.0)
-        return Scored(batch, log_probs, old, mask, gap, advantage, found.entropy)
+        advantage, weight = advantages[batch], None
+        if advantage.dim() == 2:
+            advantage = advantage[:, : mask.shape[1]]
+        if settings.conflict is not None:
+            weight = self._conflicts(experience, batch, advantages, settings.conflict)[:, : mask.shape[1]]
+        if settings.confident is not None and found.entropy is not None:
+            sure = confident_rows(found.entropy.detach(), mask, settings.confident).float()[:, None].expand_as(mask)
+            weight = sure if weight is None else weight * sure
+        return Scored(batch, log_probs, old, mask, gap, advantage, found.entropy, weight)
+
+    def _conflicts(self, experience: Completions, batch: list[int], advantages: Tensor, boost: float) -> Tensor:
+        """[R, T] weights by the whole groups of a batch, of which it may hold a part."""
+        groups = experience.groups
+        rows = torch.isin(groups, groups[batch]).nonzero().flatten().tolist()
+        device = self.policy.device
+        ids, mask = right_padded([experience.sampled.ids[row] for row in rows], 0, device)
+        of = groups[rows].to(device)
+        first, last = (
+            conflict_weights(ids, advantages[rows], of, mask, boost=boost, align=align) for align in ALIGNMENTS
+        )
+        # A token in conflict from both ends is so but once.
+        found = torch.where(first.minimum(last) == 0, 0.0, first.maximum(last))
+        return found[[rows.index(row) for row in batch]]
 
     def _loss(self, experience: Completions, scored: Scored, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
         objective, mask = self.recipe.objective, scored.mask
         penalties = self._penalties(experience, scored)
         penalty = torch.stack([factor * value for factor, value in penalties.values()]).sum(0) if penalties else None
-        weight, count = self._correction(scored), mask.sum().float()
+        correction, count = self._correction(scored), mask.sum().float()
+        weights = [one for one in (correction, scored.weight) if one is not None]
+        weight = torch.stack(weights).prod(0) if weights else None
         loss, metrics = policy_loss(
             scored.log_probs, scored.old, scored.advantage, mask, surrogate=self.surrogate, level=objective.level,
             weight=weight, penalty=penalty, reduce=objective.reduce, denom=rows,
         )  # fmt: skip
-        if weight is not None:
-            cut = torch.where(mask, (weight == 0) | (weight >= objective.correction_cap), False)
+        if correction is not None:
+            cut = torch.where(mask, (correction == 0) | (correction >= objective.correction_cap), False)
             metrics["correction_cut"] = torch.stack([cut.sum().float(), count])
         for name, (_, value) in penalties.items():
             metrics[name] = torch.stack([torch.where(mask, value.detach(), 0.0).sum(), count])
         if self.balance is not None:
             metrics |= self.balance.metrics(count)
+        if self.controls.variance is not None:
+            metrics["ratio_variance"] = ratio_variance(scored.log_probs - scored.old, mask)
         return loss, metrics
 
     def _penalties(self, experience: Completions, scored: Scored) -> dict[str, tuple[float, Tensor]]:
@@ -201,8 +235,8 @@ class TokenObjective:
         if objective.llds:
             good = scored.advantage if objective.llds_rows == "good" else None
             found["llds"] = objective.llds, likelihood_guard(scored.log_probs, scored.old, scored.mask, good)
-        if self.entropy is not None and scored.entropy is not None:
-            found["exact_entropy"] = -self.entropy.value, scored.entropy
+        if self.controls.entropy is not None and scored.entropy is not None:
+            found["exact_entropy"] = -self.controls.entropy.value, scored.entropy
         return found
 
     def _correction(self, scored: Scored) -> Tensor | None:

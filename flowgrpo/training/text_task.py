@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
 
 from ..configs.schema import TextRecipe
-from ..core.controllers import entropy_bonus
 from ..rewards.runner import RewardBatch
 from .checkpoint import Stateful
 from .clock import Clock
+from .controls import Controls
 from .data import PromptRow
 from .objectives import Objective
 from .planning import bound_surrogate, budget_line, clip_of
@@ -36,11 +34,7 @@ class TextTask(PolicyTask):
 
     def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
         self.recipe, self.policy = recipe, policy
-        chosen = recipe.objective.entropy
-        self.entropy = (
-            None if chosen is None
-            else entropy_bonus(chosen.target, value=chosen.value, rate=chosen.rate, high=chosen.high)
-        )  # fmt: skip
+        self.controls = Controls(recipe.objective)
 
     @property
     def result(self) -> str:
@@ -50,7 +44,7 @@ class TextTask(PolicyTask):
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """That of tokens, or of whole answers."""
         if self.recipe.objective.form == "tokens":
-            return TokenObjective(self.recipe, self.policy, self.entropy)
+            return TokenObjective(self.recipe, self.policy, self.controls)
         return AnswerObjective(self.recipe, self.policy)
 
     def rollout(
@@ -78,20 +72,12 @@ class TextTask(PolicyTask):
         """Nothing."""
         return {}
 
-    def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Move the bonus of entropy, if there is one; what it was in this update."""
-        if self.entropy is None:
-            return {}
-        used, measured = self.entropy.value, record.get("exact_entropy")
-        self.entropy.update(math.nan if measured is None else measured)
-        return {"entropy_bonus": used}
-
     def credit_model(self) -> None:
         """None."""
 
     def parts(self) -> dict[str, Stateful]:
-        """What the bonus of entropy has come to."""
-        return {} if self.entropy is None else {"entropy": self.entropy}
+        """The coefficients that move."""
+        return self.controls.parts()
 
     def describe(self) -> Iterator[str]:
         """Model, sizes and the clip."""

@@ -49,7 +49,7 @@ def test_bounds_out_of_order_are_refused() -> None:
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("text", ["objective.balance={}", "optimizer.updates=2"], "the bounds of surrogate bapo, not of clip"),
+        ("text", ["objective.balance={}", "optimizer.updates=2"], "a setting of surrogate bapo, not of clip"),
         ("text", ["objective.surrogate=bapo", "objective.options={}", "objective.balance={}"], "never leaves"),
         (
             "text",

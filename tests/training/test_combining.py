@@ -61,11 +61,11 @@ def test_what_is_compared_apart_is_silent_behind_a_closed_gate() -> None:
     assert found[:, 1].nan_to_num(-9).tolist() == [3.0, -9.0, 5.0, 5.0]
 
 
-@pytest.mark.parametrize("line", ["scale=none", "baseline=loo", "how=gdpo", "credit=depth", "estimator=anchored"])
+@pytest.mark.parametrize("line", ["scale=none", "baseline=loo", "how=gdpo", "credit=prefix", "estimator=anchored"])
 def test_a_reward_apart_has_a_scale_of_its_own(line: str) -> None:
     rewards = "rewards=[{name: gold}, {name: jpeg_compressibility, gate: {reward: gold, apart: true}}]"
     with pytest.raises(ValueError, match="a scale of its own: use advantage"):
-        load_recipe("default", [rewards, f"advantage.{line}"])
+        load_recipe("text", [rewards, "advantage.scale=group", f"advantage.{line}"])
 
 
 def test_a_likely_success_is_worth_less() -> None:

@@ -52,9 +52,9 @@ def test_an_interrupted_run_goes_on_with_the_same_bonus(small_text: list[str], t
     again = Session(part.recipe, part.run).trainer(Silent())
     again.resume()
     task, other = task_of(again), task_of(part)
-    assert task.entropy is not None
-    assert other.entropy is not None
-    assert task.entropy.value == other.entropy.value > 0.02
+    assert task.controls.entropy is not None
+    assert other.controls.entropy is not None
+    assert task.controls.entropy.value == other.controls.entropy.value > 0.02
     again.train()
     mine, theirs = numbers(tmp_path / "part"), numbers(tmp_path / "whole")
     assert [line.get("entropy_bonus") for line in mine] == [line.get("entropy_bonus") for line in theirs]

@@ -250,7 +250,7 @@ def test_a_reward_ranks_the_successes_alone(lines: tuple[str, list[str]], tmp_pa
     )
     gate = "gate: {reward: right, at_least: 1.0, apart: true}"
     rewards = f"rewards=[{{name: '{reward}:right', label: right}}, {{name: '{reward}:brief', weight: 2.0, {gate}}}]"
-    trainer = trainer_of(lines, tmp_path / "run", rewards, "advantage.eps=0.0")
+    trainer = trainer_of(lines, tmp_path / "run", rewards, "advantage.eps=0.0", "advantage.scale=group")
     rows, e = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, e)
     leaf = trainer.advantages(scores, e, rows)[_leaves(e)].cpu()
@@ -317,3 +317,26 @@ def test_bounds_are_searched_at_each_step(lines: tuple[str, list[str]], tmp_path
     # Good samples have a part of the gradient whatever the bounds; nearly all of it they never have.
     assert found[0.001] == pytest.approx((0.5, 1.0))
     assert found[0.999] == pytest.approx((0.9, 3.0))
+
+
+def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    variance = "objective.variance={target: 0.5, value: 2.0, rate: 3.0}"
+    trainer = trainer_of(
+        lines, tmp_path / "run", "objective.surrogate=r2vpo", "objective.options={}", "optimizer.epochs=2", variance,
+        "optimizer.learning_rate=0.01",
+    )  # fmt: skip
+    first = trainer.iterate(0)
+    assert first["ratio/first_error"] == 0.0
+    assert first["variance_price"] == 2.0
+    assert first["ratio_variance"] > 0
+    point = trainer.task.controls.variance  # type: ignore[attr-defined]
+    assert point.value == pytest.approx(2.0 + 3.0 * (first["ratio_variance"] - 0.5))
+    trainer.objective.prepare(trainer.collect(1)[1])
+    assert trainer.objective.surrogate.keywords == {"lam": point.value}  # type: ignore[attr-defined]
+    trainer._checkpoint()
+    [folder] = trainer.run.list_checkpoints()
+    assert torch.load(folder / "variance.pt", weights_only=True) == {"value": point.value}
+    with pytest.raises(ValueError, match="a setting of surrogate r2vpo, not of sapo"):
+        load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=sapo", "optimizer.epochs=2"])
+    with pytest.raises(ValueError, match="which one optimizer step per rollout never leaves"):
+        load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=r2vpo"])
