@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from .cli_gallery import gallery
-from .cli_output import console, say, timed_report
+from .cli_output import console, say, say_once, timed_report
 from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
@@ -43,7 +43,7 @@ def train(
     source, overrides = split(words)
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
-    say(f"run folder {folder}")
+    say_once(f"run folder {folder}")
     from .training.session import start
 
     _run(start(recipe, folder), resume=False)
@@ -168,9 +168,10 @@ def main() -> None:
         app()
     except Exception as error:
         # Imported only here: it loads torch, which `--help` and `recipes` do without.
+        from .pipelines.recorder import PipelineError
         from .rewards.base import RewardError
 
-        if not isinstance(error, (ValueError, RewardError, FloatingPointError, ImportError, OSError)):
+        if not isinstance(error, (ValueError, PipelineError, RewardError, FloatingPointError, ImportError, OSError)):
             raise
         Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)

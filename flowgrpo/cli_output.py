@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -13,6 +14,12 @@ console = Console()
 def say(text: str) -> None:
     """Print a line as it is: names and prompts are not markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_once(text: str) -> None:
+    """Print a line in the first of the processes that a launcher started."""
+    if os.environ.get("RANK", "0") == "0":
+        say(text)
 
 
 def timed_report() -> Callable[[str], None]:

@@ -21,7 +21,7 @@ from .adapters import Together, adapter_of
 from .borrowing import replaced
 from .encodings import encodings_of, fingerprint
 from .placement import Placement
-from .recorder import Recorder, Stop
+from .recorder import PipelineError, Recorder, Stop
 
 _OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
 _OURS |= {"callback_on_step_end", "callback_on_step_end_tensor_inputs"}
@@ -33,7 +33,7 @@ _CONDITIONING_SEED = 0
 def injecting(pipe: Any, x: Tensor) -> Iterator[None]:
     """Within the block, `pipe.prepare_latents` draws as ever, then returns x in place of what it drew."""
     if not hasattr(pipe, "prepare_latents"):
-        raise RuntimeError(f"{type(pipe).__name__} has no prepare_latents to inject a state into")
+        raise PipelineError(f"{type(pipe).__name__} has no prepare_latents to inject a state into")
     original = pipe.prepare_latents
 
     def prepare_latents(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ def injecting(pipe: Any, x: Tensor) -> Iterator[None]:
             if isinstance(part, Tensor) and part.is_floating_point() and part.shape == x.shape:
                 parts[j] = x.to(device=part.device, dtype=part.dtype)
                 return tuple(parts) if isinstance(made, tuple) else parts[j]
-        raise RuntimeError(f"prepare_latents returned no tensor of the state's shape {tuple(x.shape)}")
+        raise PipelineError(f"prepare_latents returned no tensor of the state's shape {tuple(x.shape)}")
 
     with replaced(pipe, prepare_latents=prepare_latents):
         yield
@@ -57,7 +57,7 @@ def intercepting(
     names = [name for name in pipe.components if "transformer" in name or "unet" in name]
     modules = [module for name in names if isinstance(module := getattr(pipe, name), nn.Module)]
     if not modules:
-        raise RuntimeError(f"{type(pipe).__name__} has no component named 'transformer' or 'unet'")
+        raise PipelineError(f"{type(pipe).__name__} has no component named 'transformer' or 'unet'")
     originals = {id(module): (module, module.forward) for module in modules}
 
     def substitute(forward: Callable[..., Any]) -> Callable[..., Any]:

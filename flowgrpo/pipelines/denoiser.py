@@ -130,7 +130,7 @@ class Denoiser:
 
         Raises:
             ValueError: if x, i or prompts do not fit.
-            RuntimeError: if the pipeline evaluates another state than x, or `self_check` finds no variant.
+            PipelineError: if the pipeline evaluates another state than x, or `self_check` finds no variant.
         """
         if self.variant == "auto":
             self.self_check(prompts[:2])
@@ -170,7 +170,7 @@ class Denoiser:
 
         Raises:
             ValueError: if x or prompts do not fit.
-            RuntimeError: if `self_check` finds no way to decode.
+            PipelineError: if `self_check` finds no way to decode.
         """
         if self._decoder is None:
             self.self_check(prompts[:2])
@@ -207,7 +207,7 @@ class Denoiser:
             The variant, which stays chosen.
 
         Raises:
-            RuntimeError: if none has error 0 (names the pipeline, and step and error for each variant), or if the
+            PipelineError: if none has error 0 (names the pipeline, and step and error for each variant), or if the
                 prediction does not depend on the state or the noise level.
         """
         _require_texts(prompts)

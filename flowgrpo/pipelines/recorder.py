@@ -18,6 +18,10 @@ StepHook = Callable[[int, Tensor, Tensor], Tensor]
 """(step index, prediction, state) -> next state, all of the loop-state shape; may raise `Stop`."""
 
 
+class PipelineError(RuntimeError):
+    """The pipeline cannot be replayed: another one, or another way of evaluating its states, is needed."""
+
+
 class Stop(Exception):
     """Ends a pipeline call once what it was made for has been seen."""
 

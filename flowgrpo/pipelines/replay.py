@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .capture import PipelineCall, injecting, skipping_denoiser
-from .recorder import Recorder, Schedule, StepHook, Stop
+from .recorder import PipelineError, Recorder, Schedule, StepHook, Stop
 
 VARIANTS = ("direct", "inject", "relay", "slice", "fast_forward")
 OWN_TABLE = ("slice", "fast_forward")
@@ -65,7 +65,7 @@ class Replay:
             [N, *latent_shape], in the dtype the pipeline predicts in, with gradient if that is enabled.
 
         Raises:
-            RuntimeError: if the pipeline has no place for the state, or evaluates another state than x.
+            PipelineError: if the pipeline has no place for the state, or evaluates another state than x.
         """
         first = {"fast_forward": i, "relay": 1}.get(variant, 0)
         found: list[Tensor] = []
@@ -89,7 +89,7 @@ class Replay:
                 self.recorder.arm(hook, table=schedule.step(i))
                 self._enter(stack, x, prompts, variant, 1, "latent")
         if not found:
-            raise RuntimeError(f"{type(self.caller.pipe).__name__} returned without a scheduler step")
+            raise PipelineError(f"{type(self.caller.pipe).__name__} returned without a scheduler step")
         return found[0]
 
     def decode(self, decoder: str, x: Tensor, own: Schedule, prompts: Sequence[str]) -> Any:
@@ -102,7 +102,7 @@ class Replay:
             prompts: N texts.
 
         Raises:
-            RuntimeError: if the pipeline has no place for the state, or takes another one.
+            PipelineError: if the pipeline has no place for the state, or takes another one.
         """
 
         def last(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class Replay:
         elif self.caller.accepts("latents"):
             extra["latents"] = x
         else:
-            raise RuntimeError(f"{type(self.caller.pipe).__name__} takes no latents=")
+            raise PipelineError(f"{type(self.caller.pipe).__name__} takes no latents=")
         return self.caller.run(self.recorder, prompts, steps, **extra)
 
     def _relay(self, stack: ExitStack, hook: StepHook, table: Schedule, prompts: Sequence[str], output: str) -> Any:
@@ -171,8 +171,8 @@ def require_same(sample: Tensor, x: Tensor) -> None:
     if sample.shape == x.shape and torch.equal(sample, x.to(device=sample.device, dtype=sample.dtype)):
         return
     if not bool(torch.isfinite(x).all()):
-        raise RuntimeError("the state x holds values that are not finite")
-    raise RuntimeError(
+        raise PipelineError("the state x holds values that are not finite")
+    raise PipelineError(
         f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
         f"({tuple(x.shape)}): it ignores, rescales or repacks it"
     )

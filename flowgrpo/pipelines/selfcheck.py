@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .recorder import Schedule
+from .recorder import PipelineError, Schedule
 from .replay import DECODERS, Replay
 
 
@@ -53,7 +53,7 @@ def rollout(replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], see
         seed: of the noise.
 
     Raises:
-        RuntimeError: if the pipeline does not take T scheduler steps, or changes the state between two of them
+        PipelineError: if the pipeline does not take T scheduler steps, or changes the state between two of them
             (other than by rounding it to 16 bits: then that is the dtype of the record).
     """
     try:
@@ -89,7 +89,7 @@ def _rollout(
     images = replay.caller.run(recorder, prompts, replay.num_steps, output_type="pt")
     if len(handed) <= last:
         name = type(replay.caller.pipe).__name__
-        raise RuntimeError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
+        raise PipelineError(f"{name} took {recorder.taken} scheduler steps instead of {replay.num_steps}")
     return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images))
 
 
@@ -99,7 +99,7 @@ def _require_kept(replay: Replay, handed: Tensor, sample: Tensor) -> None:
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(handed.to(dtype).to(sample.dtype), sample):
             raise _Rounded(dtype)
-    raise RuntimeError(
+    raise PipelineError(
         f"{type(replay.caller.pipe).__name__} changes the state between two steps (inpainting pipelines paste the "
         "known part of the picture in); a rollout does not, so its images would be others than the pipeline's. Use a "
         "class whose conditioning goes into the denoiser"
@@ -110,7 +110,7 @@ def exact_variant(replay: Replay, own: Schedule, record: Record, variants: Seque
     """The first of `variants` that predicts every recorded step with error 0, in the caller's grad mode.
 
     Raises:
-        RuntimeError: if there is none; says for each variant at which step, and by how much, it differs.
+        PipelineError: if there is none; says for each variant at which step, and by how much, it differs.
     """
 
     def fault(variant: str) -> str | None:
@@ -130,7 +130,7 @@ def require_dependence(replay: Replay, own: Schedule, record: Record, variant: s
     (output layers before any training) passes.
 
     Raises:
-        RuntimeError: says what has no effect.
+        PipelineError: says what has no effect.
     """
     if len(record.states) < 2 or not bool(record.predictions[0].any()):
         return
@@ -138,9 +138,9 @@ def require_dependence(replay: Replay, own: Schedule, record: Record, variant: s
         crossed = replay.predict(variant, record.states[0], own, 1, record.prompts)
     name = type(replay.caller.pipe).__name__
     if torch.equal(crossed, record.predictions[1]):
-        raise RuntimeError(f"{name} predicts the same for two different states: its denoiser does not see the state")
+        raise PipelineError(f"{name} predicts the same for two different states: its denoiser does not see the state")
     if torch.equal(crossed, record.predictions[0]):
-        raise RuntimeError(
+        raise PipelineError(
             f"{name} predicts the same at the noise levels {float(own.sigmas[0]):g} and {float(own.sigmas[1]):g}: the "
             "timestep that its denoiser sees does not come from the noise level"
         )
@@ -151,7 +151,7 @@ def exact_decoder(replay: Replay, own: Schedule, record: Record) -> str:
     """The first of `DECODERS` that makes the pipeline's own images of the record's final state, with error 0.
 
     Raises:
-        RuntimeError: if there is none; says for each decoder by how much it differs.
+        PipelineError: if there is none; says for each decoder by how much it differs.
     """
 
     def fault(decoder: str) -> str | None:
@@ -173,7 +173,7 @@ def _first(replay: Replay, names: Sequence[str], fault_of: Callable[[str], str |
             return name
         faults[name] = fault
     listed = "\n".join(f"  {name}: {fault}" for name, fault in faults.items())
-    raise RuntimeError(
+    raise PipelineError(
         f"{type(replay.caller.pipe).__name__} cannot {what} a state of its own loop again exactly:\n"
         f"{listed}\n"
         "The usual causes are dropout left on, an option whose effect carries over from step to step, and "

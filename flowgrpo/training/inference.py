@@ -16,6 +16,7 @@ from ..pipelines.capture import PipelineCall, Prompt, kin
 from ..rewards.runner import RewardSet
 from .conditioning import take_pictures
 from .data import columns_of
+from .processes import launched
 from .records import sample_records
 from .run_folder import save_image
 from .session import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries, read_data, reward_specs
@@ -57,7 +58,11 @@ def open_model(model: str, dtype: torch.dtype = torch.float32, *, base: bool = F
 def generate(
     pipe: Any, call: dict[str, Any], prompts: Sequence[str], keys: Sequence[int], steps: int, batch: int = 32
 ) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] by the pipeline's own call, each from its own seed, with its prompt's pictures."""
+    """Images [N, 3, H, W] in [0, 1] by the pipeline's own call, each from its own seed, with its prompt's pictures.
+
+    The pipeline is moved to the accelerator, if there is one.
+    """
+    pipe.to(launched().device)
     found: dict[int, torch.Tensor] = {}
     for first in range(0, len(prompts), batch):
         for rows in kin(prompts[first : first + batch], "all"):

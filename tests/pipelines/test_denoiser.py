@@ -257,7 +257,7 @@ def test_ignored_latents_are_noticed_and_injected() -> None:
     assert torch.equal(d.decode(x, PROMPTS), plain.decode(x, PROMPTS))
     with pytest.raises(RuntimeError, match="not the one supplied"):
         Denoiser(pipe, num_steps=STEPS, call=CALL["sd3"], variant="direct").velocity(x, 1, PROMPTS)
-    with pytest.raises(RuntimeError, match=r"(?s)IgnoresLatents cannot evaluate.*\n  direct: step 1: RuntimeError"):
+    with pytest.raises(RuntimeError, match=r"(?s)IgnoresLatents cannot evaluate.*\n  direct: step 1: PipelineError"):
         Denoiser(pipe, num_steps=STEPS, call=CALL["sd3"], variant="direct").self_check(PROMPTS)
 
 

@@ -1,4 +1,4 @@
-"""Runs commands of flowgrpo, each in several processes as a launcher starts them: `python ranks.py JOBS.json`.
+"""Runs commands of flowgrpo, each in one or several processes as a launcher starts them: `python ranks.py JOBS.json`.
 
 A job has the `words` of the command, the `count` of processes and a `log`, the stem of the files for what each prints.
 The statuses with which they ended are written to `LOG.json`. Libraries are imported once, and processes forked.

@@ -20,13 +20,12 @@ from flowgrpo.configs.schema import Recipe
 from flowgrpo.pipelines.policy import part_of
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training import processes
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.pooled import pooled
 from flowgrpo.training.processes import Processes
 from flowgrpo.training.records import joint_record, joint_update
 from flowgrpo.training.run_folder import RunFolder
-from flowgrpo.training.session import Session, _check_ranks, start
+from flowgrpo.training.session import _check_ranks
 
 T = TypeVar("T")
 ITERATIONS = 2
@@ -100,20 +99,27 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
         source = folder / f"{name}.yaml"
         source.write_text(dump_recipe(recipe))
         found.two[name] = folder / f"{name}-two"
-        jobs.append({"words": ["train", str(source), "--out", str(found.two[name])], "log": name})
+        jobs.append({"words": ["train", str(source), "--out", str(found.two[name])], "log": name, "count": 2})
         if name != "broken":
             found.one[name] = folder / f"{name}-one"
-            start(recipe, found.one[name]).trainer(Silent()).train()
+            jobs.append(
+                {"words": ["train", str(source), "--out", str(found.one[name])], "log": f"{name}-one", "count": 1}
+            )
+    run_all(jobs, folder)
     found.two["resumed"] = shortened(found.one["batch"], folder / "resumed", 1)
-    jobs.append({"words": ["resume", str(found.two["resumed"])], "log": "resumed"})
-    listed = [{**job, "count": 2, "log": str(folder / str(job["log"]))} for job in jobs]
+    run_all([{"words": ["resume", str(found.two["resumed"])], "log": "resumed", "count": 2}], folder)
+    return found
+
+
+def run_all(jobs: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Each job in processes of its own, all with one thread: with another number of threads sums round differently."""
+    listed = [{**job, "log": str(folder / str(job["log"]))} for job in jobs]
     (folder / "jobs.json").write_text(json.dumps(listed))
     script = Path(__file__).with_name("ranks.py")
     subprocess.run(
         [sys.executable, str(script), str(folder / "jobs.json")], check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=1500,
     )  # fmt: skip
-    return found
 
 
 def statuses(runs: Runs, name: str) -> list[int]:
@@ -168,6 +174,12 @@ def test_two_processes_give_the_run_of_one(runs: Runs, name: str) -> None:
         assert (run / path).read_bytes() == (other / path).read_bytes()
 
 
+def test_only_the_first_process_says_where_the_run_is(runs: Runs) -> None:
+    said = f"run folder {runs.two['batch']}"
+    assert said in printed(runs, "batch", 0)
+    assert said not in printed(runs, "batch", 1)
+
+
 def test_a_run_of_one_process_goes_on_with_two(runs: Runs) -> None:
     assert statuses(runs, "resumed") == [0, 0], printed(runs, "resumed", 0) + printed(runs, "resumed", 1)
     assert "resumed before iteration 1" in printed(runs, "resumed", 0)
@@ -177,10 +189,9 @@ def test_a_run_of_one_process_goes_on_with_two(runs: Runs) -> None:
 @pytest.mark.parametrize("name", ["batch", "rounds"])
 def test_a_run_of_two_processes_goes_on_with_one(runs: Runs, name: str, tmp_path: Path) -> None:
     run = RunFolder.open(shortened(runs.two[name], tmp_path / "run", 1))
-    trainer = Session(load_recipe(run.config), run).trainer(Silent())
-    trainer.resume()
-    assert trainer.next_iteration == 1
-    trainer.train()
+    run_all([{"words": ["resume", str(run.path)], "log": f"{name}-alone", "count": 1}], runs.logs)
+    assert statuses(runs, f"{name}-alone") == [0], printed(runs, f"{name}-alone", 0)
+    assert "resumed before iteration 1" in printed(runs, f"{name}-alone", 0)
     require_equal(run.path, runs.one[name])
 
 

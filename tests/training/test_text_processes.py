@@ -10,10 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.session import start
-
 # Rounding is not blown up by AdamW where a gradient is next to nothing.
 OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
 
@@ -40,22 +36,22 @@ def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def launched(overrides: list[str], folder: Path) -> None:
-    """A run by two processes, started as a launcher does."""
+def launched(overrides: list[str], folder: Path, count: int) -> None:
+    """A run by so many processes of one thread each, started as a launcher does."""
     jobs = folder.with_suffix(".json")
     words = ["train", "text", *overrides, "--out", str(folder)]
-    jobs.write_text(json.dumps([{"words": words, "count": 2, "log": str(folder.with_name("log"))}]))
+    jobs.write_text(json.dumps([{"words": words, "count": count, "log": str(folder.with_name("log"))}]))
     script = Path(__file__).with_name("ranks.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(script), str(jobs)], check=True, env=environment, timeout=300)
-    printed = [folder.with_name(f"log-{rank}.txt").read_text() for rank in range(2)]
-    assert json.loads(folder.with_name("log.json").read_text()) == [0, 0], "\n".join(printed)
+    printed = [folder.with_name(f"log-{rank}.txt").read_text() for rank in range(count)]
+    assert json.loads(folder.with_name("log.json").read_text()) == [0] * count, "\n".join(printed)
 
 
 def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    start(load_recipe("text", overrides), one).trainer(Silent()).train()
-    launched(overrides, two)
+    launched(overrides, one, 1)
+    launched(overrides, two, 2)
     assert lines_of(one / "samples" / "index.jsonl") == lines_of(two / "samples" / "index.jsonl")
     records = [lines_of(folder / "metrics.jsonl") for folder in (one, two)]
     assert sum(record.get("replayed", 0) for record in records[0]) > 0
