@@ -90,6 +90,7 @@ EQUIVALENT: dict[str, str] = {
     "replay.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
     ),
+    "units.unit_weights: «1 → 2» / size": "a factor of all shares cancels out",
 }
 """Name of a mutant → why it changes nothing that could be asked for."""
 

@@ -49,7 +49,7 @@ def positive_only_advantages(
     data = grouped(rewards, groups)
     rows = len(one_per_row(rewards, len(rewards), "rewards"))
     chosen = one_per_row(correct, rows, "correct").to(data.values.device).bool() & ~data.values[:, 0].isnan()
-    extra = one_per_row(auxiliary.detach(), rows, "auxiliary").to(data.values).masked_fill(~chosen, torch.nan)
+    extra = one_per_row(auxiliary, rows, "auxiliary").to(data.values).masked_fill(~chosen, torch.nan)
     main = group_advantages(data.values[:, 0], data.index, eps=eps, ddof=ddof)
     among = group_advantages(extra, data.index, eps=eps, ddof=ddof)
     shaped = (main + weight * among).maximum(main.clamp(max=0.0))
@@ -118,7 +118,7 @@ def unlikeliness_rewards(
         raise ValueError(f"`beta` is {beta}; use a share from 0 to 1")
     data = grouped(rewards, groups)
     values = one_per_row(data.values[:, 0], len(rewards), "rewards")
-    likely = one_per_row(log_prob.detach(), len(rewards), "log_prob").to(values)
+    likely = one_per_row(log_prob, len(rewards), "log_prob").to(values)
     ranked = ~values.isnan()
     if bool((ranked & likely.isnan()).any()):
         raise ValueError("`log_prob` is NaN where `rewards` is not; give the log-prob of every sample with a reward")
@@ -126,5 +126,5 @@ def unlikeliness_rewards(
     more = (peers & (likely[None, :] > likely[:, None])).sum(1)
     equal = (peers & (likely[None, :] == likely[:, None])).sum(1)
     rank = more + (equal + 1) / 2
-    factor = 1.0 - beta * (peers.sum(1) - rank) / peers.sum(1).clamp(min=1)
+    factor = 1.0 - beta * (peers.sum(1) - rank) / peers.sum(1)
     return torch.where(values > 0, values * factor, values).to(data.dtype)

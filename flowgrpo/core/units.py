@@ -55,7 +55,7 @@ def unit_weights(units: Tensor, mask: Tensor) -> Tensor:
     """
     kept = mask.bool()
     size = _unit_sums(torch.ones_like(units, dtype=torch.float32)[..., None], units, mask)[..., 0]
-    share = torch.where(kept, 1 / size.clamp(min=1), 0.0)
+    share = torch.where(kept, 1 / size, 0.0)
     count = share.sum(1, keepdim=True)  # each unit adds up to 1
     return (share * kept.sum(1, keepdim=True) / count.clamp(min=1)).float()
 

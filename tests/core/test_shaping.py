@@ -26,6 +26,11 @@ def test_an_auxiliary_reward_counts_among_the_correct_by_hand():
     close(positive(0.5), [1.5, 0.5, -1, -1])
     close(positive(0.0), [1, 1, -1, -1])
     close(positive(0.5, eps=0.5), [0.5 + 0.5 / 1.5, 0.5 - 0.5 / 1.5, -0.5, -0.5])
+    # By default the weight is 1, deviations are those of samples, and 1e-4 is added to them.
+    main, extra = 0.5 / ((1 / 3) ** 0.5 + 1e-4), 1 / (2**0.5 + 1e-4)
+    found = positive_only_advantages(REWARDS, SHORT.clone().requires_grad_(), CORRECT, [0] * 4)
+    close(found, [main + extra, main - extra, -main, -main])
+    assert not found.requires_grad
 
 
 def test_a_correct_sample_is_never_turned_negative():
@@ -94,7 +99,7 @@ def test_unlikeliness_follows_a_permutation():
     groups, order = torch.randint(0, 3, (12,), generator=g), torch.randperm(12, generator=g)
     found = unlikeliness_rewards(rewards, log_prob, groups)
     close(unlikeliness_rewards(rewards[order], log_prob[order], 7 - groups[order]), found[order])
-    assert not unlikeliness_rewards(rewards.requires_grad_(), log_prob, groups).requires_grad
+    assert not unlikeliness_rewards(rewards.requires_grad_(), log_prob.requires_grad_(), groups).requires_grad
     assert unlikeliness_rewards(torch.zeros(0), torch.zeros(0), []).shape == (0,)
 
 

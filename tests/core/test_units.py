@@ -44,6 +44,10 @@ def test_each_column_has_its_units_mean_and_its_own_gradient():
     assert got[0, :5].tolist() == [2.0, 2.0, 7.0, 7.0, 7.0]
     (grad,) = torch.autograd.grad(got[0, 2], x)
     assert grad.tolist() == [[0, 0, 1, 0, 0, 0]]
+    # A unit without a masked column has no mean, but a number.
+    assert pooled_per_unit(
+        torch.tensor([[1.0, 2, 5]]), torch.tensor([[0, 0, 1]]), torch.tensor([[1, 1, 0]])
+    ).tolist() == [[1.5, 1.5, 0.0]]
 
 
 def test_rows_do_not_share_units_and_one_unit_is_the_row():
@@ -88,6 +92,7 @@ def test_weights_by_hand():
     """Row 0: units of 2 and 3 of 5 columns, so 5 / (2 * 2) and 5 / (2 * 3). Row 1: two units of 2 of 4."""
     want = torch.tensor([[5 / 4, 5 / 4, 5 / 6, 5 / 6, 5 / 6, 0], [1, 1, 1, 1, 0, 0], [0] * 6])
     torch.testing.assert_close(unit_weights(UNITS, MASK), want)
+    torch.testing.assert_close(unit_weights(torch.zeros_like(UNITS), MASK), MASK.float())
 
 
 @pytest.mark.parametrize("poison", [NAN, math.inf])
@@ -142,6 +147,7 @@ def test_sspo_widens_the_clip_of_an_uncertain_unit():
     far = torch.tensor([[45.0, 0.0]])
     got = sspo(torch.tensor([[0, 1]]), far, 0.45)(leaf, torch.ones(1), leaf, torch.ones(1, 2).bool())
     torch.testing.assert_close(got, torch.tensor([[-1.39, -1.1]]))
+    assert not sspo(units, entropy.requires_grad_(), 0.45)(torch.zeros(1, 4), torch.ones(1), leaf, mask).requires_grad
 
 
 def test_sspo_without_spread_is_a_clip_of_units():
