@@ -90,6 +90,9 @@ EQUIVALENT: dict[str, str] = {
     "replay.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
     ),
+    "trees._fuse: torch.where(peak.isneginf(), «0.0 → 1.0», peak)": "what arrives there has no weight from any peak",
+    "trees.node_values: (rewards - base).nan_to_num(«0.0 → 1.0»)": "its weight is 0",
+    "trees.node_values: torch.where(rewards.isnan(), -torch.inf, «0.0 → 1.0»)": "a factor of all weights cancels out",
     "units.unit_weights: «1 → 2» / size": "a factor of all shares cancels out",
 }
 """Name of a mutant → why it changes nothing that could be asked for."""

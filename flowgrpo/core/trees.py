@@ -86,7 +86,7 @@ def node_values(
     if how == "path":
         if log_prob is None or log_prob.shape != parent.shape:
             raise ValueError(f"how='path' needs `log_prob` of shape ({len(parent)},), that of the edge into each node")
-        edge = torch.where(parent >= 0, beta * as_precise(log_prob.to(parent.device)), 0.0)
+        edge = beta * as_precise(log_prob.to(parent.device))
     # Rewards count from the lowest of their tree, so that equal ones give the same value at every node to the
     # bit.
     base = rewards.new_full(rewards.shape, torch.inf)
@@ -107,7 +107,7 @@ def _fuse(
     peak = torch.where(peak.isneginf(), 0.0, peak)
     weight = (arriving - peak[parents]).exp()
     total = sum_by_group(weight, parents, len(value))
-    mean = sum_by_group(weight * child_value, parents, len(value)) / total.where(total > 0, 1.0)
+    mean = sum_by_group(weight * child_value, parents, len(value)) / total
     touched = total > 0
     return torch.where(touched, mean, value), torch.where(touched, total.log() + peak, log_mass)
 
@@ -155,4 +155,4 @@ def depth_advantages(
     std = moments.std[index]
     silent = precise.isnan() | moments.degenerate[index] | (std < min_std)
     centred = precise - moments.minimum[index] - moments.offset[index]
-    return torch.where(silent, 0.0, centred / (std + eps).where(~silent, 1.0)).squeeze(1).to(dtype)
+    return torch.where(silent, 0.0, centred / (std + eps)).squeeze(1).to(dtype)

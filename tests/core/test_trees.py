@@ -21,7 +21,7 @@ def test_mean_over_leaf_descendants_not_over_children():
 
 
 def test_leaf_rewards_may_be_given_per_node():
-    per_node = torch.tensor([99.0, NAN, NAN, 1, 2, 6, 7, NAN, 10, 20])
+    per_node = torch.tensor([99.0, float("inf"), NAN, 1, 2, 6, 7, NAN, 10, 20])
     close(node_values(PARENT, per_node), node_values(PARENT, LEAVES))
 
 
@@ -60,6 +60,23 @@ def test_path_weights_by_enumeration():
                 rewards.append(float(reward))
         weights = torch.tensor(logits).softmax(0)
         close(got[node], float((weights * torch.tensor(rewards)).sum()), 1e-5)
+
+
+def test_a_path_counts_with_its_probability_by_default():
+    log_prob = torch.tensor([NAN, 2.0, 1.0]).log()  # of a root it is ignored
+    close(node_values(torch.tensor([-1, 0, 0]), torch.tensor([3.0, 0.0]), how="path", log_prob=log_prob), [2, 3, 0])
+
+
+def test_one_node_and_none():
+    nobody = torch.zeros(0, dtype=torch.long)
+    for found in (
+        node_values(nobody, torch.zeros(0, requires_grad=True)),
+        depth_advantages(torch.zeros(0, requires_grad=True), nobody, nobody),
+    ):
+        assert found.shape == (0,)
+        assert not found.requires_grad
+    close(node_values(torch.tensor([-1]), torch.tensor([3.0])), [3])
+    close(depth_advantages(torch.tensor([3.0]), [0], [0]), [0])
 
 
 def test_path_with_beta_zero_or_equal_log_probs_is_the_mean_on_a_balanced_tree():
@@ -113,6 +130,8 @@ def test_malformed_trees_are_refused():
         node_values(torch.tensor([-1, 2, 1]), torch.ones(1))
     with pytest.raises(ValueError, match=r"outside -1\.\.1"):
         node_values(torch.tensor([-1, 5]), torch.ones(1))
+    with pytest.raises(ValueError, match=r"outside -1\.\.0"):
+        node_values(torch.tensor([-2]), torch.ones(1))
     with pytest.raises(ValueError, match=r"give \(6,\) in node order"):
         node_values(PARENT, torch.ones(4))
     with pytest.raises(ValueError, match="`log_prob`"):
