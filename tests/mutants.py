@@ -83,12 +83,25 @@ EQUIVALENT: dict[str, str] = {
     ),
     "guards.likelihood_guard: fixed = «fall.detach() → fall»": "it decides a comparison, which has no gradient",
     "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
+    "offpolicy.nft: torch.where(wrong, adv, «- → »1.0)": "only so that a branch that is dropped stays finite",
+    "offpolicy.nft: -«1.0 → 2.0»": "only so that a branch that is dropped stays finite",
+    "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
     "registry.advantage_of: [«0 → 1»]": "any id names the one group",
     "replay.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
     "replay.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
+    ),
+    "subsets.degenerate_rows: group_moments(as_precise(rewards)[:, None], index, count, ddof=«0 → 1»)": (
+        "the deviation is not read"
+    ),
+    "subsets.widest: group_moments(precise[:, None], index, count, ddof=«0 → 1»)": "the deviation is not read",
+    "subsets.widest: (moments.minimum «+ → -» moments.offset)[index, 0]": (
+        "another centre near the values, which no variance depends on"
+    ),
+    "subsets.widest: torch.where(valid, precise - (moments.minimum + moments.offset)[index, 0], «0.0 → 1.0»)": (
+        "it is added where nothing is read"
     ),
     "trees._fuse: torch.where(peak.isneginf(), «0.0 → 1.0», peak)": "what arrives there has no weight from any peak",
     "trees.node_values: (rewards - base).nan_to_num(«0.0 → 1.0»)": "its weight is 0",

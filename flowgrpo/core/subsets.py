@@ -40,7 +40,7 @@ def _count(chosen: Tensor, index: Tensor, count: int) -> Tensor:
 
 def rank_in_group(values: Tensor, index: Tensor, count: int) -> Tensor:
     """[N] place of each value in its group `index` [N]: 0 for the smallest, equals in their order, NaN last."""
-    order = values.nan_to_num(torch.inf, torch.inf, -torch.inf).argsort(stable=True)
+    order = values.argsort(stable=True)
     order = order[index[order].argsort(stable=True)]
     sizes = _count(torch.ones_like(index)[:, None], index, count)[:, 0]
     starts = sizes.cumsum(0) - sizes

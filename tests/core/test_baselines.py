@@ -29,6 +29,7 @@ def test_a_virtual_sample_of_the_highest_reward_by_hand():
     close(virtual_maximum_advantages(rewards, groups, ddof=1, eps=0.0)[3:5], [wrong, wrong])
     close(virtual_maximum_advantages(rewards, groups, ddof=0, eps=0.5)[:3], [-0.5, -0.5, 0.5])
     close(virtual_maximum_advantages(torch.tensor([1.0]), [4], maximum=3.0, ddof=0, eps=0.0), [-1])
+    close(virtual_maximum_advantages(torch.zeros(2), [0, 0]), [-(1 / 3) / ((1 / 3) ** 0.5 + 1e-4)] * 2)
 
 
 def test_the_virtual_maximum_moves_with_the_rewards():
@@ -124,6 +125,8 @@ def test_steps_from_one_state_are_compared_by_hand():
     pair = 1 / (2**0.5 + 1e-4)
     close(found, [0.1 - pair, 0.2 + pair, 0.3, 0.4])
     assert not found.requires_grad
+    found = anchor_state_advantages(torch.tensor([1.0, 3, 5]), [0] * 3, [7] * 3, torch.zeros(3))
+    close(found, [-2 / (2 + 1e-4), 0, 2 / (2 + 1e-4)])
     returns[1], episode[3] = NAN, NAN
     close(anchor_state_advantages(returns, groups, states, episode), [0.1, 0.2, 0.3, 0])
 

@@ -61,6 +61,8 @@ def test_r2vpo_by_hand():
         value, grad = evaluate(partial(r2vpo, lam=3.0), LOG, [adv] * 4)
         close(value, -adv * RATIOS + 3 * (RATIOS - 1) ** 2)
         close(grad, (-adv + 6 * (RATIOS - 1)) * RATIOS)
+    close(evaluate(r2vpo, LOG, [2.0] * 4)[0], -2 * RATIOS + (RATIOS - 1) ** 2)
+    close(evaluate(partial(r2vpo, lam=0.0), LOG, [2.0] * 4)[0], -2 * RATIOS)
     assert evaluate(r2vpo, [800.0], [1.0])[0].isfinite().all()
 
 
@@ -81,6 +83,8 @@ def test_opmd_pulls_the_whole_row():
     close(rows.detach(), [-2 * logp[0, :2].sum() + 0.2 * 0.2**2, logp[1].sum() + 0.2 * 0.6**2])
     (grad,) = torch.autograd.grad(rows.sum(), leaf)
     close(grad[mask], [-2 + 0.4 * 0.2] * 2 + [1 + 0.4 * 0.6] * 3)
+    loss = opmd(leaf, adv, leaf - 1.5, mask, tau=0.4)
+    close(torch.autograd.grad(loss[1, 0], leaf)[0], [[0, 0, 0], [1 + 0.4 * 0.6, 0, 0]])
 
 
 def test_opmd_of_one_column_is_dro():
@@ -107,6 +111,19 @@ def test_rec_stops_on_one_side_only():
     value, grad = evaluate(surrogate, LOG, [-2.0] * 4)
     close(grad, [0.0, 2.0, 2.0, 2.0])
     close(evaluate(surrogate, [math.log(1.25), math.log(0.75)], [1.0, -1.0])[1], [-1.0, 0.0])
+
+
+def test_rec_goes_by_the_sign_of_a_small_advantage_too_and_its_bounds_are_a_fifth():
+    close(evaluate(rec, LOG, [0.5] * 4)[1], [-0.5, -0.5, -0.5, 0])
+    ratios = [math.log(r) for r in (1.19, 1.21, 0.81, 0.79)]
+    close(evaluate(rec, ratios, [1.0, 1.0, -1.0, -1.0])[1], [-1, 0, 1, 0])
+
+
+def test_defaults_by_hand():
+    x = torch.tensor(LOG, dtype=torch.float64)
+    close(evaluate(opmd, LOG, [2.0] * 4)[0], -2 * (x - 1.5) + 0.05 * x**2)
+    close(evaluate(asymre, LOG, [2.0] * 4)[1], [-2.1] * 4)
+    close(evaluate(regression, LOG, [2.0] * 4)[0], (2 - x) ** 2 / 2)
 
 
 def test_regression_by_hand():

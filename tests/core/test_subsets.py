@@ -66,6 +66,7 @@ def test_ranks():
     values = torch.tensor([3.0, 1.0, NAN, 1.0, 2.0, -math.inf])
     index = torch.tensor([1, 0, 1, 0, 1, 1])
     assert rank_in_group(values, index, 2).tolist() == [2, 0, 3, 1, 1, 0]
+    assert rank_in_group(torch.tensor([NAN, math.inf, 1.0]), torch.zeros(3, dtype=torch.long), 1).tolist() == [2, 1, 0]
 
 
 REWARDS = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, NAN])
