@@ -86,6 +86,17 @@ EQUIVALENT: dict[str, str] = {
     "offpolicy.nft: torch.where(wrong, adv, «- → »1.0)": "only so that a branch that is dropped stays finite",
     "offpolicy.nft: -«1.0 → 2.0»": "only so that a branch that is dropped stays finite",
     "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
+    "outcomes._quantile: data.moments(«0 → 1»)": "the deviation is not read",
+    "outcomes.consistency_advantages: group_moments(level, batch, «1 → 2», ddof)": (
+        "a second group is empty, and the first alone is read"
+    ),
+    "preferences.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
+        "its sign alone is read"
+    ),
+    "preferences.pairs_of: -«1.0 → 2.0»": "its sign alone is read",
+    "preferences.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
+        "the gradient of what is taken off and added again cancels out"
+    ),
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
     "registry.advantage_of: [«0 → 1»]": "any id names the one group",

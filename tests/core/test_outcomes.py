@@ -62,6 +62,16 @@ def test_consistency_passes_from_the_group_to_the_batch_by_hand():
     close(consistency_advantages(rewards, groups, sharpness=3.0, threshold=0.2, eps=0.0), want)
     want[2] = (1 - agreed) * 0.5 / 1.5
     close(consistency_advantages(rewards, groups, sharpness=3.0, threshold=0.2, eps=1.0)[2], want[2])
+    # A group of one has a level too: 1 against 0, of a sample deviation of 0.5^0.5.
+    found = consistency_advantages(torch.tensor([1.0, 0, 0]), [0, 1, 1], sharpness=3.0, threshold=0.2, eps=0.0)
+    close(found, [(1 - agreed) * own, (agreed - 1) * own, (agreed - 1) * own])
+
+
+def test_consistency_within_one_group_is_the_groups_advantage_times_its_weight():
+    pair = torch.tensor([0.0, 1.0])
+    weight, own = 1 / (1 + math.exp(-10 * (math.log(2) - 0.3))), 0.5 / (0.5**0.5 + 1e-4)
+    close(consistency_advantages(pair, [0, 0]), [-weight * own, weight * own])
+    close(consistency_advantages(pair, [0, 0], sharpness=0.0), [-own / 2, own / 2])
 
 
 def test_consistency_takes_the_outcomes_it_is_given():
@@ -107,10 +117,10 @@ def test_the_lowest_level_is_the_minimum_in_every_group():
 
 def test_quantiles_are_those_of_each_group_and_column():
     g = torch.Generator().manual_seed(1)
-    rewards, groups = torch.rand(30, 2, generator=g), torch.randint(0, 3, (30,), generator=g)
+    rewards, groups = torch.rand(30, 3, generator=g), torch.randint(0, 3, (30,), generator=g)
     rewards[::7, 1] = NAN
     found = quantile_advantages(rewards, groups, low=0.3, high=0.7)
-    for k in range(2):
+    for k in range(3):
         for i in range(3):
             rows = (groups == i) & ~rewards[:, k].isnan()
             values = rewards[rows, k].double()

@@ -114,6 +114,17 @@ def test_group_regression_on_policy_is_reinforce_and_no_constant_matters():
     torch.testing.assert_close(shifted, torch.zeros_like(shifted), atol=1e-12, rtol=0)
 
 
+def test_defaults_by_hand():
+    rows, pair = double([2.0, 0.0]).requires_grad_(), torch.tensor([[0, 1]])
+    torch.testing.assert_close(dpo(rows, double([0.0, 0.0]), pair).item(), -math.log(sigmoid(0.1 * 2)))
+    torch.testing.assert_close(simpo(rows, torch.tensor([4, 1]), pair).item(), -math.log(sigmoid(2 * 0.5 - 1)))
+    # The log-ratios are 1 and -1 about their mean.
+    still = group_regression(rows.detach(), torch.zeros(2).requires_grad_(), rows, [0, 0])
+    torch.testing.assert_close(still, double([0.5, 0.5]))
+    assert not still.requires_grad
+    torch.testing.assert_close(real(rows[:1], torch.tensor([True]), [0]).item(), math.log(1 + math.exp(-2 / 0.5)))
+
+
 SCORES = [0.4, -0.2, 0.1, 0.3, -0.6]
 CORRECT = torch.tensor([True, False, False, True, True])
 
