@@ -56,6 +56,9 @@ EQUIVALENT: dict[str, str] = {
         "baselines.beta_advantages: "
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
     ): "a second group is empty, and the first alone is read",
+    "combination.uncertainty_weighted_rewards: group_moments(values, one, «1 → 2», ddof=0)": (
+        "a second group is empty, and the first alone is read"
+    ),
     "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)": (
         "it is square"
     ),
@@ -72,6 +75,10 @@ EQUIVALENT: dict[str, str] = {
         "{'': «stats.sum → stats.mean»(1), **{f'_{name}': stats[:, i] for i, name in enumerate(SIGNS)}}"
     ): "half of every sum, and only their ratios are read",
     "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
+    "forward.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "its sign alone is read",
+    "forward.diffusion_nft: -«1 → 2»": "its sign alone is read",
+    "forward.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "its sign alone is read",
+    "forward.flow_dpo: -«1.0 → 2.0»": "its sign alone is read",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),

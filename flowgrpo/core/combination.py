@@ -26,7 +26,7 @@ def gated_rewards(rewards: Tensor, main: Tensor, *, threshold: float, closed: fl
     Raises:
         ValueError: If shapes do not match.
     """
-    gate = one_per_row(main.detach().to(rewards.device), len(rewards), "main")
+    gate = one_per_row(main.to(rewards.device), len(rewards), "main")
     gate = gate.reshape(-1, *[1] * (rewards.dim() - 1))
     values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
     # Compared in its own precision, where a reward written like the threshold reaches it.

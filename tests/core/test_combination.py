@@ -80,7 +80,7 @@ def test_ensembles_by_hand():
     [
         worst_case_rewards,
         uncertainty_weighted_rewards,
-        lambda r: gated_rewards(r[:, 0], r[:, 1].detach(), threshold=0.0),
+        lambda r: gated_rewards(r[:, 0], r[:, 1], threshold=0.0),
         lambda r: group_gated_rewards(r[:, 0], torch.ones(2), [0, 0], at_least=0.0),
         lambda r: constrained_advantages(r[:, 0], r, torch.zeros(2)),
     ],
@@ -109,6 +109,9 @@ def test_multipliers_ascend_where_a_constraint_is_missed():
     close(multipliers.step(torch.tensor([[1.0, 0.1]])), [0.45, 0.2])
     close(multipliers.step(torch.tensor([[NAN, 0.5]])), [0.45, 0.2])
     close(multipliers.values, [0.45, 0.2])
+    # By default by a twentieth of what is missing, up to 10.
+    close(Multipliers([1.0]).step(torch.tensor([[0.0]])), [0.05])
+    close(Multipliers([1.0], initial=10.0).step(torch.tensor([[0.0]])), [10.0])
 
 
 def test_multipliers_are_saved_and_resume():

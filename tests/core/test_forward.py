@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowgrpo.core.forward import FORWARD, Noised, awm, dgpo, diffusion_nft, flow_dpo
-from flowgrpo.core.surrogates import clip
+from flowgrpo.core.surrogates import clip, reinforce
 
 PLAIN = partial(clip, low=math.inf, high=math.inf)
 METHODS = [partial(FORWARD[name], surrogate=PLAIN) for name in FORWARD]
@@ -50,6 +50,28 @@ def test_nft_by_hand():
     torch.testing.assert_close(v.grad[:2, 0], 5.0 * torch.tensor([2 * 0.5 * -0.5 / 4 / 0.5, 2 * -1.5 * 0.5 / 4 / 1.5]))
 
 
+def one_number(velocity: torch.Tensor, old: float, advantage: list[float], reference=None) -> Noised:
+    """x0 = 1/2, noise 2 and sigma 1/4, so x = 7/8 and the target is 3/2."""
+    noised = rows(velocity, advantage, sigma=0.25, old=torch.full_like(velocity, old), reference=reference)
+    return replace(noised, x0=torch.full_like(velocity, 0.5), noise=torch.full_like(velocity, 2.0))
+
+
+def test_nft_of_a_mixed_policy_by_hand():
+    """v = 1, old = 3, beta 1/2: v+ = 2, v- = 4, so x0+ = 3/8 and x0- = -1/8, 1/8 and 5/8 from x0.
+
+    With a bound of 2, A = 1 is good by 3/4; beyond the bound nothing is more than wholly good or bad.
+    """
+    loss, _ = diffusion_nft(one_number(torch.ones(3, 1), 3.0, [1.0, 6.0, -6.0]), beta=0.5, bound=2.0)
+    torch.testing.assert_close(loss, 4 * torch.tensor([0.75 / 8 + 0.25 * 5 / 8, 1 / 8, 5 / 8]))
+
+
+def test_nft_of_a_perfect_prediction_is_zero():
+    v = torch.full((1, 1), 1.5, requires_grad=True)
+    loss, _ = diffusion_nft(one_number(v, 1.5, [1.0]))
+    loss.sum().backward()
+    assert (loss.item(), v.grad.item()) == (0, 0)
+
+
 def test_nft_at_the_old_policy_is_a_policy_gradient():
     """With v = v_old the gradient is that of the matching loss times A, so none at A = 0."""
     torch.manual_seed(0)
@@ -68,6 +90,29 @@ def test_awm_by_hand():
     loss, log_ratio = awm(rows(v, [2.0], old=old), PLAIN, power=0.5)
     torch.testing.assert_close(log_ratio, torch.tensor([-1.0]), atol=2e-5, rtol=0)
     torch.testing.assert_close(loss, torch.tensor([-2.0 * math.exp(-1)]), atol=1e-4, rtol=0)
+
+
+def test_awm_log_prob_by_hand():
+    """Errors 16, 0 and 1 at the default power 1/4: logp = -sigma / p (l^p) less what a perfect one has."""
+    v = torch.tensor([[5.5], [1.5]], requires_grad=True)
+    loss, log_ratio = awm(one_number(v, 2.5, [-1.0, -1.0]), reinforce)
+    nothing = 1e-10**0.25
+    torch.testing.assert_close(loss, torch.tensor([-(2 - nothing), 0.0]))
+    torch.testing.assert_close(log_ratio, torch.tensor([-1.0, 1 - nothing]))
+    assert not log_ratio.requires_grad
+
+
+def test_dgpo_weighs_by_both_errors_and_the_weight_has_no_gradient():
+    """Errors 1 and 4, the reference's 4 and 1, A = 1 and -2: the mean preference is beta (-3 - 6) / 2."""
+    v = torch.tensor([[2.0], [3.0]], requires_grad=True)
+    loss, _ = dgpo(rows(v, [1.0, -2.0], reference=torch.tensor([[3.0], [2.0]])), PLAIN, beta=0.5)
+    weight = 1 / (1 + math.exp(2.25))
+    torch.testing.assert_close(loss.detach(), weight * torch.tensor([-1.0, 2.0]))
+    loss.sum().backward()
+    torch.testing.assert_close(v.grad, weight * torch.tensor([[2.0], [-8.0]]))
+    # By default beta is 100.
+    loss, _ = dgpo(rows(torch.full((1, 1), 3.0), [0.01], reference=torch.full((1, 1), 2.0)), PLAIN)
+    torch.testing.assert_close(loss, torch.tensor([-0.01 / (1 + math.exp(-3))]))
 
 
 def test_dgpo_by_hand():
@@ -149,5 +194,7 @@ def test_methods_that_compare_with_a_reference_ask_for_it(method):
 def test_bad_rows_are_named():
     with pytest.raises(ValueError, match=r"sigma is 0\.0"):
         replace(random_rows(), sigma=0.0)
+    with pytest.raises(ValueError, match=r"sigma is 1\.5"):
+        replace(random_rows(), sigma=1.5)
     with pytest.raises(ValueError, match=r"noise has shape \(1, 2, 3\), velocity \(4, 2, 3\)"):
         replace(random_rows(), noise=torch.zeros(1, 2, 3))
