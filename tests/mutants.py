@@ -56,6 +56,9 @@ EQUIVALENT: dict[str, str] = {
         "baselines.beta_advantages: "
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
     ): "a second group is empty, and the first alone is read",
+    "bounds.balance_sums: torch.where(kept, as_precise(log_ratio), «0.0 → 1.0»)": "the advantage there is 0",
+    "bounds.dcpo: «3 → 4» * LOG_LIMIT": "both bounds are far beyond the dual clip, and short of overflow",
+    "bounds.dcpo: adv < «0 → 1»": "above 0 the ratio is within the ceiling already, and at 0 nothing counts",
     "combination.uncertainty_weighted_rewards: group_moments(values, one, «1 → 2», ddof=0)": (
         "a second group is empty, and the first alone is read"
     ),
@@ -121,6 +124,12 @@ EQUIVALENT: dict[str, str] = {
     "subsets.widest: torch.where(valid, precise - (moments.minimum + moments.offset)[index, 0], «0.0 → 1.0»)": (
         "it is added where nothing is read"
     ),
+    "surrogates.cispo: log_bounds(low, «0.0 → 1.0»)": "the upper bound is not read",
+    (
+        "surrogates.cispo: "
+        "def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float=«1.0 → 2.0», "
+        "high: float=5.0) -> Tensor:"
+    ): "from 1 on there is no lower bound",
     "trees._fuse: torch.where(peak.isneginf(), «0.0 → 1.0», peak)": "what arrives there has no weight from any peak",
     "trees.node_values: (rewards - base).nan_to_num(«0.0 → 1.0»)": "its weight is 0",
     "trees.node_values: torch.where(rewards.isnan(), -torch.inf, «0.0 → 1.0»)": "a factor of all weights cancels out",

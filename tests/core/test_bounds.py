@@ -60,7 +60,16 @@ def test_dcpo_gives_rare_tokens_room_up_to_the_dual_clip():
         assert (value, grad) == (pytest.approx(-10.0 * adv), 0.0)
         assert single(dcpo, 9.9, adv, prior=1e-6)[1] == pytest.approx(-9.9 * adv)
     assert single(partial(dcpo, most=4.0), 5.0, -1.0, prior=1e-6) == (pytest.approx(4.0), 0.0)
+    assert single(partial(dcpo, most=1.5), 2.0, -1.0, prior=1e-6) == (pytest.approx(1.5), 0.0)
     assert single(dcpo, 1.0, 1.0, prior=math.exp(-300))[1] == pytest.approx(-1.0)  # no overflow in 1 / q
+
+
+def test_dcpo_bounds_neither_overflow_nor_learn():
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    assert dcpo(torch.zeros(1, 1), torch.ones(1), torch.full((1, 1), -300.0), mask).item() == -1  # float32
+    leaf = torch.tensor([[math.log(3)]], requires_grad=True)
+    loss = dcpo(leaf, torch.ones(1), leaf.detach() + math.log(0.9), mask)
+    assert torch.autograd.grad(loss.sum(), leaf)[0].item() == 0
 
 
 def test_dcpo_resolves_small_bounds_in_float32():
@@ -86,6 +95,8 @@ def test_the_path_raises_the_upper_bound_first_and_ends_at_both_ends():
     path = balance_path(lower=(0.8, 0.9), upper=(1.2, 1.5), lower_step=0.05, upper_step=0.2)
     assert path == [(0.8, 1.2), (0.8, 1.4), (0.8, 1.5), (pytest.approx(0.85), 1.5), (0.9, 1.5)]
     assert balance_path(lower=(0.8, 0.8), upper=(1.2, 1.2)) == [(0.8, 1.2)]
+    path = balance_path()
+    assert (len(path), path[0], path[36], path[-1]) == (52, (0.6, 1.2), (0.6, 3.0), (0.9, 3.0))
     assert len(balance_path(upper=(1.2, 1.3), upper_step=0.1, lower=(0.6, 0.6))) == 2  # rounding adds no step
 
 
@@ -99,6 +110,8 @@ SUMS = [[1.1, 1.1 + 3.7], [2.4, 2.4 + 3.7], [2.4, 2.4 + 2.0]]
 def test_balance_by_hand():
     sums = balance_sums(LOG_RATIO, ADV, None, PATH)
     torch.testing.assert_close(sums, torch.tensor(SUMS, dtype=torch.float64))
+    halved = balance_sums(LOG_RATIO, torch.tensor([0.5, -2.0]), None, PATH)
+    torch.testing.assert_close(halved, torch.tensor([[0.55, 4.25], [1.2, 4.9], [1.2, 3.2]], dtype=torch.float64))
     # Shares are 0.229, 0.393 and 0.545.
     for target, want in ((0.2, 0), (0.35, 1), (0.4, 2), (0.54, 2), (0.9, 2)):
         lower, upper = balanced_bounds(sums, PATH, target)
@@ -152,6 +165,7 @@ def test_without_bad_tokens_or_any_the_first_bounds_stay():
         (lambda: single(partial(bapo, lower=1.1), 1.0, 1.0), "`lower` is 1.1"),
         (lambda: single(partial(bapo, upper=0.9), 1.0, 1.0), "`upper` is 0.9"),
         (lambda: balance_path(lower=(0.9, 0.6)), "lower <= 1 <= upper"),
+        (lambda: balance_path(upper=(0.9, 1.5)), "lower <= 1 <= upper"),
         (lambda: balance_path(upper_step=0.0), "upper_step=0.0"),
         (lambda: balance_path(lower_step=-1.0), "lower_step=-1.0"),
         (lambda: balanced_bounds(torch.zeros(3, 2), PATH, 1.0), "`target` is 1.0"),

@@ -130,12 +130,20 @@ def test_flow_dpo_by_hand():
     """The pair is the best and the worst of three; errors 1 and 4 against 4 and 1: margin = -beta/2 (-3 - 3)."""
     v = torch.tensor([[2.0], [0.5], [3.0]], requires_grad=True)
     reference = torch.tensor([[3.0], [0.5], [2.0]])
-    loss, _ = flow_dpo(rows(v, [1.0, 0.0, -1.0], reference=reference), beta=0.5)
+    loss, log_ratio = flow_dpo(rows(v, [1.0, 0.0, -1.0], reference=reference), beta=0.5)
+    assert log_ratio.tolist() == [0, 0, 0]
     pair = math.log1p(math.exp(-1.5))
     torch.testing.assert_close(loss.detach(), torch.tensor([pair / 2, 0.0, pair / 2]))
     loss.sum().backward()
     assert v.grad[1] == 0
     assert v.grad[0] > 0 > v.grad[2]
+
+
+def test_flow_dpo_has_a_beta_of_a_hundred():
+    """Errors 1 and 1 against 1.01 and 1: margin = -50 (-0.01)."""
+    reference = torch.tensor([[1 + 1.01**0.5], [2.0]])
+    loss, _ = flow_dpo(rows(torch.full((2, 1), 2.0), [1.0, -1.0], reference=reference))
+    torch.testing.assert_close(loss, torch.full((2,), math.log1p(math.exp(-0.5)) / 2), rtol=1e-4, atol=0)
 
 
 def test_groups_without_a_preference_teach_dpo_nothing():

@@ -54,6 +54,10 @@ def test_clip_by_hand(options, sign, effective, alive):
     close(grad, -2 * sign * effective * torch.tensor(alive))
 
 
+def test_the_dual_clip_leaves_small_advantages_above_zero_alone():
+    close(evaluate(partial(clip, high=INF, dual=1.3), LOG, [0.5] * 4)[1], [-0.25, -0.45, -0.55, -0.75])
+
+
 def test_clip_is_the_textbook_minimum():
     generator = torch.Generator().manual_seed(0)
     log_ratio, adv = 0.6 * torch.randn(400, generator=generator), torch.randn(400, generator=generator)
@@ -88,6 +92,8 @@ def test_cispo_truncates_the_weight_and_never_the_gradient():
     close(value, -weight * adv * (torch.tensor(LOG, dtype=torch.float64) - 1.5))
     _, grad = evaluate(partial(cispo, low=0.2, high=1.2), LOG, [1.0] * 4)
     close(grad, [-0.8, -0.9, -1.1, -1.2])
+    close(evaluate(cispo, [math.log(8.0)], [1.0])[1], [-5.0])
+    close(evaluate(partial(cispo, high=0.5), [0.0], [1.0])[1], [-0.5])
 
 
 def test_sapo_by_hand():
@@ -98,6 +104,10 @@ def test_sapo_by_hand():
         close(value, -adv * gate * 4 / tau)
         close(grad, -adv * 4 * gate * (1 - gate) * ratio)
     assert evaluate(sapo, [800.0], [-1.0])[1].isfinite().all()  # no inf * 0 far outside the gate
+    value, grad = evaluate(partial(sapo, tau_pos=0.5, tau_neg=0.25), [math.log(3.0)] * 2, [0.5, -0.5])
+    gates = [1 / (1 + math.exp(-tau * 2)) for tau in (0.5, 0.25)]
+    close(value, [-0.5 * gates[0] * 8, 0.5 * gates[1] * 16])
+    close(grad, [-0.5 * 4 * gates[0] * (1 - gates[0]) * 3, 0.5 * 4 * gates[1] * (1 - gates[1]) * 3])
 
 
 def test_vespo_by_hand():
@@ -111,6 +121,10 @@ def test_vespo_by_hand():
         close(loss.detach()[mask], [phi * adv, 2 * phi * adv], 1e-9)
         (grad,) = torch.autograd.grad(loss[mask].sum(), logp)
         close(grad[mask], [-phi * adv] * 2, 1e-9)
+    # A column counts for 20 at most: -20 and 5 in the place of -30 and 5.
+    far = vespo(torch.tensor([[-30.0, 5.0]]).double(), torch.ones(1), -torch.ones(1, 2).double(), torch.ones(1, 2))
+    phi = math.exp(-2 * 15 - 3 * math.expm1(-15))
+    torch.testing.assert_close(far, torch.full((1, 2), phi, dtype=torch.float64), atol=0, rtol=1e-9)
     for extreme in (80.0, -80.0):
         far = torch.full((1, 3), extreme)
         assert vespo(far, torch.tensor([1.0]), -far, mask).isfinite().all()
