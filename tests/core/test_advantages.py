@@ -180,6 +180,20 @@ def test_a_missing_reward_neither_favours_nor_harms_its_row():
     close(multi_reward_advantages(rewards, groups, [1.0, 5.0]), group_advantages(rewards[:, 0], groups))
 
 
+def test_what_one_row_alone_knows_stands_for_its_group_and_what_none_knows_for_nothing():
+    got = multi_reward_advantages(torch.tensor([[1.0, 10.0], [2.0, NAN]]), [0, 0], [1.0, 1.0], scale="none")
+    close(got, [-0.5, 0.5])
+    unknown = torch.tensor([[1.0, NAN], [3.0, NAN]])
+    close(multi_reward_advantages(unknown, [0, 0], [1.0, 5.0], baseline="none", scale="none"), [1, 3])
+
+
+def test_gdpo_whitens_a_sum_of_zero_and_equal_sums_that_are_not_zero():
+    """Without a baseline the sums are 0, 1, 3, 3, of mean 7/4 and sample deviation 3/2."""
+    rewards = torch.tensor([[0.0], [1.0], [3.0], [3.0]])
+    got = multi_reward_advantages(rewards, [0, 0, 1, 1], [1.0], how="gdpo", baseline="none", scale="none", eps=0.0)
+    close(got, torch.tensor([-1.75, -0.75, 1.25, 1.25]) / 1.5)
+
+
 def test_gdpo_whitens_the_sum_of_separately_normalised_rewards():
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
     rewards = torch.rand(6, 2, generator=torch.Generator().manual_seed(1)) * torch.tensor([1.0, 100.0])

@@ -114,7 +114,7 @@ def test_vespo_by_hand():
     log_ratio = torch.tensor([[0.1, -0.4, 9.0]], dtype=torch.float64)
     mask = torch.tensor([[True, True, False]])
     w = math.exp(-0.3)
-    for adv, k, lam in ((2.0, 2.0, 3.0), (-2.0, 3.0, 2.0)):
+    for adv, k, lam in ((2.0, 2.0, 3.0), (0.5, 2.0, 3.0), (-2.0, 3.0, 2.0)):
         logp = torch.tensor([[-1.0, -2.0, 0.0]], dtype=torch.float64, requires_grad=True)
         loss = vespo(log_ratio, torch.tensor([adv]), logp, mask)
         phi = w**k * math.exp(lam * (1 - w))
@@ -124,6 +124,10 @@ def test_vespo_by_hand():
     # A column counts for 20 at most: -20 and 5 in the place of -30 and 5.
     far = vespo(torch.tensor([[-30.0, 5.0]]).double(), torch.ones(1), -torch.ones(1, 2).double(), torch.ones(1, 2))
     phi = math.exp(-2 * 15 - 3 * math.expm1(-15))
+    torch.testing.assert_close(far, torch.full((1, 2), phi, dtype=torch.float64), atol=0, rtol=1e-9)
+    # A row is at least 1e-8 times as likely as it was.
+    far = vespo(torch.full((1, 2), -15.0).double(), torch.ones(1), -torch.ones(1, 2).double(), torch.ones(1, 2))
+    phi = 1e-16 * math.exp(3 * (1 - 1e-8))
     torch.testing.assert_close(far, torch.full((1, 2), phi, dtype=torch.float64), atol=0, rtol=1e-9)
     for extreme in (80.0, -80.0):
         far = torch.full((1, 3), extreme)
@@ -135,6 +139,7 @@ def test_dro_and_reinforce_by_hand():
     value, grad = evaluate(partial(dro, beta=0.3), LOG, [2.0] * 4)
     close(value, -2 * (x - 1.5) + 0.15 * x**2)
     close(grad, -2 + 0.3 * x)
+    close(evaluate(dro, LOG, [2.0] * 4)[0], -2 * (x - 1.5) + 0.025 * x**2)
     value, grad = evaluate(reinforce, LOG, [2.0] * 4)
     close(value, -2 * (x - 1.5))
     close(grad, [-2.0] * 4)
@@ -165,6 +170,7 @@ def test_pooled_per_column_has_the_row_mean_and_unit_gradients():
     assert got[1].tolist() == [0.0, 0.0, 0.0]
     (grad,) = torch.autograd.grad(got[0, 0], x)
     assert grad.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+    assert pooled_per_column(torch.tensor([[4.0, 9.0]]), torch.tensor([[1, 0]]))[0, 0] == 4
 
 
 @pytest.mark.parametrize("name", sorted(SURROGATES))
