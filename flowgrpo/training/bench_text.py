@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,42 @@ from ..text.model import LanguageModel
 from ..text.scoring import completion_log_probs
 
 Report = Callable[[str], None]
-GROUPS, GROUP, PROMPT, COMPLETION = 2, 16, 512, 64
-WIDTH, LAYERS, HEADS = 256, 4, 4
 PATHS = {"plain": False, "shared": True}
 
 
-def shared_prefix(report: Report, repeats: int = 5) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sizes:
+    """Of a random model, and of what it scores.
+
+    Attributes:
+        groups: prompts.
+        group: completions of each.
+        prompt: tokens of a prompt.
+        completion: tokens of a completion.
+        width: of the model.
+        layers: of the model.
+        heads: of each layer.
+    """
+
+    groups: int = 2
+    group: int = 16
+    prompt: int = 512
+    completion: int = 64
+    width: int = 256
+    layers: int = 4
+    heads: int = 4
+
+
+FULL = Sizes()
+
+
+def shared_prefix(report: Report, repeats: int = 5, sizes: Sizes = FULL) -> dict[str, Any]:
     """Scoring with a prompt encoded once per group against once per completion: equal loss and gradient, time, memory.
 
-    A random model of 4 layers of 256, 2 prompts of 512 tokens with 16 completions of 64 tokens each: forward and
-    backward of a REINFORCE loss. The two paths take turns in this process; the peak of each is that of a process of
-    its own, over what it held before.
+    Forward and backward of a REINFORCE loss. The two paths take turns in this process; the peak of each is that of a
+    process of its own, over what it held before.
     """
-    language, prompts, completions, owner = _inputs()
+    language, prompts, completions, owner = _inputs(sizes)
     found: dict[str, dict[str, torch.Tensor]] = {}
     losses: dict[str, float] = {}
     seconds: dict[str, list[float]] = {name: [] for name in PATHS}
@@ -43,9 +67,10 @@ def shared_prefix(report: Report, repeats: int = 5) -> dict[str, Any]:
     largest = max(float(g.abs().max()) for g in found["plain"].values())
     off = max(float((found["shared"][n] - g).abs().max()) for n, g in found["plain"].items()) / largest
     middle = {name: sorted(values)[len(values) // 2] for name, values in seconds.items()}
-    peaks = {name: _peak(shared) for name, shared in PATHS.items()}
+    peaks = {name: _peak(shared, sizes) for name, shared in PATHS.items()}
     report(
-        f"{GROUPS} prompts of {PROMPT} tokens, {GROUP} completions of {COMPLETION} tokens each, forward and backward"
+        f"{sizes.groups} prompts of {sizes.prompt} tokens, {sizes.group} completions of {sizes.completion} tokens "
+        "each, forward and backward"
     )
     report(f"loss {losses['plain']:.9f} plain, {losses['shared']:.9f} shared")
     report(f"gradients: largest difference over largest entry {off:.1e}")
@@ -59,19 +84,20 @@ def shared_prefix(report: Report, repeats: int = 5) -> dict[str, Any]:
     return {"loss": losses, "gradient_difference": off, "seconds": seconds, "peak_megabytes": peaks}
 
 
-def _inputs() -> tuple[LanguageModel, list[list[int]], list[list[int]], list[int]]:
+def _inputs(sizes: Sizes) -> tuple[LanguageModel, list[list[int]], list[list[int]], list[int]]:
     tokenizer = build_character_tokenizer()
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(0)
-        model = build_model(len(tokenizer), width=WIDTH, layers=LAYERS, heads=HEADS).eval()
+        model = build_model(len(tokenizer), width=sizes.width, layers=sizes.layers, heads=sizes.heads).eval()
 
     def text(length: int) -> list[int]:
         return torch.randint(3, len(tokenizer), (length,), generator=generator).tolist()
 
-    prompts = [text(PROMPT) for _ in range(GROUPS)]
-    completions = [text(COMPLETION) for _ in range(GROUPS * GROUP)]
-    return LanguageModel(model, tokenizer), prompts, completions, [k // GROUP for k in range(GROUPS * GROUP)]
+    count = sizes.groups * sizes.group
+    prompts = [text(sizes.prompt) for _ in range(sizes.groups)]
+    completions = [text(sizes.completion) for _ in range(count)]
+    return LanguageModel(model, tokenizer), prompts, completions, [k // sizes.group for k in range(count)]
 
 
 def _backward(
@@ -86,14 +112,14 @@ def _backward(
     return float(loss.detach())
 
 
-def _peak(shared: bool) -> float:
+def _peak(shared: bool, sizes: Sizes) -> float:
     """Megabytes that one forward and backward takes at most, in a new process, over what it held before."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_measured_peak, (shared,))
+        return pool.apply(_measured_peak, (shared, sizes))
 
 
-def _measured_peak(shared: bool) -> float:
-    language, prompts, completions, owner = _inputs()
+def _measured_peak(shared: bool, sizes: Sizes) -> float:
+    language, prompts, completions, owner = _inputs(sizes)
     _backward(language, [p[:8] for p in prompts], [c[:2] for c in completions], owner, shared)
     before = _status("VmRSS")
     # 5 resets the highest mark of resident memory to what is resident now (proc(5)).

@@ -19,23 +19,22 @@ from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
 from .run_folder import write_text
 
-LEAST_KILLS = 12
+KILLS = 12
 
 
-def interruption(
-    recipe: Recipe, folder: Path, report: Callable[[str], None], kills: int = LEAST_KILLS
-) -> dict[str, Any]:
+def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], kills: int = KILLS) -> dict[str, Any]:
     """Run a recipe by command without a break, then again and again with SIGKILL at random moments, and compare.
 
     A broken run is continued by `flowgrpo resume` (by `flowgrpo train` if it died before its folder stood) and killed
-    again, until it ends by itself; new runs follow until `kills` processes were killed. Moments are drawn from run
-    seed, uniform over the time that the unbroken process took.
+    again, until it ends by itself; new runs follow until `kills` processes were killed. The last run then goes on to
+    its end, which it might never reach on a machine that has become slower. Moments are drawn from run seed, uniform
+    over the time that the unbroken process took.
 
     Args:
         recipe: give it few iterations and prompts: `run.iterations=8 evaluate.prompts=16 run.checkpoint_every=2`.
         folder: a new folder for the runs.
         report: called with lines of progress.
-        kills: how many processes to kill at least.
+        kills: how many processes to kill.
 
     Returns:
         The moments in seconds after the start, the iterations logged by then, and the files that differ between
@@ -56,7 +55,7 @@ def interruption(
     while len(killed) < kills:
         run = folder / f"broken-{runs}"
         runs += 1
-        while (moment := _attempt(source, run, draw.uniform(0, duration))) is not None:
+        while (moment := _attempt(source, run, draw.uniform(0, duration) if len(killed) < kills else None)) is not None:
             killed.append({"run": runs, "seconds": round(moment, 2), "iterations": _logged(run)})
             report(f"run {runs}: killed after {moment:.1f} s with {_logged(run)} iterations logged")
         found = contents(run)
@@ -71,8 +70,8 @@ def _train(source: Path, run: Path) -> list[str]:
     return [sys.executable, "-m", "flowgrpo", "train", str(source), "--out", str(run)]
 
 
-def _attempt(source: Path, run: Path, seconds: float) -> float | None:
-    """Start or continue a run and kill it after so many seconds; None if it ended before, else the moment."""
+def _attempt(source: Path, run: Path, seconds: float | None) -> float | None:
+    """Start or continue a run and kill it after so many seconds, if any; None if it ended before, else the moment."""
     stands = (run / "config.yaml").is_file()
     command = [sys.executable, "-m", "flowgrpo", "resume", str(run)] if stands else _train(source, run)
     began = time.perf_counter()

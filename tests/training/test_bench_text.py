@@ -8,12 +8,12 @@ from flowgrpo.training import bench_text
 
 
 def test_the_two_paths_agree_and_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PROMPT": 24, "COMPLETION": 5, "GROUP": 3, "WIDTH": 16, "LAYERS": 2, "HEADS": 2}.items():
-        monkeypatch.setattr(bench_text, name, value)
     peaks = {True: 10.0, False: 30.0}
-    monkeypatch.setattr(bench_text, "_peak", peaks.__getitem__)
+    monkeypatch.setattr(bench_text, "_peak", lambda shared, sizes: peaks[shared])
     lines: list[str] = []
-    found = bench_text.shared_prefix(lines.append, repeats=3)
+    sizes = bench_text.Sizes(group=3, prompt=24, completion=5, width=16, layers=2, heads=2)
+    found = bench_text.shared_prefix(lines.append, repeats=3, sizes=sizes)
+    assert lines[0] == "2 prompts of 24 tokens, 3 completions of 5 tokens each, forward and backward"
     assert found["loss"]["plain"] == pytest.approx(found["loss"]["shared"], rel=1e-5)
     assert abs(found["loss"]["plain"]) > 1e-3
     assert 0 <= found["gradient_difference"] < 1e-5

@@ -130,7 +130,7 @@ def test_killed_and_resumed_by_command_gives_the_same_numbers(small: list[str], 
     lines: list[str] = []
     figures = interruption(_two_updates(small), tmp_path / "runs", lines.append, kills=2)
     assert figures["different"] == []
-    assert len(figures["kills"]) >= 2
+    assert len(figures["kills"]) == 2
     assert "lora/pytorch_lora_weights.safetensors" in contents(tmp_path / "runs" / "whole")
     assert lines[-1].endswith("all equal")
 
