@@ -24,13 +24,21 @@ from flowgrpo.kit.material import Material, arithmetic_samples, scene_samples
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.scenes.draw import SHAPES, draw
 from flowgrpo.scenes.prompts import compose, disturb, ground_colour, split
-from tests.rewards import test_hpsv2, test_hpsv3, test_imagereward, test_videoalign
+from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
 from tests.rewards.served import Served
 from tests.rewards.stub_server import Reply, StubServer, said
 from tests.rewards.test_ocr import page as lines_of_text
 from tests.rewards.test_sql import REFERENCE, SCHEMA
 from tests.rewards.votes_on_disk import choice_by_gold, scene_pairs, vote_on
-from tests.tiny_rewards import random_weights, save_classifier, save_clip, save_mask2former, save_qwen2_vl, save_siglip
+from tests.tiny_rewards import (
+    random_weights,
+    save_classifier,
+    save_clip,
+    save_mask2former,
+    save_open_clip,
+    save_qwen2_vl,
+    save_siglip,
+)
 
 NONE, SHIPPED, PACKAGE, RANDOM, STUB = "none", "shipped", "of its package", "tiny random", "stub server"
 STARS = [{"class": "star", "count": 4, "color": "red"}]
@@ -203,14 +211,9 @@ def _aesthetic(folder: Path, ending: ExitStack) -> Case:
 
 
 def _hpsv2(folder: Path, ending: ExitStack) -> Case:
-    import open_clip
-
-    (folder / "tiny-hpsv2-kit.json").write_text(json.dumps(test_hpsv2.ARCHITECTURE))
-    open_clip.add_model_config(folder / "tiny-hpsv2-kit.json")
-    torch.manual_seed(3)
-    state = open_clip.create_model("tiny-hpsv2-kit").state_dict()
-    torch.save({"state_dict": state}, folder / "HPS.pt")
-    return _random("hpsv2", {"checkpoint": str(folder / "HPS.pt"), "model": str(folder / "tiny-hpsv2-kit.json")})
+    architecture, weights = save_open_clip(folder, "tiny-hpsv2-kit")
+    torch.save({"state_dict": torch.load(weights, weights_only=True)}, folder / "HPS.pt")
+    return _random("hpsv2", {"checkpoint": str(folder / "HPS.pt"), "model": str(architecture)})
 
 
 def _hpsv3(folder: Path, ending: ExitStack) -> Case:

@@ -1,7 +1,8 @@
 """Writes docs/benchmarks/kit.md: what the reward author's kit finds of every built-in reward, and of bad ones.
 
 Run it from anywhere: `python docs/make_kit_table.py`. It needs what the tests need, takes some minutes on one core, and
-downloads nothing. Instances and material are those of kit_instances.py.
+downloads nothing. With names of rewards it only prints what is found of those, and writes nothing. Instances and
+material are those of kit_instances.py.
 """
 
 from __future__ import annotations
@@ -104,25 +105,31 @@ stays at twice the size, and less than that is a warning.
 
 
 def main() -> None:
-    """Check everything, and write the page."""
+    """Check everything, and write the page; with names on the command line only what they name, and no page."""
     from flowgrpo.training.session import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
     from kit_instances import all_material, makers
 
     quiet_libraries()
+    made, chosen = makers(), sys.argv[1:]
+    good, bad = ([name for name in names if name in chosen or not chosen] for names in (made, [*CRIMES, *BLAMELESS]))
+    if unknown := set(chosen) - {*good, *bad}:
+        sys.exit(f"no reward {', '.join(sorted(unknown))}; use {', '.join([*made, *CRIMES, *BLAMELESS])}")
     material = all_material()
     rows, said = [], []
-    for name, make in makers().items():
+    for name in good:
         with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
-            case = make(Path(folder), ending)
+            case = made[name](Path(folder), ending)
             spec = RewardSpec(case.name, options=case.options)
             report = examined(spec, case.material, material[case.material], contract_only=case.material == "videos")
         nothing = case.weights in ("tiny random", "stub server")
         rows.append([f"`{name}`", case.weights, case.material, *cells(report, nothing)])
         said += sentences(name, report, nothing)
-    write_text(PAGE, page(rows, said, [culprit(name, material) for name in [*CRIMES, *BLAMELESS]]))
-    print(f"wrote {PAGE}")
+    convicted = [culprit(name, material) for name in bad]
+    if not chosen:
+        write_text(PAGE, page(rows, said, convicted))
+        print(f"wrote {PAGE}")
 
 
 def examined(spec: RewardSpec, kind: str, material: Material, *, contract_only: bool = False) -> Report | str:

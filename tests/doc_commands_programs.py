@@ -1,10 +1,12 @@
 """How everything else in the documentation is tried: other programs, Python and recipes."""
 
 import ast
-import builtins
+import importlib.util
 import re
+import shutil
+import site
 import subprocess
-import symtable
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,23 +15,26 @@ from accelerate.commands.launch import launch_command_parser
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe, TextRecipe
+from tests.doc_commands_checkout import ONE_TEST, Checkout, environment, install
 from tests.doc_commands_read import OPERATORS, ROOT, Example
 from tests.doc_commands_reader import NoRule, Reader
 
 RECIPE_KEYS = {*Recipe.model_fields, *TextRecipe.model_fields, "base", "published"}
 # What cannot be run here, by how it begins, and why. Whatever else can be said of it is checked by its program below.
 NOT_RUN = {
-    ("python", "-m", "venv"): "makes an environment; .ci/run does",
-    (".", ".venv/bin/activate"): "is of the reader's shell",
-    ("pre-commit", "install"): "changes the reader's checkout",
-    ("pytest",): "is what runs this",
-    ("mkdocs", "build"): "needs the packages of the extra docs",
-    ("pip", "install"): "asks a package index; that its extras are declared is checked",
-    ("pip", "download"): "asks a package index",
-    ("accelerate", "config"): "asks the reader",
-    ("make",): "changes or checks the whole checkout; that its targets exist is checked",
-    ("python",): "scripts write the repository's pages, which tests/test_docs.py compares; that they exist is checked",
+    ("pip", "download"): "asks a package index; that the package is known is checked",
+    ("pip", "install", "flowgrpo[ocr]"): "asks a package index; that the extra is declared is checked",
+    ("pip", "install", "flowgrpo[text]"): "asks a package index; that the extra is declared is checked",
+    ("pip", "install", "flowgrpo[vllm]"): "asks a package index; that the extra is declared is checked",
 }
+# Options that make a script of the docs short; without one it is run as the page says.
+SHORTER = {
+    "docs/measure_gallery.py": ("--images", "32"),
+    "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
+}
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+# Of the extra `dev`: where they are not installed, what needs them cannot be run.
+OF_DEV = {"style": "ruff", "check": "mypy", "pre-commit": "pre_commit"}
 # Packages that a page may tell to install although this one does not know them, and what for.
 PACKAGES = {"hpsv3": "its wheel holds the prompt of the reward hpsv3"}
 # Only read, and write into the reader's folder.
@@ -73,78 +78,155 @@ def _flowgrpo(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _python(reader: Reader, example: Example, words: list[str]) -> None:
+    """A script of the docs writes the pages that are here, if `make docs` has not; one that measures is made short."""
     if words[1:3] == ["-m", "flowgrpo"]:
         return reader.run(example, words[3:])
-    if words[1:2] == ["-m"]:
-        return _not_run(reader, example, words)
-    script = ROOT / words[1]
-    assert script.is_file(), f"there is no {words[1]}"
-    compile(script.read_text(encoding="utf-8"), words[1], "exec")
-    return _not_run(reader, example, words)
+    checkout = reader.stock.checkout
+    if words[1:3] == ["-m", "venv"]:
+        checkout.run(*words, "--without-pip")
+        assert (checkout.folder / words[3] / "pyvenv.cfg").is_file()
+        return None
+    script = words[1]
+    assert (ROOT / script).is_file(), f"there is no {script}"
+    short = SHORTER.get(script)
+    if "make docs" in reader.done and f"$(PYTHON) {script}\n" in (ROOT / "Makefile").read_text(encoding="utf-8"):
+        return None
+    if short is None:
+        assert checkout.rewrites(*words)
+    elif "chromium" in (ROOT / script).read_text(encoding="utf-8") and CHROMIUM is None:
+        assert "no Chromium was found" in checkout.run(*words, *short, status=1)
+    else:
+        checkout.run(*words, *short)
+    return None
 
 
-def _not_run(reader: Reader, example: Example, words: list[str]) -> None:
-    if not any(tuple(words[: len(start)]) == start for start in NOT_RUN):
-        raise NoRule(f"neither a rule nor a reason in NOT_RUN for `{' '.join(words)}`")
+def _not_run(words: list[str]) -> bool:
+    return any(tuple(words[: len(start)]) == start for start in NOT_RUN)
 
 
 def _pip(reader: Reader, example: Example, words: list[str]) -> None:
-    """An editable folder is put on the path with its entry points; of the rest the names have to be right."""
-    _not_run(reader, example, words)
-    words = words[2:]
-    if "-e" in words and (folder := reader.home / words[words.index("-e") + 1]).is_dir():
-        return _install(reader, folder)
+    """A folder is installed, into a prefix and without what it depends on; of the rest the names have to be right."""
+    _check_names(words[2:])
+    if _not_run(words):
+        return
+    assert words[1] == "install"
+    (what,) = (word for word in words[2:] if not word.startswith("-"))
+    folder = re.sub(r"\[.*\]$", "", what)
+    own = (reader.home / folder).is_dir() and folder != "."
+    if not own and example.text in reader.done:
+        return
+    reader.done.add(example.text)
+    prefix = reader.home / "-".join(["prefix", *re.findall(r"\w+", example.text)])
+    packages = install(words[2:], reader.home if own else reader.stock.checkout.folder, prefix)
+    if own:
+        reader.patch.setattr(sys, "path", list(sys.path))
+        site.addsitedir(str(packages))
+    else:
+        listed = reader.stock.checkout.run(str(prefix / "bin" / "flowgrpo"), "recipes", PYTHONPATH=str(packages))
+        assert "flow_grpo" in listed
+
+
+def _check_names(words: list[str]) -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     extras = set(re.findall(r"^([\w-]+) = \[", project.split("[project.optional-dependencies]")[1], re.MULTILINE))
+    editable = "-e" in words
     for word in (word for word in words if not word.startswith("-")):
         name, asked = re.fullmatch(r"([\w.-]+?)(?:\[([\w,-]+)\])?(?:[=<>~!].*)?", word).groups()  # type: ignore[union-attr]
         if name in (".", "flowgrpo"):
             unknown = set((asked or "").split(",")) - {"", *extras}
             assert not unknown, f"pyproject.toml has no extra {', '.join(unknown)}"
-        elif f'"{name}' not in project and name not in PACKAGES:
+        elif f'"{name}' not in project and name not in PACKAGES and not editable:
             raise NoRule(f"{name} is neither a dependency nor in PACKAGES")
-    return None
-
-
-def _install(reader: Reader, folder: Path) -> None:
-    """What `pip install -e` does of it that matters here: tests/kit/test_package.py installs one."""
-    project = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    name = re.search(r'^name = "(.+)"', project, re.MULTILINE)
-    points = re.search(r'^\[project\.entry-points\."(.+)"\]\n((?:\w+ = ".+"\n)+)', project, re.MULTILINE)
-    assert name is not None
-    assert points is not None
-    facts = folder / "src" / f"{name[1].replace('-', '_')}-0.1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name[1]}\nVersion: 0.1.0\n", encoding="utf-8")
-    (facts / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2].replace(chr(34), '')}", encoding="utf-8")
-    reader.patch.syspath_prepend(folder / "src")
 
 
 def _make(reader: Reader, example: Example, words: list[str]) -> None:
+    """Each target once: pages are written as they were, style and types are those of one layer, tests are one file."""
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     unknown = set(words[1:]) - known
     assert not unknown, f"the Makefile has no target {', '.join(unknown)}"
-    _not_run(reader, example, words)
+    checkout = reader.stock.checkout
+    for target in words[1:]:
+        if f"make {target}" in reader.done or _is_missing(target):
+            continue
+        reader.done.add(f"make {target}")
+        if target == "docs":
+            assert len(checkout.rewrites("make", target)) >= 5
+        elif target == "docs-site":
+            _build_site(checkout, ["make", target])
+        elif target == "test":
+            assert " passed" in checkout.run("make", target, PYTEST_ADDOPTS=ONE_TEST)
+        elif target in ("style", "check"):
+            checkout.run("make", target, cut=True)
+        else:
+            raise NoRule(f"no way to try the target {target}")
+
+
+def _is_missing(name: str) -> bool:
+    return name in OF_DEV and importlib.util.find_spec(OF_DEV[name]) is None
+
+
+def _pytest(reader: Reader, example: Example, words: list[str]) -> None:
+    assert " passed" in reader.stock.checkout.run(*words, PYTEST_ADDOPTS=ONE_TEST)
+
+
+def _mkdocs(reader: Reader, example: Example, words: list[str]) -> None:
+    _build_site(reader.stock.checkout, words)
+
+
+def _build_site(checkout: Checkout, words: list[str]) -> None:
+    shutil.rmtree(checkout.folder / "site", ignore_errors=True)
+    checkout.run(*words)
+    assert (checkout.folder / "site" / "index.html").is_file()
+
+
+def _pre_commit(reader: Reader, example: Example, words: list[str]) -> None:
+    if _is_missing(words[0]):
+        return
+    checkout = reader.stock.checkout
+    checkout.run("git", "init", "--quiet")
+    checkout.run(*words)
+    assert (checkout.folder / ".git" / "hooks" / "pre-commit").is_file()
+
+
+def _source(reader: Reader, example: Example, words: list[str]) -> None:
+    """In a shell of its own; the python of the environment is then the one that is found."""
+    checkout = reader.stock.checkout
+    found = checkout.run("sh", "-c", f"{example.text} && command -v python")
+    assert Path(found.strip()).is_relative_to(checkout.folder)
 
 
 def _accelerate(reader: Reader, example: Example, words: list[str]) -> None:
-    """`accelerate launch` has to understand its own words; what it starts is run in this one process."""
+    """`accelerate launch` starts two processes, on the CPU, where a page has more on so many GPUs."""
     if words[1:] == ["launch"]:
         return None
-    if words[1] != "launch":
-        return _not_run(reader, example, words)
+    if words[1:] == ["config"]:
+        reader.stock.checkout.answer(*words, HF_HOME=str(reader.home))
+        assert (reader.home / "accelerate" / "default_config.yaml").is_file()
+        return None
     # `$(which flowgrpo)` stands in two words.
     plain = [word.removesuffix(")") for word in words if word != "$(which"]
     told = launch_command_parser().parse_args([re.sub(r"^[A-Z_]+$", "1", word) for word in plain[2:]])
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
     begun = next(at for at, word in enumerate(plain) if Path(word).name == "flowgrpo")
-    return reader.run(example, plain[begun + 1 :])
+    plain[plain.index("--num_processes") + 1] = "2"
+    own = environment(reader.stock.checkout.folder, {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
+    launch = [*plain[:2], "--main_process_port", "0", *plain[2 : begun + 1]]
+
+    def start(*small: str) -> None:
+        done = subprocess.run([*launch, *small], cwd=reader.home, env=own, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return reader.run(example, plain[begun + 1 :], start)
 
 
 def _export(reader: Reader, example: Example, words: list[str]) -> None:
-    name, equals, value = words[1].partition("=")
+    """What a shell makes of it."""
+    name, equals, _ = words[1].partition("=")
     assert equals
-    reader.patch.setenv(name, "a-token-of-the-reader" if value.startswith("$(") else value)
+    text = f'{" ".join(words)}; printf %s "${name}"'
+    done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout, done.stderr
+    reader.patch.setenv(name, done.stdout)
 
 
 def _harmless(reader: Reader, example: Example, words: list[str]) -> None:
@@ -162,7 +244,10 @@ PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
     "make": _make,
     "accelerate": _accelerate,
     "export": _export,
-    **dict.fromkeys((".", "pytest", "pre-commit", "mkdocs"), _not_run),
+    ".": _source,
+    "pytest": _pytest,
+    "pre-commit": _pre_commit,
+    "mkdocs": _mkdocs,
     **dict.fromkeys(HARMLESS, _harmless),
 }
 
@@ -171,31 +256,14 @@ PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
 
 
 def _run_python(reader: Reader, example: Example) -> None:
-    """Files and programs are run; of a fragment, which takes names or models from elsewhere, the imports."""
+    """Files are modules of their own; what else a page shows is one program, so that a fence may go on with another."""
     code = compile(example.text, example.place, "exec")
-    tree = ast.parse(example.text)
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    if free_names(example.text) or any(text.startswith("/models/") for text in texts):
-        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        code = compile(ast.Module(imports, []), example.place, "exec")
-    for text in texts:
-        if text.startswith("runs/"):
-            reader.put_run(text)
+    for node in ast.walk(ast.parse(example.text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("runs/"):
+            reader.put_run(node.value)
     if example.file is not None:
         (reader.home / example.file).write_text(example.text, encoding="utf-8")
-    exec(code, {"__name__": "example"})
-
-
-def free_names(source: str) -> set[str]:
-    """Names that a program takes from nowhere."""
-    top = symtable.symtable(source, "example", "exec")
-    bound = {each.get_name() for each in top.get_symbols() if each.is_assigned() or each.is_imported()}
-    asked: set[str] = set()
-    tables = [top]
-    for table in tables:
-        tables += table.get_children()
-        asked |= {each.get_name() for each in table.get_symbols() if each.is_global() or table is top}
-    return {name for name in asked - bound if not hasattr(builtins, name) and not name.startswith("__")}
+    exec(code, {"__name__": "example"} if example.file is not None else reader.names)
 
 
 def _load_yaml(reader: Reader, example: Example) -> None:

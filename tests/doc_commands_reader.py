@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Reader:
         patch: undone when the page is at its end.
         done: commands that were run, by any reader; an inline one is run once.
         rules: by the name of a command.
+        names: of the programs that the page has shown so far.
     """
 
     home: Path
@@ -57,6 +58,7 @@ class Reader:
     patch: pytest.MonkeyPatch
     done: set[str]
     rules: Mapping[tuple[str, ...], Rule]
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "example"})
 
     def flowgrpo(self, *words: str, status: int = 0) -> str:
         """Run it as the installed script does; what it was told to write has to be there afterwards."""
@@ -66,8 +68,11 @@ class Reader:
             assert (self.home / path).exists(), f"`flowgrpo {' '.join(words)}` did not write {path}"
         return output
 
-    def run(self, example: Example, words: Sequence[str]) -> None:
-        """Do a `flowgrpo` command of a page, or of a name that is only mentioned see that it is one."""
+    def run(self, example: Example, words: Sequence[str], start: Callable[..., object] | None = None) -> None:
+        """Do a `flowgrpo` command of a page, or of a name that is only mentioned see that it is one.
+
+        `start` is called with the words in place of the command, if something else is to start it.
+        """
         path, command = find_command(words)
         rest = list(words[len(path) :])
         usage = any(re.fullmatch(r"\[.*\](\.\.\.)?|.+\.\.\.", word) for word in rest)
@@ -87,7 +92,7 @@ class Reader:
         filled = [self.fill(path, word) for word in rest if word != "…"]
         small = rule(self, filled, example)
         if small is not None:
-            self.flowgrpo(*path, *small)
+            (start or self.flowgrpo)(*path, *small)
 
     def fill(self, path: Sequence[str], word: str) -> str:
         """A word with what stands for its placeholder."""

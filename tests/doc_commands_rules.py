@@ -10,24 +10,33 @@ import signal
 import threading
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from flowgrpo import cli_rewards
 from flowgrpo.cli_plan import split
-from flowgrpo.configs.load import load_image_recipe, load_recipe, recipe_names
+from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.configs.schema import AnyRecipe, Recipe
 from flowgrpo.gallery.vote_server import VoteServer
 from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import run as conformance
+from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
-from flowgrpo.training import bench_text, build
+from flowgrpo.training import bench, bench_text
+from flowgrpo.training.interruption import interruption
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
+from tests.tiny_rewards import save_open_clip
+
+# Enough that the memory of a forward and backward can be seen, in a process of little else.
+SMALL_TEXT = bench_text.Sizes(group=4, prompt=192, completion=8, width=64, layers=2, heads=2)
 
 # Small enough for seconds: a rollout of four images with few steps, whatever the recipe.
 TINY_ROLLOUT = ("rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}", "sampler.steps=4")
@@ -79,7 +88,8 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
 def _put_files(reader: Reader, recipe: AnyRecipe) -> None:
     for file in (recipe.data.train, recipe.data.heldout):
         if file is not None and ":" not in file and not Path(file).is_absolute():
-            put_prompts(reader.home / file, text=not isinstance(recipe, Recipe))
+            read = any(reward.name == "ocr" for reward in recipe.rewards)
+            put_prompts(reader.home / file, text=not isinstance(recipe, Recipe), words=read)
 
 
 def put_recipe(reader: Reader, source: str, example: Example) -> None:
@@ -100,11 +110,9 @@ def put_recipe(reader: Reader, source: str, example: Example) -> None:
 def _train(reader: Reader, words: list[str], example: Example) -> list[str] | None:
     source, overrides = recipe_words(given(["train"], words)["words"])
     put_recipe(reader, source, example)
-    alone = example.kind == "span" and source in recipe_names() and not overrides
-    standard = Path(source).suffix != ".yaml" and load_recipe(source, overrides).model.path not in EMBEDDED
-    if alone or standard:
-        # tests/training/test_recipes.py trains every recipe of the package; those for other models can be planned.
-        reader.flowgrpo("plan", source, *overrides)
+    if example.kind == "span" and source in recipe_names() and not overrides:
+        # tests/training/test_recipes.py trains every recipe of the package.
+        reader.flowgrpo("plan", source)
         return None
     return [*words, *small_recipe(reader, source, overrides)]
 
@@ -155,17 +163,21 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
     told = given(["bench"], words)
     name = told["name"]
     if name == "claims":
-        # tests/training/test_claims.py measures runs; here the table of what is there, which is nothing.
-        return [*words, "--report-only"]
-    if name == "interruption":
-        # It starts and kills a dozen processes; tests/training/test_trainer.py does it with two.
-        load_image_recipe(*recipe_words(told["words"]))
+        # One method of all, on one seed.
+        small = ["dance_grpo", "--seeds", "0", "--scale", "1e-3", *TINY_ROLLOUT, TINY_WINDOW]
+        small += ["evaluate.prompts=2", "evaluate.steps=4"]
+        reader.flowgrpo("bench", *words, *small)
+        assert list((reader.home / told["results"]).glob("dance_grpo-seed0-*.json"))
+        assert list((reader.home / told["results"]).glob("dance_grpo-time-*.json"))
         return None
+    if name == "interruption":
+        # One process is killed and not a dozen, two thirds into the time of the run with this seed.
+        reader.patch.setitem(bench.MEASUREMENTS, name, partial(interruption, kills=1))
+        small = ["run.iterations=2", "run.checkpoint_every=1", "evaluate.prompts=1", "run.seed=158"]
+        return [*words, *TINY_ROLLOUT, TINY_WINDOW, *small]
     if name == "shared-prefix":
-        for size, small in {"PROMPT": 24, "COMPLETION": 5, "GROUP": 3, "WIDTH": 16, "LAYERS": 2, "HEADS": 2}.items():
-            reader.patch.setattr(bench_text, size, small)
-        # A process of its own, ten seconds for each.
-        reader.patch.setattr(bench_text, "_peak", {True: 1.0, False: 2.0}.__getitem__)
+        small_one = partial(bench_text.shared_prefix, sizes=SMALL_TEXT)
+        reader.patch.setitem(bench_text.TEXT_MEASUREMENTS, name, small_one)
         return words
     return [*words, *TINY_ROLLOUT, TINY_WINDOW, "evaluate.prompts=2"]
 
@@ -179,17 +191,9 @@ def _as_it_stands(reader: Reader, words: list[str], example: Example) -> list[st
 
 
 @rule("build", "scenes")
-def _build_scenes(reader: Reader, words: list[str], example: Example) -> None:
-    # tests/training/test_build.py builds one; here what would be built has to be understood.
-    built: list[Path] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "build_all", lambda out, **settings: (out.mkdir(), built.append(out)))
-        reader.flowgrpo("build", "scenes", *words)
-    assert built
-
-
 @rule("build", "arithmetic")
-def _build_arithmetic(reader: Reader, words: list[str], example: Example) -> list[str]:
+def _build(reader: Reader, words: list[str], example: Example) -> list[str]:
+    """The shortest there is: two steps of everything."""
     return [*words, "--scale", "1e-6"]
 
 
@@ -306,30 +310,41 @@ def _serve(reader: Reader, words: list[str], example: Example) -> None:
     reward, options = told["reward"], told["options"] or []
     put_reward_files(reader, [reward], options)
     check_options(resolve(reward), dict(word.split("=", 1) for word in options), reward)
-    # Weights are not here: a reward that has options for them is served by another one in its place.
-    small = ["jpeg_compressibility" if options else reward, "--port", "0", "--waiting", str(told["waiting"])]
-    small += [] if told["token_env"] is None else ["--token-env", told["token_env"]]
-    seen: dict[str, int] = {}
+    small = [*words, "--port", "0"]
+    if reward == "clip_score":
+        # Random weights, which are loaded as any others.
+        architecture, weights = save_open_clip(reader.home / "clip", "tiny-served")
+        here = {"pretrained=openai": f"pretrained={weights}"}
+        if not torch.cuda.is_available():
+            here["device=cuda"] = "device=cpu"
+        small = [*(here.get(word, word) for word in small), "--options", f"model={architecture}"]
+    seen: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen))
+        patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen, told["token_env"]))
         reader.flowgrpo("rewards", "serve", *small)
-    assert seen == {"health": 200}
+    assert seen["health"] == 200
+    assert seen["scores"].shape == (2, 1)
+    assert seen["scores"].isfinite().all()
 
 
-def _ask_and_stop(say: Callable[[str], None], seen: dict[str, int]) -> Callable[[str], None]:
-    """A server that says its address is asked how it is, and then ended as by a process manager."""
+def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], token_env: str | None) -> Callable[[str], None]:
+    """A server that says its address is asked how it is and for scores, and then ended as by a process manager."""
 
     def ask(address: str) -> None:
+        options = {"url": address} | ({} if token_env is None else {"token_env": token_env})
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
                 seen["health"] = answer.status
+            rewards = RewardSet([RewardSpec("remote", options=options)])
+            seen["scores"] = rewards.score(torch.rand(2, 3, 32, 32), ["a cat", "a dog"], groups=[0, 1]).values
+            rewards.close()
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def told(line: str) -> None:
         say(line)
         if (address := re.search(r"http://\S+", line)) is not None:
-            threading.Thread(target=ask, args=(address[0],)).start()
+            threading.Thread(target=ask, args=(address[0].replace("0.0.0.0", "127.0.0.1"),)).start()
 
     return told
 

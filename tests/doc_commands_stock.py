@@ -14,17 +14,20 @@ from flowgrpo.gallery.vote_pairs import sources_of
 from flowgrpo.gallery.vote_server import Booth
 from flowgrpo.training.data import read_prompts
 from flowgrpo.training.run_folder import RunFolder
+from tests.doc_commands_checkout import Checkout, make_checkout
 
 SMALL = ("rollout.prompts=2", "rollout.group=4", "evaluate.prompts=4", "evaluate.seeds=1")
+WORDS = ' with the words "to be read"'
 LENGTH = ("run.iterations=2", "run.checkpoint_every=1", "run.sample_every=1")
 
 
 @dataclass(frozen=True)
 class Stock:
-    """Finished runs of two iterations, one of pictures (with votes) and one of text."""
+    """Finished runs of two iterations, one of pictures (with votes) and one of text, and a copy of the checkout."""
 
     pictures: Path
     text: Path
+    checkout: Checkout
 
     def put_run(self, folder: Path, *, text: bool = False) -> None:
         """A copy of a run, if there is nothing yet; a second one beside it has other pictures."""
@@ -52,7 +55,7 @@ class Stock:
 
 def make_stock(folder: Path) -> Stock:
     """Train, and vote."""
-    stock = Stock(folder / "pictures", folder / "text")
+    stock = Stock(folder / "pictures", folder / "text", make_checkout(folder / "checkout"))
     rewards = "evaluate.rewards=[{name: gold}, {name: proxy}]"
     flowgrpo("train", "default", *SMALL, *LENGTH, "evaluate.prompts=6", rewards, "--out", str(stock.pictures))
     flowgrpo("train", "text", *SMALL, *LENGTH, "generation.max_tokens=4", "--out", str(stock.text))
@@ -89,14 +92,17 @@ def interrupted(folder: Path) -> None:
         shutil.rmtree(folder / result, ignore_errors=True)
 
 
-def put_prompts(file: Path, *, text: bool = False, completions: Sequence[str] = ()) -> None:
-    """A small prompt file of any kind with the columns of the embedded prompts, if there is none yet."""
+def put_prompts(file: Path, *, text: bool = False, completions: Sequence[str] = (), words: bool = False) -> None:
+    """A small prompt file of any kind with the columns of the embedded prompts, if there is none yet.
+
+    With `words`, its pictures are to show some.
+    """
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     rows = read_prompts("arithmetic:heldout" if text else "scenes:heldout")[:8]
     if file.suffix == ".txt":
-        file.write_text("".join(f"{row.text}\n" for row in rows), encoding="utf-8")
+        file.write_text("".join(f"{row.text}{WORDS if words else ''}\n" for row in rows), encoding="utf-8")
         return
     with file.open("w", encoding="utf-8") as lines:
         for row in rows:

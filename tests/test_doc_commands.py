@@ -8,7 +8,7 @@ import pytest
 
 from flowgrpo.rewards import registry
 from tests.conftest import Command
-from tests.doc_commands_programs import NOT_RUN, PACKAGES, follow, free_names
+from tests.doc_commands_programs import NOT_RUN, PACKAGES, SHORTER, follow
 from tests.doc_commands_read import PAGES, ROOT, Example, examples
 from tests.doc_commands_reader import Reader
 from tests.doc_commands_rules import RULES
@@ -131,6 +131,7 @@ def test_commands_are_found_with_their_lines(tmp_path: Path) -> None:
         ("```sh\npython docs/make_tea.py\n```", "there is no docs/make_tea.py"),
         ("```sh\naccelerate launch --num_processes 2 train.py\n```", "it starts train.py"),
         ("```python\nfrom flowgrpo.rewards import nothing\n\nx = elsewhere\n```", "cannot import name 'nothing'"),
+        ("```python\nx = elsewhere\n```", "NameError: name 'elsewhere' is not defined"),
         ("```python\nassert 1 == 2\n```", "page.md:2: assert 1 == 2\nAssertionError"),
         ("```yaml\nrewards:\n  - {nam: gold}\n```", "did you mean 'name'?"),
         ("```yaml\nservices: {}\n```", "this YAML is no recipe"),
@@ -148,11 +149,7 @@ def test_every_exception_is_still_needed() -> None:
     shown = [example.words for page in PAGES for example in examples(page)]
     for start in NOT_RUN:
         assert any(words[: len(start)] == start for words in shown), " ".join(start)
+    for script in SHORTER:
+        assert ("python", script) in {words[:2] for words in shown}, script
     for package in PACKAGES:
         assert any(word.startswith(package) for words in shown for word in words[2:]), package
-
-
-def test_a_program_that_takes_names_from_elsewhere_is_known() -> None:
-    whole = "import os\nfrom a.b import c as d\n\ndef f(x, *y):\n    z = x\n    return [k for k in z], os, d, f, len"
-    assert free_names(whole) == set()
-    assert free_names(f"{whole}\npipe(prompts)\ndef g():\n    return v\n") == {"pipe", "prompts", "v"}

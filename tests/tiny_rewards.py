@@ -14,6 +14,11 @@ from open_clip.tokenizer import bytes_to_unicode
 from torch import Tensor
 
 WORDS = ["a red circle", "two blue squares", "a red circle"]
+OPEN_CLIP = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
+    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
 _TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
@@ -66,6 +71,20 @@ def save_clip(folder: Path, *, seed: int = 0, size: int = 32, length: int = 40) 
     images = CLIPImageProcessor(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
     CLIPProcessor(images, clip_tokenizer(folder, length)).save_pretrained(folder)
     return folder
+
+
+def save_open_clip(folder: Path, name: str) -> tuple[Path, Path]:
+    """The architecture file of a model of open_clip, known there by this name from now on, and its weights."""
+    import open_clip
+
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture, weights = folder / f"{name}.json", folder / "weights.pt"
+    architecture.write_text(json.dumps(OPEN_CLIP))
+    open_clip.add_model_config(architecture)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        torch.save(open_clip.create_model(name).state_dict(), weights)
+    return architecture, weights
 
 
 def byte_tokenizer(length: int, *extra: str, end: bool = False) -> Any:

@@ -1,6 +1,7 @@
 """CLIP score on a tiny architecture: file weights, hand-computed cosines, preprocessing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,20 @@ from PIL import Image
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.clip_score import ClipScore
 from flowgrpo.rewards.pixels import preprocess_images
+from tests.tiny_rewards import OPEN_CLIP, save_open_clip
 
-ARCHITECTURE = {
-    "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
-    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
-}
 PROMPTS = ["a red circle", "two blue squares", "a red circle"]
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("clip")
-    architecture = folder / "tiny-clip-score-test.json"
-    architecture.write_text(json.dumps(ARCHITECTURE))
-    torch.manual_seed(3)
-    open_clip.add_model_config(architecture)
-    model = open_clip.create_model(architecture.stem)
-    checkpoint = folder / "weights.pt"
-    torch.save(model.state_dict(), checkpoint)
+    architecture, checkpoint = save_open_clip(folder, "tiny-clip-score-test")
     packed = folder / "packed"
     packed.mkdir()
-    settings = {"model_cfg": ARCHITECTURE, "preprocess_cfg": {"resize_mode": "squash", "mean": [0.5] * 3}}
+    settings = {"model_cfg": OPEN_CLIP, "preprocess_cfg": {"resize_mode": "squash", "mean": [0.5] * 3}}
     (packed / "open_clip_config.json").write_text(json.dumps(settings))
-    torch.save(model.state_dict(), packed / "open_clip_pytorch_model.bin")
+    shutil.copy(checkpoint, packed / "open_clip_pytorch_model.bin")
     return {"model": str(architecture), "pretrained": str(checkpoint), "folder": str(packed)}
 
 
@@ -136,9 +127,9 @@ def test_missing_weights_are_refused_before_building(
     monkeypatch.setattr(open_clip, "create_model", build)
     empty = tmp_path / "empty"
     empty.mkdir()
-    (empty / "open_clip_config.json").write_text(json.dumps({"model_cfg": ARCHITECTURE}))
+    (empty / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPEN_CLIP}))
     other = tmp_path / Path(files["model"]).name
-    other.write_text(json.dumps({**ARCHITECTURE, "embed_dim": 8}))
+    other.write_text(json.dumps({**OPEN_CLIP, "embed_dim": 8}))
     faults: list[tuple[dict[str, Any], str]] = [
         ({"model": files["model"]}, "no weights.*`pretrained`"),
         ({"model": files["model"], "pretrained": "/no/such.pt"}, "/no/such.pt"),

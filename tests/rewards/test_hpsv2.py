@@ -1,6 +1,5 @@
 """HPS v2.1 on a tiny architecture, in the layout of its published checkpoint."""
 
-import json
 from pathlib import Path
 
 import open_clip
@@ -11,24 +10,15 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.clip_score import ClipScore
 from flowgrpo.rewards.hpsv2 import HpsV2
-from tests.tiny_rewards import WORDS, as_pil, pictures
-
-ARCHITECTURE = {
-    "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 8},
-    "text_cfg": {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
-}
+from tests.tiny_rewards import WORDS, as_pil, pictures, save_open_clip
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("hpsv2")
-    architecture = folder / "tiny-hpsv2-test.json"
-    architecture.write_text(json.dumps(ARCHITECTURE))
-    open_clip.add_model_config(architecture)
-    torch.manual_seed(3)
-    model = open_clip.create_model(architecture.stem)
-    torch.save({"epoch": 1, "name": "hps", "state_dict": model.state_dict()}, folder / "HPS_v2.1_compressed.pt")
+    architecture, weights = save_open_clip(folder, "tiny-hpsv2-test")
+    state = torch.load(weights, weights_only=True)
+    torch.save({"epoch": 1, "name": "hps", "state_dict": state}, folder / "HPS_v2.1_compressed.pt")
     return {"checkpoint": str(folder / "HPS_v2.1_compressed.pt"), "model": str(architecture)}
 
 

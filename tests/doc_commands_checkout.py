@@ -1,0 +1,118 @@
+"""A copy of the checkout, in which what would change or check this one is done for real."""
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.doc_commands_read import ROOT
+
+PARTS = ("flowgrpo", "tests", "docs", "Makefile", "LICENSE", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml")
+# The layer that imports no other: enough for style and types to have something to say of.
+CUT = ("flowgrpo/__init__.py", "flowgrpo/py.typed", "flowgrpo/core", "Makefile", "pyproject.toml")
+# Does not stay here: no package index, and nothing but the prefix is written to.
+OFFLINE = (
+    "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--disable-pip-version-check",
+)  # fmt: skip
+ONE_TEST = "tests/core/test_units.py --noconftest"
+PATIENCE = 600
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """The copy.
+
+    Attributes:
+        folder: of the whole copy.
+        cut: a second one that holds one layer of the package only, for what takes long on the whole.
+    """
+
+    folder: Path
+    cut: Path
+
+    def run(self, *words: str, cut: bool = False, status: int = 0, **variables: str) -> str:
+        """A program in the copy, which finds the package there; what it printed."""
+        where = self.cut if cut else self.folder
+        done = subprocess.run(
+            words, cwd=where, env=environment(where, variables), capture_output=True, text=True, check=False
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == status, f"`{' '.join(words)}` ended with {done.returncode}\n{said}"
+        return said
+
+    def rewrites(self, *words: str, **variables: str) -> list[str]:
+        """Run what writes pages anew; the names of those it wrote, all of which have to be as they were."""
+        before = {page: (page.read_bytes(), page.stat().st_mtime_ns) for page in self.folder.glob("docs/**/*.md")}
+        self.run(*words, **variables)
+        written = [page for page, (_, when) in before.items() if page.stat().st_mtime_ns != when]
+        changed = [page.name for page in written if page.read_bytes() != before[page][0]]
+        assert not changed, f"`{' '.join(words)}` changes {', '.join(changed)}; run it and look at what it wrote"
+        return sorted(page.name for page in written)
+
+    def answer(self, *words: str, **variables: str) -> None:
+        """A program that asks questions, on a terminal of its own; every answer is Enter, the proposed one."""
+        ours, its = pty.openpty()
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=environment(self.folder, variables), stdin=its, stdout=its, stderr=its
+        )
+        os.close(its)
+        os.set_blocking(ours, False)
+        said, end = b"", time.monotonic() + PATIENCE
+        try:
+            while process.poll() is None:
+                assert time.monotonic() < end, f"`{' '.join(words)}` still asks\n{said.decode(errors='replace')}"
+                # A menu throws away what was typed before it, so it is typed again.
+                os.write(ours, b"\r")
+                time.sleep(0.1)
+                said += _read(ours)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+        assert process.returncode == 0, said.decode(errors="replace")
+
+
+def make_checkout(folder: Path) -> Checkout:
+    """Copy what is tracked, without what programs leave behind."""
+    whole, cut = folder / "whole", folder / "cut"
+    for name in (*PARTS, *(page.name for page in ROOT.glob("*.md"))):
+        _copy(name, whole)
+    for name in CUT:
+        _copy(name, cut)
+    return Checkout(whole, cut)
+
+
+def install(words: list[str], cwd: Path, prefix: Path) -> Path:
+    """`pip install` into a prefix; the folder with the installed packages."""
+    pip = [sys.executable, "-m", "pip", "install", *OFFLINE, "--prefix", str(prefix), *words]
+    done = subprocess.run(pip, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(prefix.glob("**/*.dist-info")).parent
+
+
+def environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
+    """That of a reader whose environment is this one and whose package is that of the folder."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    own = {"PATH": path, "PYTHONPATH": str(folder), "PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **own, **variables}
+
+
+def _copy(name: str, folder: Path) -> None:
+    source, target = ROOT / name, folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+def _read(end: int) -> bytes:
+    """What has been printed on a terminal since."""
+    try:
+        return os.read(end, 65_536)
+    except (BlockingIOError, OSError):
+        return b""
