@@ -93,6 +93,29 @@ EQUIVALENT: dict[str, str] = {
     ),
     "guards.likelihood_guard: fixed = «fall.detach() → fall»": "it decides a comparison, which has no gradient",
     "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
+    "objectives._gradient_scale: «log_ratio.detach() → log_ratio» + leaf": (
+        "the gradient of the leaf alone is asked for"
+    ),
+    "objectives._gradient_scale: «inputs.logp.detach() → inputs.logp» + leaf": (
+        "the gradient of the leaf alone is asked for"
+    ),
+    "objectives._prepare: torch.where(kept, _columns(advantages.detach(), logp, 'advantages'), «0.0 → 1.0»)": (
+        "what is not kept is not counted in the end"
+    ),
+    "objectives._prepare: torch.where(kept, logp, «0.0 → 1.0»)": "what is not kept is not counted in the end",
+    "objectives._prepare: torch.where(kept, old_logp.detach().to(logp.dtype), «0.0 → 1.0»)": (
+        "what is not kept is not counted in the end"
+    ),
+    "objectives._prepare: torch.where(kept, _columns(weight.detach(), logp, 'weight').to(logp.dtype), «0.0 → 1.0»)": (
+        "what is not kept is not counted in the end"
+    ),
+    "objectives._prepare: «log_ratio.detach().nan_to_num → log_ratio.nan_to_num»": (
+        "a rejected entry's loss is multiplied by 0"
+    ),
+    "objectives._prepare: torch.where(used, logp, «0.0 → 1.0»)": "a rejected entry's loss is multiplied by 0",
+    "objectives.gaussian_kl: width.where(stochastic, «1.0 → 2.0»)": (
+        "only so that a branch that is dropped stays finite"
+    ),
     "offpolicy.nft: torch.where(wrong, adv, «- → »1.0)": "only so that a branch that is dropped stays finite",
     "offpolicy.nft: -«1.0 → 2.0»": "only so that a branch that is dropped stays finite",
     "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
@@ -107,6 +130,14 @@ EQUIVALENT: dict[str, str] = {
     "preferences.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
         "the gradient of what is taken off and added again cancels out"
     ),
+    "prefix_tree._prefix_nodes: max(index) + «1 → 2»": "a node that no row has",
+    "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), «- → »1)": "it is the same in all keys of this kind",
+    "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), -«1 → 2»)": "it is the same in all keys of this kind",
+    "prefix_tree._values: data.values.repeat(depth, «1 → 2»)": "the first column alone is read",
+    "prefix_tree._values: group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, «0 → 1»)": (
+        "the deviation is not read"
+    ),
+    "prefix_tree.prefix_tree_advantages: :«- → »1": "where no row leaves, the value does not change",
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
     "registry.advantage_of: [«0 → 1»]": "any id names the one group",
@@ -130,6 +161,15 @@ EQUIVALENT: dict[str, str] = {
         "def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float=«1.0 → 2.0», "
         "high: float=5.0) -> Tensor:"
     ): "from 1 on there is no lower bound",
+    "trackers.__init__: [0.0, 0.0, «0.0 → 1.0», 0.0]": "the mean of no samples is not read",
+    "trackers.advantages: torch.where(count > 0, (moments.minimum + moments.offset)[:, 0], «0.0 → 1.0»)": (
+        "the mean of no samples counts for nothing"
+    ),
+    "trackers.advantages: (samples + count).clamp(min=«1 → 2»)": "of one sample the sum of squares is 0",
+    "trackers.advantages: torch.where(squares > 0, 1.0 / (deviation + self.eps), «0.0 → 1.0»)": (
+        "it scales a difference of 0"
+    ),
+    "trackers.read: prompts.new_zeros(«1 → 2»)": "no place is beyond the first of them",
     "trees._fuse: torch.where(peak.isneginf(), «0.0 → 1.0», peak)": "what arrives there has no weight from any peak",
     "trees.node_values: (rewards - base).nan_to_num(«0.0 → 1.0»)": "its weight is 0",
     "trees.node_values: torch.where(rewards.isnan(), -torch.inf, «0.0 → 1.0»)": "a factor of all weights cancels out",

@@ -206,7 +206,7 @@ def _metrics(scale: Tensor, log_ratio: Tensor, inputs: _Inputs) -> dict[str, Ten
         "clip_share": pair(cut, everywhere),
         "clip_share_pos": pair(cut, positive),
         "clip_share_neg": pair(cut, negative),
-        "gradient_scale": pair(scale / inputs.adv.abs().where(inputs.adv != 0, 1.0), positive | negative),
+        "gradient_scale": pair(scale / inputs.adv.abs(), positive | negative),
     }
     if inputs.weight is not None:
         metrics["weight"] = pair(inputs.weight, everywhere)

@@ -17,7 +17,7 @@ def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) ->
     A row that has ended before t has a node of its own there. The last column is the first without a shared prefix.
     """
     columns = [list(index)]
-    count = max(index, default=-1) + 1
+    count = max(index) + 1
     while len(set(columns[-1])) < len(columns[-1]):
         t = len(columns)
         found: dict[tuple[int, int | None, int], int] = {}
@@ -38,7 +38,7 @@ def _values(data: Grouped, completions: Sequence[Sequence[int]]) -> tuple[Tensor
     moments = group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, 0)
     mean = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
     lengths = torch.tensor([len(tokens) for tokens in completions], device=data.index.device)
-    steps = torch.arange(max((len(tokens) for tokens in completions), default=0) + 1, device=data.index.device)
+    steps = torch.arange(max(len(tokens) for tokens in completions) + 1, device=data.index.device)
     # Past the last shared prefix a row is alone, and its value stays its own reward.
     node = nodes[steps.clamp(max=depth - 1)].T
     beyond = steps[None, :] > lengths[:, None]

@@ -64,7 +64,7 @@ def _by_prompt(rewards: Tensor, prompts: Prompts) -> tuple[Grouped, Tensor]:
     ids = torch.as_tensor(prompts).to("cpu", torch.long)
     one_per_row(ids, len(ids), "prompts")
     one_per_row(rewards, len(ids), "rewards")
-    return grouped(rewards.detach().to("cpu"), ids), torch.unique(ids)
+    return grouped(rewards.to("cpu"), ids), torch.unique(ids)
 
 
 def smoothed_advantages(new: Tensor, total: Tensor, visits: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class CumulativeStandardiser:
         squares = squares + moments.std[:, 0].square() * count + shift.square() * samples * count / whole
         rows = torch.stack([visits + (count > 0), samples + count, centre, squares], 1)
         self._table.write(ids, rows)
-        deviation = (squares / (whole - self.ddof).clamp(min=1)).sqrt()
+        deviation = (squares / (whole - self.ddof)).sqrt()
         total = torch.where(squares > 0, 1.0 / (deviation + self.eps), 0.0)[data.index]
         total = total * (data.values[:, 0] - centre[data.index])
         new = standardised(data.values, data.index, data.moments(self.ddof), self.eps)[:, 0]
@@ -215,7 +215,7 @@ class ValueTracker:
                 raise ValueError("`divergence` is NaN where `rewards` is not; give it for every sample with a reward")
         parts = torch.cat([known, torch.where(known > 0, moved, 0.0), values.nan_to_num(0.0)], 1)
         count, drift, gain = sum_by_group(parts, data.index, data.count).unbind(1)
-        factor = torch.exp2(-drift / count.clamp(min=1) / self.half_life).clamp(self.low, self.high)
+        factor = torch.exp2(-drift / count / self.half_life).clamp(self.low, self.high)
         rows = self._table.read(ids)
         updated = factor[:, None] * rows + torch.stack([gain, count - gain], 1)
         seen = count > 0

@@ -50,8 +50,17 @@ def test_reductions_by_hand():
         ("token", 8, 13 / 8),
         ("sequence", torch.tensor(5.0), (7 / 3 + 6) / 5),
         ("sum", 30.0, 13 / 30),
+        ("sum", 0.5, 26),
     ]:
         loss, _, _ = run(logp, None, adv, mask, surrogate=reinforce, reduce=reduce, denom=denom)
+        close(loss, want, 1e-6)
+
+
+@pytest.mark.parametrize("reduce", ["token", "sequence", "sum"])
+def test_one_token_is_its_own_mean_and_none_costs_nothing(reduce):
+    logp, adv = torch.tensor([[-3.0]]), torch.tensor([2.0])
+    for mask, want in (([[1]], 6.0), ([[0]], 0.0)):
+        loss, _, _ = run(logp, None, adv, torch.tensor(mask), surrogate=reinforce, reduce=reduce)
         close(loss, want, 1e-6)
 
 
@@ -214,6 +223,23 @@ def test_a_rejected_entry_may_hold_anything(name, value, side):
     assert all(pair.isfinite().all() for pair in metrics.values())
 
 
+@pytest.mark.parametrize(("value", "counted"), [(-500.0, -20), (500.0, 20), (NAN, 0), (INF, 0), (-INF, 0)])
+def test_a_rejected_entry_enters_the_rows_ratio_within_limits(value, counted):
+    """Beside a log-ratio of 0 the row's mean is half of what the rejected entry counts for."""
+    logp = torch.tensor([[value, -1.0]], dtype=torch.float64)
+    options = {"surrogate": partial(clip, low=INF, high=INF), "level": "sequence", "reduce": "sum"}
+    loss, grad, _ = run(logp, torch.full_like(logp, -1.0), torch.ones(1), weight=torch.tensor([[0.0, 1.0]]), **options)
+    close(loss, -math.exp(counted / 2))
+    close(grad, [[0.0, -math.exp(counted / 2)]])
+
+
+def test_the_gradient_scale_is_that_of_both_ways_to_the_policy():
+    """DRO at A = 2, beta 0.3 and a log-ratio of 1: |-2 + 0.3| / 2."""
+    logp = torch.zeros(1, 1)
+    _, metrics = policy_loss(logp, logp - 1, torch.tensor([2.0]), surrogate=partial(SURROGATES["dro"], beta=0.3))
+    close(metrics["gradient_scale"], [0.85, 1], 1e-6)
+
+
 def test_guard_is_a_log_ratio_with_a_step_weight():
     g = torch.Generator().manual_seed(4)
     noise, drift = torch.randn(2, 3, 64, generator=g), 1e-5 * torch.randn(2, 3, 64, generator=g)
@@ -372,6 +398,21 @@ def test_user_errors_say_what_to_write(change, words):
     arguments = {"logp": torch.zeros(2, 3), "old_logp": None, "advantages": torch.zeros(2), **change}
     with pytest.raises(ValueError, match=words):
         policy_loss(**arguments)
+
+
+def test_a_reference_gets_no_gradient():
+    policy, reference = torch.zeros(2, 3), torch.ones(2, 3, requires_grad=True)
+    assert not any(kl(policy, reference, kind).requires_grad for kind in ("k1", "k2", "k3", "k3+"))
+    assert not gaussian_kl(policy, reference, reference).requires_grad
+
+
+def test_only_the_policy_gets_a_gradient():
+    policy, others = torch.zeros(2, 3), [torch.ones(2, 3, requires_grad=True) for _ in range(3)]
+    loss, _ = policy_loss(policy, others[0], others[1], weight=others[2])
+    assert not loss.requires_grad
+    policy.requires_grad_()
+    _, metrics = policy_loss(policy, others[0], others[1], weight=others[2], penalty=policy)
+    assert not any(pair.requires_grad for pair in metrics.values())
 
 
 def test_kl_errors():

@@ -32,6 +32,8 @@ def test_a_table_keeps_rows_by_id():
     other = PromptTable([0.5, -1.0])
     other.load_state_dict(reloaded(table.state_dict()))
     close(other.read(ids), table.read(ids))
+    other.load_state_dict(reloaded(PromptTable([0.5, -1.0]).state_dict()))
+    close(other.read(ids), [[0.5, -1]] * 6)
     with pytest.raises(ValueError, match=r"this tracker keeps 1 numbers per prompt; load the state of the same kind"):
         PromptTable([0.0]).load_state_dict(table.state_dict())
 
@@ -54,6 +56,13 @@ def test_cumulative_standardisation_by_hand():
     new = torch.tensor([-1.0, 1])
     want = [(2 * new + total)[0] / 3, (new + 2 * total)[1] / 3]
     close(standardiser.advantages(torch.tensor([0.0, 1]), [3, 3]), want)
+
+
+def test_a_single_sample_is_remembered_by_hand():
+    # Among 1 3 5 the mean is 3 and the sample deviation 2; among 3 5 they are 4 and 2^0.5.
+    standardiser = CumulativeStandardiser(eps=0.0)
+    close(standardiser.advantages(torch.tensor([1.0]), [3]), [0])
+    close(standardiser.advantages(torch.tensor([3.0, 5.0]), [3, 3]), [-(0.5**0.5) / 2, (0.5**0.5 + 1) / 2])
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -126,6 +135,16 @@ def test_a_running_success_rate_by_hand():
     tracker.update(torch.tensor([0.0]), [1], torch.tensor([-3.0]))
     a, b = 0.25 * (0.5 / 3 + 1) + 0.5, 0.25 * 0.5 + 0.5
     close(tracker.values([1]), [rate(0.9 * a, 0.9 * b + 1)])
+
+
+def test_defaults_of_a_tracker_by_hand():
+    tracker = ValueTracker()
+    found = tracker.advantages(torch.tensor([1.0, 0.0, 0.5]), [1, 2, 3])
+    close(found, [0.5 / (0.5 + 1e-4), -0.5 / (0.5 + 1e-4), 0])
+    # A divergence of log2(1 / 0.9) half-lives of 0.06 leaves nine tenths.
+    tracker = ValueTracker()
+    tracker.update(torch.tensor([1.0]), [1], torch.tensor([0.06 * math.log2(1 / 0.9)]))
+    close(tracker.values([1]), [rate(0.9 * 4 + 1, 0.9 * 4)])
 
 
 def test_several_samples_of_a_prompt_decay_it_once():
