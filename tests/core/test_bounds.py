@@ -66,7 +66,8 @@ def test_dcpo_gives_rare_tokens_room_up_to_the_dual_clip():
 
 def test_dcpo_bounds_neither_overflow_nor_learn():
     mask = torch.ones(1, 1, dtype=torch.bool)
-    assert dcpo(torch.zeros(1, 1), torch.ones(1), torch.full((1, 1), -300.0), mask).item() == -1  # float32
+    rare = dcpo(torch.full((1, 1), math.log(11)), torch.ones(1), torch.full((1, 1), -300.0), mask)  # 1 / q in float32
+    assert rare.item() == pytest.approx(-10)
     leaf = torch.tensor([[math.log(3)]], requires_grad=True)
     loss = dcpo(leaf, torch.ones(1), leaf.detach() + math.log(0.9), mask)
     assert torch.autograd.grad(loss.sum(), leaf)[0].item() == 0
