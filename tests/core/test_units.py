@@ -150,6 +150,12 @@ def test_sspo_widens_the_clip_of_an_uncertain_unit():
     assert not sspo(units, entropy.requires_grad_(), 0.45)(torch.zeros(1, 4), torch.ones(1), leaf, mask).requires_grad
 
 
+def test_sspo_of_a_step_without_entropy_is_the_plain_clip():
+    leaf, mask = torch.full((1, 2), math.log(1.3)), torch.ones(1, 2, dtype=torch.bool)
+    got = sspo(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2), 0.0)(leaf, torch.ones(1), leaf, mask)
+    torch.testing.assert_close(got, torch.full((1, 2), -1.2))
+
+
 def test_sspo_without_spread_is_a_clip_of_units():
     logp, old = data()
     entropy = torch.rand(3, 6, dtype=torch.float64)
@@ -166,6 +172,10 @@ def test_dhpo_mixes_what_is_clipped_already():
     torch.testing.assert_close(loss.detach(), -torch.tensor([[0.75 * 1.2 + 0.25, 0.75 * 0.5 + 0.25]]).double())
     (grad,) = torch.autograd.grad(loss.sum(), leaf)
     torch.testing.assert_close(grad, -torch.tensor([[0.25, 0.75 * 0.5 + 0.25]]).double())
+    halves = dhpo(leaf, torch.ones(1), leaf, mask).detach()
+    torch.testing.assert_close(halves, -torch.tensor([[0.5 * 1.2 + 0.5, 0.5 * 0.5 + 0.5]]).double())
+    tokens = dhpo(leaf, -torch.ones(1), leaf, mask, mix=0.0).detach()
+    torch.testing.assert_close(tokens, torch.tensor([[2.0, 0.8]]).double())
     coarse = dhpo(leaf + 0.1, torch.ones(1), leaf, mask, mix=1.0)
     torch.testing.assert_close(coarse.detach(), torch.full((1, 2), -1.0004, dtype=torch.float64))
     coarse = dhpo(leaf - 0.1, -torch.ones(1), leaf, mask, mix=1.0)
