@@ -23,9 +23,6 @@ RECIPE_KEYS = {*Recipe.model_fields, *TextRecipe.model_fields, "base", "publishe
 # What cannot be run here, by how it begins, and why. Whatever else can be said of it is checked by its program below.
 NOT_RUN = {
     ("pip", "download"): "asks a package index; that the package is known is checked",
-    ("pip", "install", "flowgrpo[ocr]"): "asks a package index; that the extra is declared is checked",
-    ("pip", "install", "flowgrpo[text]"): "asks a package index; that the extra is declared is checked",
-    ("pip", "install", "flowgrpo[vllm]"): "asks a package index; that the extra is declared is checked",
 }
 # Options that make a script of the docs short; without one it is run as the page says.
 SHORTER = {

@@ -209,7 +209,10 @@ class AdvantageConfig(Section):
     baseline: Literal["mean", "loo", "length", "none"] = Field(
         "mean", description="`length`: of completions, weighted by their lengths (OPO)."
     )
-    scale: Literal["group", "batch", "none"] = "group"
+    scale: Literal["group", "batch", "none"] = Field(
+        "group", description="What advantages are divided by: the deviation of a group or of the batch. With `none` "
+        "(Dr. GRPO) rewards have to be of about the size of 1, or their gradients drown in `optimizer.eps`.",
+    )  # fmt: skip
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)

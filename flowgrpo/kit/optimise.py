@@ -93,6 +93,8 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
             "sampler.window.interval": max(1, iterations // 4),
             "optimizer.ema": None,
             "optimizer.schedule": "constant",
+            # Rewards under check are of any size.
+            "advantage.scale": "group",
             "evaluate.prompts": 24,
             "evaluate.seeds": 2,
         }

@@ -26,7 +26,7 @@ _QUOTED = re.compile(r'"([^"]*)"|“([^”]*)”')
 class Ocr:
     """Text rendering: 1 minus the share of the quoted words that must be edited to get what is read in the image.
 
-    RapidOCR reads the images; its package brings its models. `pip install 'flowgrpo[ocr]'` installs it.
+    RapidOCR reads the images; its package brings its models. `pip install '.[ocr]'` installs it.
 
     Args:
         column: column of the prompt file with the words to be shown; by default they stand in the prompt, between the

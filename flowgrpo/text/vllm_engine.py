@@ -54,9 +54,7 @@ class VllmEngine:
         except ModuleNotFoundError as error:
             if error.name != "vllm":
                 raise
-            raise ImportError(
-                "generation.engine vllm needs vLLM, which is not installed: pip install 'flowgrpo[vllm]'"
-            ) from None
+            raise ImportError("generation.engine vllm needs vLLM, which is not installed: pip install vllm") from None
         self._vllm = vllm
         reach = getattr(language.model.config, "max_position_embeddings", None)
         settings: dict[str, Any] = {

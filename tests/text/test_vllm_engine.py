@@ -176,7 +176,7 @@ def test_what_follows_from_the_recipe_is_no_option(vllm: ModuleType, language: L
 def test_a_missing_package_is_named_with_its_extra(language: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"pip install 'flowgrpo\[vllm\]'"):
+    with pytest.raises(ImportError, match="pip install vllm"):
         engine_of(language)
 
 

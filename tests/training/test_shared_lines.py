@@ -23,7 +23,8 @@ def lines(
     """A recipe, and what makes it small."""
     if request.param == "images":
         own = [f"model.path={random_pipeline}", "sampler.steps=4", "sampler.window={kind: all}",
-               "rewards=[{name: jpeg_compressibility}]", "objective.clip_nats=null"]  # fmt: skip
+               "rewards=[{name: jpeg_compressibility}]", "objective.clip_nats=null",
+               "advantage={scale: group, clamp: 5.0}"]  # fmt: skip
         return "default", [*ROLLOUT, *own]
     reward = tmp_path / "reward.py"
     reward.write_text(
