@@ -69,7 +69,8 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
         "module": f"flowgrpo_{name}",
         "title": _title(name),
         "task": task,
-        "recipe": "default" if task == "images" else "text",
+        # The default recipe takes rewards as they are; those of a newcomer may be of any size.
+        "recipe": "default advantage.scale=group" if task == "images" else "text",
         "yardstick": "gold" if task == "images" else "answer",
         "try_on": "--images FOLDER" if task == "images" else "--data FILE",
     }

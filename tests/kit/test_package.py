@@ -1,12 +1,15 @@
 """A new package: what is written, what is refused, and that it installs and works."""
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from flowgrpo.configs.load import load_recipe
 from flowgrpo.kit.package import new_package
 
 
@@ -43,6 +46,14 @@ def test_every_file_names_the_reward_and_none_holds_a_mark_of_the_template(tmp_p
         assert "glow" in text.lower()
         assert "$" not in text
     assert sorted(tmp_path.iterdir()) == [tmp_path / "package"]
+
+
+def test_the_run_it_suggests_takes_rewards_of_any_size(tmp_path: Path):
+    *_, run = re.findall(
+        r"^flowgrpo train (.*)$", new_package("glow", tmp_path / "package")[1].read_text(), re.MULTILINE
+    )
+    source, *overrides = shlex.split(run.replace("name: glow", "name: proxy"))
+    assert load_recipe(source, overrides).advantage.scale == "group"
 
 
 @pytest.mark.parametrize(
