@@ -182,5 +182,5 @@ def test_a_missing_engine_is_named_before_anything_is_sampled(
 ) -> None:
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ImportError, match=r"flowgrpo\[vllm\]"):
+    with pytest.raises(ImportError, match="pip install vllm"):
         Session(load_recipe("text", [*small, VLLM]))
