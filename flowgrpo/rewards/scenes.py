@@ -8,6 +8,7 @@ else. This follows GenEval (2310.11513), with its "strict" count and without its
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,8 @@ from .base import Scores
 MIN_AREA = 14.0
 MIN_COVER = 0.5
 MIN_QUALITY = 0.72
+# Share of the partial credit that is left where a relation is reversed, or one of its things is missing.
+UNRELATED = 0.25
 _GRID = 16
 _TICKS = np.linspace(-2.4, 2.4, _GRID)
 _COLOUR_NAMES = tuple(COLOURS)
@@ -130,11 +133,26 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     return things
 
 
-def _holds(relation: str, one: Found | Thing, other: Found | Thing) -> bool:
+def _seen(relation: str, one: Found | Thing, other: Found | Thing) -> tuple[float, float]:
+    """Where `one` lies from `other`: pixels along the relation's direction, and off it to either side."""
     dx, dy = one.x - other.x, one.y - other.y
     along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
-    sign = -1 if relation in ("left of", "above") else 1
-    return sign * along > abs(across)
+    return (0.0 - along if relation in ("left of", "above") else along), abs(across)
+
+
+def holds(relation: str, one: Found | Thing, other: Found | Thing) -> bool:
+    """Whether `one` lies within 45° of the relation's direction from `other`."""
+    along, across = _seen(relation, one, other)
+    return along > across
+
+
+def _relation_credit(relation: str, one: Found | Thing, other: Found | Thing) -> float:
+    """1 where the relation holds; else from 0.75 at 45° off its direction, by the angle, to 0.25 opposite."""
+    if holds(relation, one, other):
+        return 1.0
+    along, across = _seen(relation, one, other)
+    angle = max(math.atan2(across, along), math.pi / 4)
+    return UNRELATED + (1 - 2 * UNRELATED) * (math.pi - angle) / (0.75 * math.pi)
 
 
 def _match(wanted: Item, thing: Found) -> float:
@@ -149,7 +167,8 @@ def verify(things: Sequence[Found], items: Sequence[Item]) -> tuple[bool, float,
     """Whether the things are exactly what the items ask for, a partial credit in [0, 1], and a note in words.
 
     Partial credit is the best assignment of things to wanted ones, over the larger of the two counts; an
-    unmet relation halves it. It is 1 exactly when the prompt is satisfied.
+    unmet relation takes between a quarter and three quarters of it, more the farther the things are from where they
+    should be. It is 1 exactly when the prompt is satisfied.
     """
     note = ", ".join(f"{'' if t.crisp else 'unclear '}{t.colour} {t.shape}" for t in things) or "nothing"
     wanted = [(k, item) for k, item in enumerate(items) for _ in range(item.count)]
@@ -159,13 +178,15 @@ def verify(things: Sequence[Found], items: Sequence[Item]) -> tuple[bool, float,
     rows, columns = linear_sum_assignment(credit, maximize=True)
     soft = float(credit[rows, columns].sum()) / max(len(wanted), len(things))
     chosen = {wanted[r][0]: things[c] for r, c in zip(rows, columns)}
-    related = [
-        k in chosen and item.other in chosen and _holds(item.relation, chosen[k], chosen[item.other])
+    held = [
+        _relation_credit(item.relation, chosen[k], chosen[item.other])
+        if k in chosen and item.other in chosen
+        else UNRELATED
         for k, item in enumerate(items)
         if item.relation is not None
     ]
-    if not all(related):
-        soft, note = 0.5 * soft, f"{note}; the relation does not hold"
+    if any(credit < 1.0 for credit in held):
+        soft, note = soft * min(held), f"{note}; the relation does not hold"
     satisfied = soft >= 1.0 - 1e-6
     return satisfied, soft, f"found {note}"
 

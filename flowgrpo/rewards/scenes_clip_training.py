@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..scenes.draw import SIZE, Thing
 from ..scenes.prompts import OPPOSITE, RELATIONS, Item, all_prompts, sample_scenes
-from .scenes import _holds
+from .scenes import holds
 from .scenes_clip import CONFIG, TOKENS, VOCABULARY, WEIGHTS, WordTokenizer, build_model
 
 FULL_STEPS = 800
@@ -63,7 +63,7 @@ def shown(things: Sequence[Thing]) -> set[Meaning]:
         return set()
     one, two = things
     pairs = [(Item(one.shape), Item(two.shape)), (Item(one.shape, 1, one.colour), Item(two.shape, 1, two.colour))]
-    pairs += [(Item(one.shape, relation=r, other=1), Item(two.shape)) for r in RELATIONS if _holds(r, one, two)]
+    pairs += [(Item(one.shape, relation=r, other=1), Item(two.shape)) for r in RELATIONS if holds(r, one, two)]
     return {meaning(pair) for pair in pairs}
 
 

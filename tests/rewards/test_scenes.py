@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from flowgrpo.rewards.scenes import Gold, find_things, verify
+from flowgrpo.rewards.scenes import Found, Gold, find_things, verify
 from flowgrpo.scenes.draw import COLOURS, SHAPES, Thing, draw
 from flowgrpo.scenes.prompts import SKILLS, Item, compose, disturb, ground_colour, split
 
@@ -117,14 +117,38 @@ def test_a_swapped_colour_or_a_wrong_shape_costs_half_a_thing():
 
 
 @pytest.mark.parametrize(
-    ("relation", "holds"), [("left of", True), ("right of", False), ("above", False), ("below", False)]
+    ("relation", "holds", "credit"),
+    [
+        ("left of", True, 1.0),
+        ("above", False, 0.25 + 0.5 * 2 / 3),
+        ("below", False, 0.25 + 0.5 * 2 / 3),
+        ("right of", False, 0.25),
+    ],
 )
-def test_an_unmet_relation_halves_the_credit(relation: str, holds: bool):
+def test_an_unmet_relation_takes_more_the_farther_it_is_from_holding(relation: str, holds: bool, credit: float):
     for items in (
         (Item("star", relation=relation, other=1), Item("cross")),
         (Item("cross"), Item("star", relation=relation, other=0)),
     ):
-        assert verdict(TWO, *items) == (holds, pytest.approx(1.0 if holds else 0.5))
+        assert verdict(TWO, *items) == (holds, pytest.approx(credit, abs=0.01))
+
+
+def test_a_relation_that_just_fails_keeps_three_quarters_and_moving_towards_it_gains():
+    credits = []
+    for degrees in (180, 135, 90, 46, 44):
+        x, y = 40 * math.cos(math.radians(degrees)), 40 * math.sin(math.radians(degrees))
+        one, other = Found("star", "red", x, y, 90.0, 0.9), Found("cross", "blue", 0.0, 0.0, 90.0, 0.9)
+        items = [Item("star", relation="right of", other=1), Item("cross")]
+        credits.append(verify([one, other], items)[:2])
+    assert [met for met, _ in credits] == [False] * 4 + [True]
+    assert [credit for _, credit in credits] == pytest.approx([0.25, 0.25 + 1 / 6, 0.25 + 1 / 3, 0.75 - 1 / 270, 1.0])
+    same = [Found("star", "red", 9.0, 9.0, 90.0, 0.9), Found("cross", "blue", 9.0, 9.0, 90.0, 0.9)]
+    assert verify(same, [Item("star", relation="above", other=1), Item("cross")])[:2] == (False, 0.75)
+
+
+def test_a_relation_with_a_thing_that_is_missing_counts_as_reversed():
+    found = [Found("star", "red", 9.0, 9.0, 90.0, 0.9)]
+    assert verify(found, [Item("star", relation="above", other=1), Item("cross")])[:2] == (False, pytest.approx(0.125))
 
 
 def test_above_is_towards_the_first_row():
