@@ -51,7 +51,8 @@ class Answer:
 
         Returns:
             Scores with B values in [0, 1], NaN without a reference. Sub-scores: `found`, whether there is an answer;
-            with `partial`, `exact`. Notes are the answers.
+            with `partial`, `exact`. Notes are the answers as they
+            were written, `answers` as they were compared.
 
         Raises:
             ValueError: a reference is empty or of another type.
@@ -66,7 +67,7 @@ class Answer:
             close = max((agreement(given or "", other) for other in accepted), default=0.0) if self.partial else 0.0
             values.append(exact[-1] if exact[-1] else close)
         subs = {"found": [float(given is not None) for given in found], **({"exact": exact} if self.partial else {})}
-        return Scores(values, subs, [note(given) for given in found])
+        return Scores(values, subs, [note(given) for given in found], answers=[compared(given) for given in found])
 
 
 def references(reward: str, value: Any) -> list[str]:
@@ -89,6 +90,11 @@ def references(reward: str, value: Any) -> list[str]:
     if not accepted:
         raise ValueError(f"{reward}: the column `answer` has an empty list; give null where there is no answer")
     return accepted
+
+
+def compared(answer: str | None) -> str | None:
+    """What of an answer is compared, as a text: the same for two answers that are equal."""
+    return None if answer is None else str(canonical(answer))
 
 
 def note(answer: str | None) -> str:

@@ -91,7 +91,8 @@ class Geneval:
             tag: per prompt the skill; for "counting" the detector must be surer.
 
         Returns:
-            B scores in [0, 1]; sub-scores `partial`, `strict` and `benchmark`; notes with what is wrong.
+            B scores in [0, 1]; sub-scores `partial`, `strict` and `benchmark`; notes with what is wrong, which in the
+            first frame is also what `answers` say.
 
         Raises:
             ValueError: an entry cannot be read, or asks for what the detector does not know.
@@ -107,11 +108,13 @@ class Geneval:
         verdicts = self._verdicts(frames[wanted], [asked[row] for row in wanted])
         subs: dict[str, list[float]] = {name: [math.nan] * len(asked) for name in SCORES}
         notes = [""] * len(asked)
+        answers: list[str | None] = [None] * len(asked)
         for row, own in zip(wanted, verdicts):
             for name in SCORES:
                 subs[name][row] = math.fsum(float(getattr(verdict, name)) for verdict in own) / len(own)
             notes[row] = "; ".join(own[0].faults)
-        return Scores(subs[self.score], subs, notes)
+            answers[row] = notes[row] or "as asked"
+        return Scores(subs[self.score], subs, notes, answers=answers)
 
     def close(self) -> None:
         """Let the models go; they leave memory with the last reward that uses them."""

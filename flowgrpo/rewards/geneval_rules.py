@@ -110,7 +110,7 @@ def judge(
             faults.append(f"{number} {wanted.label} for {wanted.count}")
         chosen = objects[: wanted.count]
         if wanted.colour is not None:
-            seen = list(colours(chosen)) if enough else []
+            seen = sorted(colours(chosen)) if enough else []
             right = seen.count(wanted.colour)
             # With a wrong count it is not clear which objects are meant, so that nothing is earned.
             credits.append(right / wanted.count if exact else 0.0)

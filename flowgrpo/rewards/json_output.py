@@ -87,7 +87,7 @@ class JsonOutput:
 
         Returns:
             Scores with B values in [0, 1]: the mean, by weight, of the parts that apply. Sub-scores are the parts,
-            NaN where one does not apply. Notes say what is wrong.
+            NaN where one does not apply. Notes say what is wrong. `answers` are the values, equal ones alike.
 
         Raises:
             ValueError: a schema is none, or a text in a column is no JSON.
@@ -95,19 +95,20 @@ class JsonOutput:
         """
         nothing = [None] * len(completions)
         rows: list[dict[str, float]] = []
-        notes = []
+        notes, answers = [], []
         for text, own, wanted in zip(completions, schema or nothing, expected or nothing, strict=True):
-            parts, note = self._parts(text, own, wanted)
+            parts, note, answer = self._parts(text, own, wanted)
             rows.append(parts)
             notes.append(note)
+            answers.append(answer)
         values = [weighted(self.weights, parts) for parts in rows]
-        return Scores(values, {part: [row[part] for row in rows] for part in PARTS}, notes)
+        return Scores(values, {part: [row[part] for row in rows] for part in PARTS}, notes, answers=answers)
 
     def close(self) -> None:
         """End the process that looks at schemas."""
         self._worker.close()
 
-    def _parts(self, text: str, own: Any, wanted: Any) -> tuple[dict[str, float], str]:
+    def _parts(self, text: str, own: Any, wanted: Any) -> tuple[dict[str, float], str, str | None]:
         schema = self.schema if own is None else _read(own, "the column `schema`")
         target = None if wanted is None else _read(wanted, "the column `expected`")
         parts = {
@@ -119,7 +120,7 @@ class JsonOutput:
         try:
             value, alone = read_json(text)
         except ValueError as error:
-            return parts, f"no JSON: {error}"
+            return parts, f"no JSON: {error}", None
         parts.update(structure=1.0, format=float(alone))
         notes = [] if alone else ["more than the JSON value"]
         if schema is not None:
@@ -129,7 +130,7 @@ class JsonOutput:
                 notes.append(f"the schema was given up: {error}")
         if wanted is not None:
             parts["content"] = _content(target, value)
-        return parts, "; ".join(notes)
+        return parts, "; ".join(notes), json.dumps(_settled(value), sort_keys=True)
 
     def _schema(self, schema: Any, value: Any, where: str) -> float:
         try:
@@ -189,6 +190,15 @@ def _content(expected: Any, value: Any) -> float:
     members = value if isinstance(value, dict) else {}
     shares = [_content(inner, members[name]) if name in members else 0.0 for name, inner in expected.items()]
     return math.fsum(shares) / len(shares)
+
+
+def _settled(value: Any) -> Any:
+    """A value in which what `_same` finds equal is written alike: 1.0 as 1."""
+    if isinstance(value, dict):
+        return {name: _settled(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_settled(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _same(one: Any, other: Any) -> bool:

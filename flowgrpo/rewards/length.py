@@ -165,7 +165,7 @@ class Length:
             for row, value in zip(rows, found, strict=True):
                 values[row], counted[row] = value, float(counts)
         subs = {**scored.sub_scores, "correct": given, "length": lengths, "counted": counted}
-        return Scores(values, subs, scored.notes)
+        return Scores(values, subs, scored.notes, answers=scored.answers)
 
     def close(self) -> None:
         """Release what the reward `correct` holds."""

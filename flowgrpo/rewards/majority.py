@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from .answer import check_rule, note
+from .answer import check_rule, compared, note
 from .extraction import canonical, final_answer
 from .scores import Scores
 
@@ -51,7 +51,8 @@ class Majority:
 
         Returns:
             Scores with B values, 0, 1, or NaN where the group has no answer that is frequent enough. Sub-score
-            `votes`: the share of the group that gives the same answer. Notes are the answers.
+            `votes`: the share of the group that gives the same answer. Notes are the answers as they were
+            written, `answers` as they were compared.
         """
         found = [final_answer(text, self.extract) for text in completions]
         keys = [None if answer is None else canonical(answer) for answer in found]
@@ -67,4 +68,5 @@ class Majority:
             decided = most > 0 and most >= self.least * sizes[group]
             values.append(float(mine == most) if decided else math.nan)
             shares.append(mine / sizes[group])
-        return Scores(values, {"votes": shares}, [note(answer) for answer in found])
+        notes, answers = [note(answer) for answer in found], [compared(answer) for answer in found]
+        return Scores(values, {"votes": shares}, notes, answers=answers)

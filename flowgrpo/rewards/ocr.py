@@ -97,7 +97,8 @@ class Ocr:
 
         Returns:
             B scores in [0, 1], NaN without words to be shown; sub-score `exact` (share of frames that show the words
-            and nothing else); notes with the text that was read in the first frame.
+            and nothing else); notes with the text that was read in the first frame, and `answers` with that of all
+            frames as it is compared.
 
         Raises:
             ValueError: the prompts do not have the column, or it holds something other than texts.
@@ -110,13 +111,15 @@ class Ocr:
         texts = list(self._pool.map(self._read, [frame for row in wanted for frame in pictures[row]]))
         values, exact = [math.nan] * len(targets), [math.nan] * len(targets)
         notes = [""] * len(targets)
+        answers: list[str | None] = [None] * len(targets)
         count = frames.shape[1]
         for place, row in enumerate(wanted):
             own = texts[place * count : (place + 1) * count]
             values[row] = sum(text_score(text, targets[row], self.substring) for text in own) / count
             exact[row] = sum(plain(text) == targets[row] for text in own) / count
             notes[row] = f"read: {own[0]}"
-        return Scores(values, {"exact": exact}, notes)
+            answers[row] = " ".join(map(plain, own))
+        return Scores(values, {"exact": exact}, notes, answers=answers)
 
     def close(self) -> None:
         """Stop reading and let the models go."""

@@ -97,15 +97,18 @@ class Remote:
         values = [math.nan] * count
         subs: dict[str, list[float]] = {}
         notes = [""] * count
+        answers: list[str | None] = [None] * count
         for rows, scores in parts:
             for name in scores.sub_scores:
                 subs.setdefault(name, [math.nan] * count)
             for place, row in enumerate(rows):
                 values[row] = scores.values[place].item()
                 notes[row] = scores.notes[place] if scores.notes else ""
+                answers[row] = scores.answers[place] if scores.answers else None
                 for name, column in scores.sub_scores.items():
                     subs[name][row] = column[place]
-        return Scores(values, subs, notes if any(notes) else ())
+        said = any(scores.answers for _, scores in parts)
+        return Scores(values, subs, notes if any(notes) else (), answers=answers if said else ())
 
     def close(self) -> None:
         """Close the connection. The server goes on."""

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class RewardBatch:
         sub_scores: reward -> name -> [B] floats, for rewards that have any.
         notes: reward -> [B] strings, for rewards that write any.
         seconds: reward -> time spent, retries included.
+        answers: reward -> [B] what it read in each sample, None for nothing; for rewards that say.
     """
 
     values: Tensor
@@ -41,6 +42,7 @@ class RewardBatch:
     sub_scores: dict[str, dict[str, list[float]]]
     notes: dict[str, list[str]]
     seconds: dict[str, float]
+    answers: dict[str, list[str | None]] = field(default_factory=dict)
 
     def record(self, row: int) -> dict[str, Any]:
         """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`; NaN becomes None."""
@@ -126,6 +128,7 @@ class RewardSet:
         values = torch.full((len(inputs.prompts), len(self.rewards)), math.nan, dtype=torch.float32)
         sub_scores: dict[str, dict[str, list[float]]] = {}
         notes: dict[str, list[str]] = {}
+        answers: dict[str, list[str | None]] = {}
         seconds: dict[str, float] = {}
         for k, reward in enumerate(self.rewards):
             start = time.perf_counter()
@@ -137,8 +140,10 @@ class RewardSet:
                     _scatter(full, rows, column)
                 if scores.notes:
                     _scatter(notes.setdefault(reward.name, [""] * len(values)), rows, scores.notes)
+                if scores.answers:
+                    _scatter(answers.setdefault(reward.name, [None] * len(values)), rows, scores.answers)
             seconds[reward.name] = time.perf_counter() - start
-        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds)
+        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers)
 
     def close(self) -> None:
         """Let every reward release what it holds, even if one of them raises in doing so."""

@@ -155,6 +155,10 @@ def _relation_credit(relation: str, one: Found | Thing, other: Found | Thing) ->
     return UNRELATED + (1 - 2 * UNRELATED) * (math.pi - angle) / (0.75 * math.pi)
 
 
+def _words(thing: Found) -> str:
+    return f"{'' if thing.crisp else 'unclear '}{thing.colour} {thing.shape}"
+
+
 def _match(wanted: Item, thing: Found) -> float:
     """How far one thing serves one item, in [0, 1]: half for the shape, scaled by its quality, half for the colour."""
     clean = min(thing.quality / MIN_QUALITY, 1.0)
@@ -170,7 +174,7 @@ def verify(things: Sequence[Found], items: Sequence[Item]) -> tuple[bool, float,
     unmet relation takes between a quarter and three quarters of it, more the farther the things are from where they
     should be. It is 1 exactly when the prompt is satisfied.
     """
-    note = ", ".join(f"{'' if t.crisp else 'unclear '}{t.colour} {t.shape}" for t in things) or "nothing"
+    note = ", ".join(map(_words, things)) or "nothing"
     wanted = [(k, item) for k, item in enumerate(items) for _ in range(item.count)]
     if not things:
         return False, 0.0, f"found {note}"
@@ -198,7 +202,8 @@ class Gold:
         dense: return the partial credit in [0, 1] instead of 0 or 1; it is 1 for the same pictures.
 
     Reads the prompt file's `include` column (GenEval's form); a prompt without it is not applicable (NaN).
-    Images are [B, 3, 64, 64] in [0, 1]. Both forms are reported as sub-scores `satisfied` and `partial`.
+    Images are [B, 3, 64, 64] in [0, 1]. Both forms are reported as sub-scores `satisfied` and `partial`, and what was
+    found as `answers`: the things, wherever they are, and whether a relation that was asked for does not hold.
     """
 
     def __init__(self, dense: bool = False) -> None:
@@ -209,15 +214,21 @@ class Gold:
         pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
         asked = include if include is not None else [None] * len(prompts)
         strict, partial, notes = [], [], []
+        answers: list[str | None] = []
         for picture, entries in zip(pixels, asked, strict=True):
             if entries is None:
                 strict.append(float("nan"))
                 partial.append(float("nan"))
                 notes.append("no `include` column")
+                answers.append(None)
                 continue
-            satisfied, soft, note = verify(find_things(picture), read_items(entries))
+            things = find_things(picture)
+            satisfied, soft, note = verify(things, read_items(entries))
             strict.append(float(satisfied))
             partial.append(soft)
             notes.append(note)
+            # The order in which things are found is that of their places.
+            said = ", ".join(sorted(map(_words, things))) or "nothing"
+            answers.append(said + "".join(note.partition(";")[1:]))
         values = partial if self.dense else strict
-        return Scores(values, sub_scores={"satisfied": strict, "partial": partial}, notes=notes)
+        return Scores(values, sub_scores={"satisfied": strict, "partial": partial}, notes=notes, answers=answers)

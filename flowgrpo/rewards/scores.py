@@ -33,11 +33,14 @@ class Scores:
             a float32 tensor on the CPU.
         sub_scores: name -> [B] floats, shown beside the score and never optimised.
         notes: [B] strings, a written rationale for each sample; or empty.
+        answers: [B] strings, what the reward read in each sample, written so that samples which mean the same to it
+            have the same text (`1/2` for 0.5 too); None where it read nothing. Or empty.
     """
 
     values: Any
     sub_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    answers: Sequence[str | None] = ()
 
 
 def normalise(result: Any, count: int, name: str) -> Scores:
@@ -55,7 +58,23 @@ def normalise(result: Any, count: int, name: str) -> Scores:
     notes = ["" if note is None else str(note) for note in scores.notes]
     if notes and (isinstance(scores.notes, str) or len(notes) != count):
         raise InvalidScores(f"reward {name!r} returned {len(notes)} notes for {count} samples; one string each")
-    return Scores(values, subs, notes)
+    return Scores(values, subs, notes, answers=_answers(scores.answers, count, name))
+
+
+def _answers(given: Any, count: int, name: str) -> list[str | None]:
+    if not isinstance(given, (list, tuple)) or len(given) not in (0, count):
+        what = (
+            f"{len(given)} answers" if isinstance(given, (list, tuple)) else f"answers of type {type(given).__name__}"
+        )
+        raise InvalidScores(f"reward {name!r} returned {what} for {count} samples; a list of one text or None each")
+    for row, answer in enumerate(given):
+        if not isinstance(answer, (str, type(None))):
+            raise InvalidScores(
+                f"reward {name!r} returned the answer {answer!r:.80} ({type(answer).__name__}) in row {row} of the "
+                "call; write it as a text, or None where nothing was read",
+                row,
+            )
+    return list(given)
 
 
 def _floats(result: Any, count: int, what: str) -> Tensor:

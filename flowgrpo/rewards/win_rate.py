@@ -122,7 +122,7 @@ class WinRate:
         gaps = [score[i] - score[j] for i, j in pairs]
         preferences = [0.5 if abs(gap) <= self.margin else float(gap > 0) for gap in gaps]
         sub_scores = {**scored.sub_scores, "score": score}
-        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes)
+        return Scores(win_rates(len(score), pairs, preferences), sub_scores, scored.notes, answers=scored.answers)
 
     def _by_comparing(self, inputs: Inputs) -> Scores:
         clash = sorted(set(PAIR) & set(inputs.columns))

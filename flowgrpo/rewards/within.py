@@ -50,4 +50,7 @@ def score_within(reward: Reward, inputs: Inputs, role: str) -> Scores:
         raise RuntimeError(
             f"the {role} {reward.name!r} failed on prompt {error.prompt!r}: {type(cause).__name__}: {cause}"
         ) from cause
-    return Scores(scored.values[:, 0], scored.sub_scores.get(reward.name, {}), scored.notes.get(reward.name, ()))
+    return Scores(
+        scored.values[:, 0], scored.sub_scores.get(reward.name, {}), scored.notes.get(reward.name, ()),
+        answers=scored.answers.get(reward.name, ()),
+    )  # fmt: skip

@@ -179,9 +179,11 @@ def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
         sub_scores.setdefault(reward, {})[name] = column(read, float("nan"))
     noted = dict.fromkeys(reward for part in parts for reward in part.notes)
     notes = {reward: column(partial(_note, reward=reward), "") for reward in noted}
+    answered = dict.fromkeys(reward for part in parts for reward in part.answers)
+    answers = {reward: column(partial(_answer, reward=reward), None) for reward in answered}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in first.seconds}
     values = torch.cat([part.values for part in parts])
-    return replace(first, values=values, sub_scores=sub_scores, notes=notes, seconds=seconds)
+    return replace(first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, seconds=seconds)
 
 
 def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:
@@ -190,6 +192,10 @@ def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:
 
 def _note(part: RewardBatch, reward: str) -> list[str] | None:
     return part.notes.get(reward)
+
+
+def _answer(part: RewardBatch, reward: str) -> list[str | None] | None:
+    return part.answers.get(reward)
 
 
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]

@@ -46,6 +46,7 @@ def replay_successes(
             item = {
                 "ids": list(sampled.ids[row]), "log_probs": list(sampled.log_probs[row]),
                 "text": completions.samples[row], "rewards": scores.values[row].tolist(),
+                "answers": {reward: column[row] for reward, column in scores.answers.items()},
             }  # fmt: skip
             solved.append((prompts[row], item))
     # Of all ranks, so that every rank remembers the same and a checkpoint of one holds everything.
@@ -56,9 +57,12 @@ def replay_successes(
         return completions, scores
     ids, log_probs, ended = list(sampled.ids), list(sampled.log_probs), list(sampled.ended)
     texts, values = list(completions.samples), scores.values.clone()
+    answers = {reward: list(column) for reward, column in scores.answers.items()}
     for row, item in repairs:
         ids[row], log_probs[row], ended[row] = item["ids"], item["log_probs"], True
         texts[row], values[row] = item["text"], torch.tensor(item["rewards"])
+        for reward, column in answers.items():
+            column[row] = item.get("answers", {}).get(reward)
     repaired = [row for row, _ in repairs]
     sub_scores = {
         reward: {name: _blank(column, repaired, float("nan")) for name, column in found.items()}
@@ -66,7 +70,7 @@ def replay_successes(
     }
     notes = {reward: _blank(column, repaired, "") for reward, column in scores.notes.items()}
     found = replace(completions, sampled=Sampled(ids, log_probs, ended), samples=texts, replayed=len(repairs))
-    return found, replace(scores, values=values, sub_scores=sub_scores, notes=notes)
+    return found, replace(scores, values=values, sub_scores=sub_scores, notes=notes, answers=answers)
 
 
 def _blank(column: list, rows: Sequence[int], value: object) -> list:  # type: ignore[type-arg]

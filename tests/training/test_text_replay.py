@@ -1,5 +1,7 @@
 """A remembered success takes the place of a failure where a group has no success."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,6 +44,19 @@ def test_a_success_comes_back() -> None:
     assert mended.values[:, 0].tolist() == pytest.approx([0.2, 1, 0, 1])
     assert mended.notes["right"] == ["said", "", "said", "said"]
     assert mended.sub_scores["right"]["size"][1] != mended.sub_scores["right"]["size"][1]
+
+
+def test_a_success_brings_its_answer() -> None:
+    memory = Successes(2)
+    first = replace(scores(1, 0, 0, 0), answers={"right": ["7", "8", None, "9"]})
+    replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), first)
+    given: dict[str, list[str | None]] = {"right": ["1", "2", "3", "4"], "other": ["x"] * 4}
+    found = replay_successes(
+        memory, ROWS, completions("x", "yy", "z", "u"), replace(scores(0.2, 0.1, 0, 1), answers=given)
+    )
+    # The other reward was not asked when the success was new.
+    assert found[1].answers == {"right": ["1", "7", "3", "4"], "other": ["x", None, "x", "x"]}
+    assert given["right"] == ["1", "2", "3", "4"]
 
 
 def test_what_is_remembered_survives_a_checkpoint(tmp_path) -> None:  # type: ignore[no-untyped-def]
