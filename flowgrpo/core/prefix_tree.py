@@ -1,4 +1,4 @@
-"""Credit from the prefixes that the completions of a group share (P2T and TEMPO, arXiv 2509.18314)."""
+"""Credit from the prefixes that the completions of a group share (P2T and TEMPO, arXiv 2509.18314, and GiGPO)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .advantages import group_moments
+from .baselines import anchor_state_advantages
 from .grouped import Grouped, grouped, one_per_row, standardised
 
 
@@ -75,6 +76,62 @@ def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups:
     if len(rewards) == 0:
         return torch.zeros(0, 1, dtype=data.dtype, device=rewards.device)
     return _values(data, completions)[0].to(data.dtype)
+
+
+def anchor_prefix_advantages(
+    completions: Sequence[Sequence[int]],
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    episode: Tensor,
+    *,
+    weight: float = 1.0,
+    discount: float = 1.0,
+    scale: str = "group",
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages per token: the completion's, and how the token did among those chosen after the same prefix (GiGPO).
+
+    The `anchor_state_advantages` of tokens (arXiv 2505.10978), where the state is the prefix of a group that a token
+    was chosen after. All first tokens of a group have one state, the prompt. A token whose prefix no other completion
+    has keeps the completion's advantage.
+
+    Args:
+        completions: As in `prefix_values`.
+        rewards: [B]; NaN leaves every comparison of tokens.
+        groups: [B] integer ids; only completions of one group share states.
+        episode: [B] `group_advantages` of the completions; NaN counts as 0.
+        weight: Of the comparison by state.
+        discount: In (0, 1], the share of a reward that is left a token earlier.
+        scale: "group" divides by the standard deviation of a state's tokens, "none" does not.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        [B, T], float32 at least; 0 past the end of a completion.
+
+    Raises:
+        ValueError: As `prefix_values` and `anchor_state_advantages`.
+    """
+    data = _prepared(completions, rewards, groups)
+    macro = one_per_row(episode.detach(), len(rewards), "episode").to(data.dtype).nan_to_num(0.0)
+    if len(rewards) == 0:
+        return torch.zeros(0, 0, dtype=data.dtype, device=rewards.device)
+    columns, _ = _prefix_nodes(completions, data.index.tolist())
+    lengths = torch.tensor([len(tokens) for tokens in completions], device=rewards.device)
+    steps = torch.arange(int(lengths.max()), device=rewards.device)
+    inside = steps < lengths[:, None]
+    found = torch.where(inside, macro[:, None], 0.0)
+    # The last prefixes are shared by none, and so are those after them.
+    states = torch.tensor(columns[:-1], device=rewards.device).reshape(-1, len(rewards)).T[:, : len(steps)]
+    row, step = inside[:, : states.shape[1]].nonzero(as_tuple=True)
+    left = (lengths[row] - 1 - step).to(data.values)
+    returns = data.values[row, 0] * discount**left
+    own = anchor_state_advantages(
+        returns, data.index[row], states[row, step], macro[row], weight=weight, scale=scale, eps=eps, ddof=ddof
+    )
+    found[row, step] = own.to(found)
+    return found
 
 
 def prefix_tree_advantages(

@@ -8,6 +8,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 
+def answer_diversity(answers: Iterable[Hashable]) -> float:
+    """How various the answers of a group are: 0 where all are one, 1 where no two are equal.
+
+    (distinct - 1) / (count - 1). An answer that is None was not read and does not count; fewer than two have 0.
+    """
+    known = [answer for answer in answers if answer is not None]
+    return (len(set(known)) - 1) / (len(known) - 1) if len(known) > 1 else 0.0
+
+
 class VarianceCurriculum:
     """Prompts are drawn more often the more their rewards vary (MMR1, arXiv 2509.21268).
 

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from .advantages import as_precise, group_index, group_moments, sum_by_group
+from .baselines import anchor_state_advantages
+from .grouped import one_per_row
 
 
 def _depths_and_roots(parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,6 +112,69 @@ def _fuse(
     mean = sum_by_group(weight * child_value, parents, len(value)) / total
     touched = total > 0
     return torch.where(touched, mean, value), torch.where(touched, total.log() + peak, log_mass)
+
+
+def _paths(parent: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of `leaf` [L] and nodes, [S] each: one pair for every leaf and every node above it that is no root."""
+    rows, nodes = torch.arange(len(leaf), device=leaf.device), leaf
+    found = []
+    while len(nodes):
+        below = parent[nodes] >= 0
+        rows, nodes = rows[below], nodes[below]
+        found.append(torch.stack([rows, nodes]))
+        nodes = parent[nodes]
+    both = torch.cat(found, 1) if found else leaf.new_zeros(2, 0)
+    return both[0], both[1]
+
+
+def anchor_tree_advantages(
+    parent: Tensor,
+    leaf: Tensor,
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    episode: Tensor,
+    *,
+    weight: float = 1.0,
+    discount: float = 1.0,
+    scale: str = "group",
+    eps: float = 1e-4,
+    ddof: int = 1,
+) -> Tensor:
+    """Advantages of edges: their leaves', and how they did among the edges from the same node (GiGPO).
+
+    The `anchor_state_advantages` of the steps on the way to every leaf (arXiv 2505.10978), where the state is the node
+    from which a step goes. Leaves may share a step; an edge has the mean over the leaves below it.
+
+    Args:
+        parent: [N] index of each node's parent, -1 for a root; any order, several trees in one tensor.
+        leaf: [L] node ids.
+        rewards: [L]; NaN leaves every comparison of steps.
+        groups: [L] integer ids; leaves of a tree that are not of one group are not compared.
+        episode: [L] `group_advantages` of the leaves; NaN counts as 0.
+        weight: Of the comparison by state.
+        discount: In (0, 1], the share of a reward that is left a step earlier.
+        scale: "group" divides by the standard deviation of a state's steps, "none" does not.
+        eps: Added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Returns:
+        [N], float32 at least, for the edge into each node; 0 for roots and nodes above no leaf.
+
+    Raises:
+        ValueError: For a malformed tree, or as `anchor_state_advantages`.
+    """
+    depth, _ = _depths_and_roots(parent)
+    for values, name in ((rewards, "rewards"), (episode, "episode")):
+        one_per_row(values, len(leaf), name)
+    ids = one_per_row(torch.as_tensor(groups, device=leaf.device), len(leaf), "groups")
+    row, node = _paths(parent, leaf)
+    left = as_precise(depth[leaf[row]] - depth[node])
+    own = anchor_state_advantages(
+        as_precise(rewards)[row] * discount**left, ids[row], parent[node], as_precise(episode)[row],
+        weight=weight, scale=scale, eps=eps, ddof=ddof,
+    )  # fmt: skip
+    total, count = (sum_by_group(v, node, len(parent)) for v in (as_precise(own), torch.ones_like(left)))
+    return (total / count.clamp(min=1)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def depth_advantages(

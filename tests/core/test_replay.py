@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from flowgrpo.core.replay import Successes, VarianceCurriculum
+from flowgrpo.core.replay import Successes, VarianceCurriculum, answer_diversity
 
 NAN = math.nan
 
@@ -47,6 +47,13 @@ def test_the_past_fades():
     forgetful.observe("a", [1, 1])
     forgetful.observe("a", [0, 1])
     assert forgetful.rate("a") == 0.5
+
+
+def test_answers_are_various_where_no_two_are_equal():
+    assert answer_diversity(["1", "2", "3"]) == 1
+    assert answer_diversity(["1", "1", "1"]) == 0
+    assert answer_diversity(iter(["1", "2", None, "1", "2", None, "3"])) == 0.5
+    assert answer_diversity(["1", None]) == answer_diversity([None, None]) == answer_diversity([]) == 0
 
 
 def test_diversity_adds_to_the_variance():
