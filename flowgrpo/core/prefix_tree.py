@@ -117,7 +117,7 @@ def anchor_prefix_advantages(
     macro = one_per_row(episode.detach(), len(rewards), "episode").to(data.dtype).nan_to_num(0.0)
     if len(rewards) == 0:
         return torch.zeros(0, 0, dtype=data.dtype, device=rewards.device)
-    columns, _ = _prefix_nodes(completions, data.index.tolist())
+    columns, _ = _prefix_nodes(completions, [int(i) for i in data.index])
     lengths = torch.tensor([len(tokens) for tokens in completions], device=rewards.device)
     steps = torch.arange(int(lengths.max()), device=rewards.device)
     inside = steps < lengths[:, None]
