@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from .part_soundness import part_faults
 from .sections import (
     AdvantageConfig,
     BalanceConfig,
@@ -196,6 +198,16 @@ class Recipe(BaseRecipe):
     objective: ObjectiveConfig = ObjectiveConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _images_are_not_cut(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("parts") is not None:
+            raise ValueError(
+                "`parts` cuts completions, and this recipe makes images, whose parts are their denoising steps; leave "
+                "it out, or use task text"
+            )
+        return given
+
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
         faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self), *shared_faults(self)]
@@ -240,6 +252,32 @@ class GenerationConfig(Section):
     )
 
 
+class PartsConfig(Section):
+    """How a completion is cut into parts, which ratios, credit and rewards may be of; a blank one joins that before."""
+
+    cut: Literal["lines", "sentences", "pattern"] = Field(
+        "lines", description="`sentences` end with . ! ? or … before white space, with 。！？, and with a line."
+    )
+    pattern: str | None = Field(
+        None, description="`pattern`: a regular expression of Python; a part ends where a match of it ends."
+    )
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"no regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _has_a_pattern(self) -> PartsConfig:
+        if (self.cut == "pattern") != bool(self.pattern):
+            raise ValueError(f"cut is {self.cut} and pattern {self.pattern!r}; a pattern belongs to cut pattern alone")
+        return self
+
+
 class TextRolloutConfig(Section):
     """How much is sampled in an iteration."""
 
@@ -272,8 +310,12 @@ class TextObjectiveConfig(Section):
         None,
         description="Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.",
     )
-    level: Literal["token", "sequence"] = "token"
-    reduce: Literal["token", "sequence", "sum"] = Field("token", description="Over tokens, row means, or row sums.")
+    level: Literal["token", "part", "sequence"] = Field(
+        "token", description="What has a ratio: the geometric mean of its tokens'."
+    )
+    reduce: Literal["token", "part", "sequence", "sum"] = Field(
+        "token", description="Over tokens, row means, or row sums; `part`: row means in which each part counts once."
+    )
     constant: bool = Field(False, description="`sum`: divide by rows × max_tokens (Dr. GRPO), not by rows.")
     kl: float = Field(0.0, ge=0, description="Of the KL to the reference.")
     kl_kind: Literal["k2", "k3+"] = Field("k2", description="Estimates whose gradient is right.")
@@ -322,6 +364,7 @@ class TextRecipe(BaseRecipe):
     model: LanguageModelConfig = LanguageModelConfig()
     data: DataConfig = DataConfig(train="arithmetic:train", heldout="arithmetic:heldout")
     generation: GenerationConfig = GenerationConfig()
+    parts: PartsConfig | None = Field(None, description="Completions are not cut if left out.")
     rollout: TextRolloutConfig = TextRolloutConfig()
     objective: TextObjectiveConfig = TextObjectiveConfig()
     evaluate: TextEvaluateConfig = TextEvaluateConfig()
@@ -330,6 +373,7 @@ class TextRecipe(BaseRecipe):
     def _geometry(self) -> TextRecipe:
         faults = [
             *text_faults(self),
+            *part_faults(self),
             *shared_faults(self),
             *_updates_fault(self.optimizer.updates, self.rollout.prompts),
         ]

@@ -24,6 +24,7 @@ SurrogateName = Literal[
     "r2vpo",
     "rec",
     "regression",
+    "sspo",
 ]
 
 
@@ -216,11 +217,12 @@ class AdvantageConfig(Section):
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)
-    credit: Literal["leaf", "depth", "turning", "value", "critic", "process", "prefix"] = Field(
+    credit: Literal["leaf", "depth", "turning", "value", "critic", "process", "prefix", "parts", "minimum"] = Field(
         "leaf",
         description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
         "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's. Of "
-        "tokens: gains where completions part (`prefix`, TEMPO).",
+        "tokens: gains where completions part (`prefix`, TEMPO); scores of the `parts` from there on (Rank-GRPO). Of "
+        "both, the least score from there on (`minimum`, PURE).",
     )
     fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
     options: dict[str, bool | float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")

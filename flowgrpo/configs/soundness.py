@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .part_soundness import PART_CREDITS
+
 if TYPE_CHECKING:
     from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
     from .sections import AdvantageConfig, RewardConfig
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
 TOKEN_KEYS = ("options", "constant", "kl", "llds", "balance", "variance", "entropy", "conflict", "confident")
 REMEMBERING = ("tracked", "cumulative")
+PREVIEWED = ("turning", "value", "minimum")
+"""Credits of images that read what each state would become without noise."""
 
 
 def _window_faults(window: WindowConfig, steps: int, name: str) -> list[str]:
@@ -62,8 +66,10 @@ def sampler_faults(recipe: Recipe) -> list[str]:
         faults.append(
             "sampler.flash_ratio shortens the deterministic steps after the window; use sampler.stochastic window"
         )
-    if sampler.probe is not None and recipe.advantage.credit not in ("turning", "value"):
-        faults.append("sampler.probe makes previews that only advantage.credit turning and value read; leave it out")
+    if sampler.probe is not None and recipe.advantage.credit not in PREVIEWED:
+        faults.append(
+            "sampler.probe makes previews that only advantage.credit turning, value and minimum read; leave it out"
+        )
     if sampler.guide is not None and recipe.critic is None:
         faults.append("sampler.guide follows the gradient of a critic; add a `critic` section")
     if sampler.guide is not None and sampler.plan not in ("window", "branch"):
@@ -77,9 +83,14 @@ def credit_faults(recipe: Recipe) -> list[str]:
     faults = []
     if advantage.credit == "prefix":
         faults.append("advantage.credit prefix reads the tokens of completions; use depth for a tree of images")
+    if advantage.credit == "parts":
+        faults.append(
+            "advantage.credit parts takes the scores of the parts of completions; of images use value, turning or "
+            "minimum, by the scores of their states"
+        )
     if advantage.baseline == "length":
         faults.append("advantage.baseline length weights by the lengths of completions; images have none, use mean")
-    if advantage.credit in ("turning", "value") and (sampler.plan != "window" or sampler.probe is None):
+    if advantage.credit in PREVIEWED and (sampler.plan != "window" or sampler.probe is None):
         faults.append(
             f"advantage.credit {advantage.credit} compares states with what they become without noise; use "
             "sampler.plan window with sampler.probe 1 (every level) or 0 (one step)"
@@ -95,7 +106,7 @@ def credit_faults(recipe: Recipe) -> list[str]:
         )
     if advantage.credit in ("critic", "process") and recipe.critic is None:
         faults.append(f"advantage.credit {advantage.credit} asks a critic; add a `critic` section")
-    if advantage.credit in ("turning", "value", "critic", "process") and recipe.objective.form != "transition":
+    if advantage.credit in (*PREVIEWED, "critic", "process") and recipe.objective.form != "transition":
         faults.append(f"advantage.credit {advantage.credit} needs trained transitions; use objective.form transition")
     if recipe.critic is not None and not (advantage.credit in ("critic", "process") or sampler.guide):
         faults.append("a critic that nothing asks; set advantage.credit to critic or process, or sampler.guide")
@@ -118,6 +129,11 @@ def objective_faults(recipe: Recipe) -> list[str]:
         faults.append(
             f"objective.clip_nats sets the bounds of a clip, which surrogate {objective.surrogate} does not "
             "have; leave it out or use surrogate clip"
+        )
+    if objective.surrogate == "sspo":
+        faults.append(
+            "surrogate sspo widens the clip of an uncertain sentence, and the steps of images have one entropy, that "
+            "of their noise; use surrogate clip"
         )
     forward = objective.form in FORWARD_FORMS
     if sampler.plan == "ode" and objective.form == "transition":
@@ -206,9 +222,10 @@ def text_faults(recipe: TextRecipe) -> list[str]:
             f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more, or "
             "advantage.baseline none"
         )
-    if advantage.credit not in ("leaf", "prefix"):
+    if advantage.credit not in ("leaf", "prefix", *PART_CREDITS):
         faults.append(
-            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf or prefix with text"
+            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf, prefix, "
+            f"{' or '.join(PART_CREDITS)} with text"
         )
     if advantage.credit == "prefix":
         faults += _prefix_faults(recipe)
@@ -291,7 +308,7 @@ def _moved_faults(recipe: AnyRecipe) -> list[str]:
             faults.append(
                 f"objective.options give surrogate {surrogate} what objective.{name} moves; leave one of them out"
             )
-        if recipe.task == "text" and recipe.objective.level == "sequence":
+        if recipe.task == "text" and recipe.objective.level != "token":
             faults.append(f"objective.{name} counts tokens; use objective.level token")
     return faults
 

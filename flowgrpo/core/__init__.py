@@ -18,6 +18,7 @@ from .diagnostics import degenerate_groups, step_statistics, summarise
 from .minima import minimum_returns, minimum_weighted_rewards
 from .objectives import gaussian_kl, kl, policy_loss
 from .outcomes import consistency_advantages, outcome_entropy, quantile_advantages, semantic_entropy_weights
+from .parts import later_returns, part_advantages
 from .prefix_tree import prefix_tree_advantages, prefix_values
 from .registry import advantage_of
 from .shaping import bounded_shaping, positive_only_advantages, unlikeliness_rewards
@@ -47,11 +48,13 @@ __all__ = [
     "group_advantages",
     "group_gated_rewards",
     "kl",
+    "later_returns",
     "minimum_returns",
     "minimum_weighted_rewards",
     "multi_reward_advantages",
     "node_values",
     "outcome_entropy",
+    "part_advantages",
     "policy_loss",
     "positive_only_advantages",
     "prefix_tree_advantages",

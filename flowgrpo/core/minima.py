@@ -8,7 +8,12 @@ from torch import Tensor
 from .advantages import as_precise
 
 
-def _steps(step_rewards: Tensor) -> Tensor:
+def step_values(step_rewards: Tensor) -> Tensor:
+    """Rewards of steps [B, T] in the precision of sums.
+
+    Raises:
+        ValueError: Another shape, or an infinite reward.
+    """
     if step_rewards.dim() != 2:
         raise ValueError(f"`step_rewards` has shape {tuple(step_rewards.shape)}; give one reward per step, (B, T)")
     if bool(step_rewards.isinf().any()):
@@ -30,7 +35,7 @@ def minimum_returns(step_rewards: Tensor) -> Tensor:
     Raises:
         ValueError: Another shape, or an infinite reward.
     """
-    rewards = _steps(step_rewards)
+    rewards = step_values(step_rewards)
     filled = rewards.where(~rewards.isnan(), torch.inf)
     least = filled.flip(1).cummin(1).values.flip(1) if rewards.shape[1] else filled
     dtype = torch.promote_types(step_rewards.dtype, torch.float32)
@@ -55,7 +60,7 @@ def minimum_weighted_rewards(step_rewards: Tensor, *, temperature: float = 0.1) 
     """
     if not temperature > 0:
         raise ValueError(f"`temperature` is {temperature}; use a number above 0")
-    rewards = _steps(step_rewards)
+    rewards = step_values(step_rewards)
     absent = rewards.isnan()
     weight = (-rewards / temperature).masked_fill(absent, -torch.inf).softmax(1)
     dtype = torch.promote_types(step_rewards.dtype, torch.float32)

@@ -6,7 +6,8 @@ A reward is a plain function or an object with `__call__`, always called with ke
     def my_reward(completions, prompts, **columns) -> scores    # B strings
 
 Every column of the prompt file arrives by its name, as a list of B values; a reward gets only the columns
-its signature takes, or all of them if it has `**columns`. An object (or function) may carry attributes:
+its signature takes, or all of them if it has `**columns`. Where a recipe cuts completions, the column `parts` has
+B lists of the texts of their parts. An object (or function) may carry attributes:
 
     name         what its metrics are called
     device       where the images are put before the call
@@ -219,6 +220,11 @@ class Reward:
             )
         known = {kind, "prompts", *columns, *self._options, *(["groups"] if grouped else [])}
         missing = [name for name in self.needed if name not in known]
+        if "parts" in missing:
+            raise ValueError(
+                f"reward {self.name!r} scores the `parts` of completions, and here these are not cut; add a section "
+                "such as parts: {cut: lines} to a recipe of text"
+            )
         other = "completions" if kind == "images" else "images"
         if other in missing:
             raise ValueError(f"reward {self.name!r} scores `{other}`, but this run makes {kind}")
@@ -268,7 +274,7 @@ class Reward:
                 result = self.function(**{**taken, **self._options})
         except ModuleNotFoundError as error:
             raise missing_dependency(self.name, error) from error
-        return normalise(result, count, self.name)
+        return normalise(result, count, self.name, taken.get("parts"))
 
     def close(self) -> None:
         """Release what the plug-in holds, if it says how."""

@@ -98,6 +98,7 @@ class Remote:
         subs: dict[str, list[float]] = {}
         notes = [""] * count
         answers: list[str | None] = [None] * count
+        of_parts: list[list[float] | None] = [None] * count
         for rows, scores in parts:
             for name in scores.sub_scores:
                 subs.setdefault(name, [math.nan] * count)
@@ -105,10 +106,14 @@ class Remote:
                 values[row] = scores.values[place].item()
                 notes[row] = scores.notes[place] if scores.notes else ""
                 answers[row] = scores.answers[place] if scores.answers else None
+                of_parts[row] = scores.parts[place] if scores.parts else None
                 for name, column in scores.sub_scores.items():
                     subs[name][row] = column[place]
         said = any(scores.answers for _, scores in parts)
-        return Scores(values, subs, notes if any(notes) else (), answers=answers if said else ())
+        cut = any(scores.parts for _, scores in parts)
+        return Scores(
+            values, subs, notes if any(notes) else (), answers=answers if said else (), parts=of_parts if cut else ()
+        )
 
     def close(self) -> None:
         """Close the connection. The server goes on."""

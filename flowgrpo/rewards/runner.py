@@ -34,6 +34,7 @@ class RewardBatch:
         notes: reward -> [B] strings, for rewards that write any.
         seconds: reward -> time spent, retries included.
         answers: reward -> [B] what it read in each sample, None for nothing; for rewards that say.
+        parts: reward -> [B] its scores of the parts of each completion, None for none; for rewards that give any.
     """
 
     values: Tensor
@@ -43,13 +44,20 @@ class RewardBatch:
     notes: dict[str, list[str]]
     seconds: dict[str, float]
     answers: dict[str, list[str | None]] = field(default_factory=dict)
+    parts: dict[str, list[list[float] | None]] = field(default_factory=dict)
 
     def record(self, row: int) -> dict[str, Any]:
-        """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`; NaN becomes None."""
+        """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`, and `parts` where a reward
+        scored any; NaN becomes None."""
 
         def plain(value: float) -> float | None:
             return None if math.isnan(value) else value
 
+        parts = {
+            name: [plain(score) for score in own]
+            for name, column in self.parts.items()
+            if (own := column[row]) is not None
+        }
         return {
             "rewards": {name: plain(self.values[row, k].item()) for k, name in enumerate(self.names)},
             "sub_scores": {
@@ -57,6 +65,7 @@ class RewardBatch:
                 for name, subs in self.sub_scores.items()
             },
             "notes": {name: notes[row] for name, notes in self.notes.items() if notes[row]},
+            **({"parts": parts} if parts else {}),
         }
 
 
@@ -129,6 +138,7 @@ class RewardSet:
         sub_scores: dict[str, dict[str, list[float]]] = {}
         notes: dict[str, list[str]] = {}
         answers: dict[str, list[str | None]] = {}
+        parts: dict[str, list[list[float] | None]] = {}
         seconds: dict[str, float] = {}
         for k, reward in enumerate(self.rewards):
             start = time.perf_counter()
@@ -142,8 +152,10 @@ class RewardSet:
                     _scatter(notes.setdefault(reward.name, [""] * len(values)), rows, scores.notes)
                 if scores.answers:
                     _scatter(answers.setdefault(reward.name, [None] * len(values)), rows, scores.answers)
+                if scores.parts:
+                    _scatter(parts.setdefault(reward.name, [None] * len(values)), rows, scores.parts)
             seconds[reward.name] = time.perf_counter() - start
-        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers)
+        return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts)
 
     def close(self) -> None:
         """Let every reward release what it holds, even if one of them raises in doing so."""

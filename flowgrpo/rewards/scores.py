@@ -35,16 +35,25 @@ class Scores:
         notes: [B] strings, a written rationale for each sample; or empty.
         answers: [B] strings, what the reward read in each sample, written so that samples which mean the same to it
             have the same text (`1/2` for 0.5 too); None where it read nothing. Or empty.
+        parts: [B] lists of a float for each part of a completion, in their order; None or NaN for a part to which the
+            reward does not apply, and None for such a completion. Or empty.
     """
 
     values: Any
     sub_scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     notes: Sequence[str] = ()
     answers: Sequence[str | None] = ()
+    parts: Sequence[Sequence[float | None] | None] = ()
 
 
-def normalise(result: Any, count: int, name: str) -> Scores:
+def normalise(result: Any, count: int, name: str, cut: Sequence[Sequence[str]] | None = None) -> Scores:
     """Check a reward's return value and turn it into `Scores` of plain types.
+
+    Args:
+        result: what it returned.
+        count: B samples.
+        name: of the reward.
+        cut: B lists of the parts it was given, if any; it scores as many.
 
     Raises:
         InvalidScores: names the reward, what it returned and what it should return.
@@ -58,7 +67,44 @@ def normalise(result: Any, count: int, name: str) -> Scores:
     notes = ["" if note is None else str(note) for note in scores.notes]
     if notes and (isinstance(scores.notes, str) or len(notes) != count):
         raise InvalidScores(f"reward {name!r} returned {len(notes)} notes for {count} samples; one string each")
-    return Scores(values, subs, notes, answers=_answers(scores.answers, count, name))
+    parts = _parts(scores.parts, count, name, cut)
+    return Scores(values, subs, notes, answers=_answers(scores.answers, count, name), parts=parts)
+
+
+def _parts(given: Any, count: int, name: str, cut: Sequence[Sequence[str]] | None) -> list[list[float] | None]:
+    rows = given.tolist() if isinstance(given, (Tensor, np.ndarray)) else given
+    if not isinstance(rows, (list, tuple)) or len(rows) not in (0, count):
+        what = f"{len(rows)} entries" if isinstance(rows, (list, tuple)) else f"a {type(rows).__name__}"
+        raise InvalidScores(
+            f"reward {name!r} returned {what} as `parts` of {count} samples; a list of floats, or None, for each"
+        )
+    sizes = [None if cut is None else len(texts) for texts in cut or rows]
+    return [None if own is None else _of_parts(own, row, name, sizes[row]) for row, own in enumerate(rows)]
+
+
+def _of_parts(scores: Any, row: int, name: str, size: int | None) -> list[float]:
+    """Scores of the parts of one sample, in float32; so many, where that is known."""
+    plain = scores.tolist() if isinstance(scores, (Tensor, np.ndarray)) else scores
+    if not isinstance(plain, (list, tuple)):
+        raise InvalidScores(
+            f"reward {name!r} returned {plain!r:.80} ({type(plain).__name__}) as `parts` of row {row} of the call; a "
+            "list of floats, or None",
+            row,
+        )
+    if size is not None and len(plain) != size:
+        raise InvalidScores(
+            f"reward {name!r} returned {len(plain)} scores for the {size} parts of row {row} of the call; one for each",
+            row,
+        )
+    numbers = torch.tensor([_number(v, row, f"reward {name!r}, of a part,") for v in plain], dtype=torch.float32)
+    if bool(numbers.isinf().any()):
+        raise InvalidScores(
+            f"reward {name!r} returned an infinite score of a part in row {row} of the call; return a finite number, "
+            "or NaN if it does not apply",
+            row,
+        )
+    found: list[float] = numbers.tolist()
+    return found
 
 
 def _answers(given: Any, count: int, name: str) -> list[str | None]:

@@ -52,5 +52,5 @@ def score_within(reward: Reward, inputs: Inputs, role: str) -> Scores:
         ) from cause
     return Scores(
         scored.values[:, 0], scored.sub_scores.get(reward.name, {}), scored.notes.get(reward.name, ()),
-        answers=scored.answers.get(reward.name, ()),
+        answers=scored.answers.get(reward.name, ()), parts=scored.parts.get(reward.name, ()),
     )  # fmt: skip

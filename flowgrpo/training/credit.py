@@ -14,6 +14,7 @@ from torch import Tensor
 from ..configs.sections import AdvantageConfig, RewardConfig
 from ..configs.soundness import REMEMBERING
 from ..core.advantages import anchored_advantages, group_advantages, multi_reward_advantages
+from ..core.minima import minimum_weighted_rewards
 from ..core.prefix_tree import prefix_tree_advantages
 from ..core.process import future_rewards, turning_point_rewards
 from ..core.registry import SELECTIONS, advantage_of
@@ -23,6 +24,7 @@ from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
 from ..samplers.rollout import Rollout
 from .critic import Critic
+from .part_credit import least_returns, minimum_credit, parts_credit
 
 if TYPE_CHECKING:
     from .text_policy import Completions
@@ -178,6 +180,27 @@ def _prefix(
     )
 
 
+def _minimum(
+    experience: Any,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    temperature: float = 0.0,
+) -> Tensor:
+    """PURE (2504.15275): the least reward from a step on, compared within a step; of completions, see `part_credit`.
+
+    With a `temperature` above 0 it is soft: the sum of softmin-weighted rewards from the step on.
+    """
+    if not isinstance(experience, Experience):
+        return minimum_credit(experience, scores, settings, temperature=temperature)
+    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    values = least_returns(rewards[:, 1:], temperature)
+    options: dict[str, Any] = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale}
+    return _scatter(experience, nodes, group_advantages(values, prompt, **options))
+
+
 CREDITS: dict[str, Credit] = {
     "leaf": _leaf,
     "depth": _depth,
@@ -186,6 +209,8 @@ CREDITS: dict[str, Credit] = {
     "critic": _critic,
     "process": _process,
     "prefix": _prefix,
+    "parts": parts_credit,
+    "minimum": _minimum,
 }
 
 
@@ -214,6 +239,8 @@ def credit_of(settings: AdvantageConfig) -> Credit:
             )
     if settings.credit == "turning":
         turning_point_rewards(torch.zeros(1, 2), **settings.options)  # type: ignore[arg-type]
+    if settings.credit == "minimum" and settings.options.get("temperature"):
+        minimum_weighted_rewards(torch.zeros(1, 1), temperature=float(settings.options["temperature"]))
     if settings.credit == "value":
         gamma, k = (settings.options.get(name, default) for name, default in (("gamma", 0.9), ("k", 1.0)))
         anchored_advantages(future_rewards(torch.zeros(1, 2), gamma=float(gamma)), [0], k=float(k))

@@ -16,6 +16,7 @@ import numpy as np
 from ..configs.layers import prompt_file_note
 from ..configs.sections import PROMPT
 from ..pipelines.pictures import Picture
+from ..text.parts import Parts
 
 IMAGE = "image"
 EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
@@ -209,10 +210,22 @@ def templated(row: PromptRow, template: str) -> PromptRow:
     return replace(row, text=text, messages=(*before, {**last, "content": text}))
 
 
-def columns_of(rows: Sequence[PromptRow]) -> dict[str, list[Any]]:
-    """The columns of several prompts, `None` where one lacks a column."""
+def columns_of(rows: Sequence[PromptRow], parts: Parts | None = None) -> dict[str, list[Any]]:
+    """The columns of several prompts, `None` where one lacks a column; with the parts of their completions as `parts`.
+
+    Raises:
+        ValueError: there are parts, and the prompts have such a column.
+    """
     names = dict.fromkeys(name for row in rows for name in row.columns)
-    return {name: [row.columns.get(name) for row in rows] for name in names}
+    found = {name: [row.columns.get(name) for row in rows] for name in names}
+    if parts is None:
+        return found
+    if "parts" in found:
+        raise ValueError(
+            "the prompts have a column 'parts', and rewards get the parts of completions by that name; rename the "
+            "column, or leave out `parts` of the recipe"
+        )
+    return {**found, "parts": parts.texts}
 
 
 class PromptStream:

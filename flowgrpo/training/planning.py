@@ -7,11 +7,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from ..configs.schema import AnyRecipe, Recipe, WindowConfig
-from ..core.registry import SURROGATES
+from ..core.registry import PART_SURROGATES, SURROGATES
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
 from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
@@ -156,13 +157,13 @@ def surrogate_of(recipe: Recipe, elements: int) -> Callable[..., Tensor]:
     return bound_surrogate(objective.surrogate, options)
 
 
-def bound_surrogate(name: str, options: Mapping[str, float]) -> Callable[..., Tensor]:
-    """A surrogate with its hyper-parameters.
+def bound_surrogate(name: str, options: Mapping[str, float]) -> Callable[..., Any]:
+    """A surrogate with its hyper-parameters; of those of `PART_SURROGATES`, what makes one for a micro-batch.
 
     Raises:
         ValueError: a hyper-parameter that the surrogate does not have.
     """
-    function = SURROGATES[name]
+    function = {**SURROGATES, **PART_SURROGATES}[name]
     known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
     for option in options:
         if option not in known:

@@ -77,7 +77,7 @@ def pooled(
     names: dict[tuple[int, int], int] = {}
     known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
     return Pooled(
-        scores=replace(scores, values=torch.tensor(values), sub_scores={}, notes={}),
+        scores=replace(scores, values=torch.tensor(values), sub_scores={}, notes={}, parts={}),
         prompts=list(ids),
         groups=torch.tensor(known),
         outcomes=torch.tensor(outcomes),

@@ -178,24 +178,25 @@ def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
         read = partial(_sub_score, reward=reward, name=name)
         sub_scores.setdefault(reward, {})[name] = column(read, float("nan"))
     noted = dict.fromkeys(reward for part in parts for reward in part.notes)
-    notes = {reward: column(partial(_note, reward=reward), "") for reward in noted}
+    notes = {reward: column(partial(_said, kind="notes", reward=reward), "") for reward in noted}
     answered = dict.fromkeys(reward for part in parts for reward in part.answers)
-    answers = {reward: column(partial(_answer, reward=reward), None) for reward in answered}
+    answers = {reward: column(partial(_said, kind="answers", reward=reward), None) for reward in answered}
+    cut = dict.fromkeys(reward for part in parts for reward in part.parts)
+    of_parts = {reward: column(partial(_said, kind="parts", reward=reward), None) for reward in cut}
     seconds = {name: sum(part.seconds[name] for part in parts) for name in first.seconds}
     values = torch.cat([part.values for part in parts])
-    return replace(first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, seconds=seconds)
+    return replace(
+        first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts, seconds=seconds
+    )
 
 
 def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:
     return part.sub_scores.get(reward, {}).get(name)
 
 
-def _note(part: RewardBatch, reward: str) -> list[str] | None:
-    return part.notes.get(reward)
-
-
-def _answer(part: RewardBatch, reward: str) -> list[str | None] | None:
-    return part.answers.get(reward)
+def _said(part: RewardBatch, kind: str, reward: str) -> list[Any] | None:
+    found: list[Any] | None = getattr(part, kind).get(reward)
+    return found
 
 
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]

@@ -27,6 +27,7 @@ from ..rewards.guards import Guard, Guards
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
+from ..text.parts import Parts
 from .balance import Balance
 from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
@@ -37,6 +38,7 @@ from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .processes import Processes, ended_together
 from .run_folder import RunFolder
 from .tasks import FlowTask, Task
+from .text_parts import PartRatios
 from .text_policy import TextPolicy
 from .text_task import TextTask
 from .trainer import Data, Reporter, Trainer
@@ -302,7 +304,7 @@ class Checked:
                 take_pictures(self.data, recipe, call_arguments(self.folder, recipe.model.call), parameters)
         else:
             self.folder, kind = language_folder(recipe.model.path), "completions"
-            bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
+            PartRatios(recipe.objective, bound_surrogate(recipe.objective.surrogate, recipe.objective.options))
         credit_of(recipe.advantage)
         if recipe.objective.balance is not None:
             Balance(recipe.objective.balance)
@@ -310,9 +312,10 @@ class Checked:
         evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
         self.evaluation = RewardSet(reward_specs(evaluated))
         self.guards = guards_of(recipe, self.rewards, self.evaluation)
+        parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():
-                reward.check(kind, columns_of(rows), grouped=True)
+                reward.check(kind, columns_of(rows, parts), grouped=True)
 
 
 def guards_of(recipe: AnyRecipe, rewards: RewardSet, evaluation: RewardSet) -> Guards:
@@ -372,10 +375,11 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
             f"{ranks} prompts or more, or fewer processes"
         )
     advantage = recipe.advantage
-    if ranks > 1 and (advantage.credit == "value" or (advantage.credit, advantage.scale) == ("turning", "batch")):
+    beyond = advantage.credit in ("turning", "minimum") and advantage.scale == "batch"
+    if ranks > 1 and (advantage.credit == "value" or beyond):
         raise ValueError(
-            "advantage.credit value, and turning with advantage.scale batch, compare the steps of all prompts, which "
-            "are on several processes; use one process, or another credit"
+            "advantage.credit value, and turning or minimum with advantage.scale batch, compare the steps of all "
+            "prompts, which are on several processes; use one process, or another credit"
         )
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained in one process; use one, or a recipe without `critic`")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from .balance import Balance
 from .controls import Controls
 from .objectives import Outcome
 from .planning import bound_surrogate, clip_of
+from .text_parts import PartRatios, units_of
 from .text_policy import STRETCHES, Completions, TextPolicy
 
 
@@ -64,6 +65,7 @@ class TokenObjective:
         self.surrogate = bound_surrogate(objective.surrogate, objective.options)
         self.clip = clip_of(self.surrogate)
         self.balance = None if objective.balance is None else Balance(objective.balance)
+        self.parts = PartRatios(objective, self.surrogate)
         self._moved = False
         self.correction = correction_of(recipe)
         self.several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
@@ -72,6 +74,7 @@ class TokenObjective:
     def prepare(self, experience: Completions) -> None:
         """Log-probs before the weights move, by the training engine, where several updates will need them."""
         self._before, self._moved = {}, False
+        self.parts.forget()
         if self.controls.variance is not None:
             self.surrogate = partial(r2vpo, lam=self.controls.variance.value)
         if not self.several:
@@ -79,13 +82,20 @@ class TokenObjective:
         with torch.no_grad():
             for part in range(experience.updates):
                 for rows in self.batches(experience, part, None):
-                    self._before |= dict(zip(rows, self.policy.log_probs(experience, rows)[0]))
+                    found = self.policy.statistics(experience, rows, entropy=self.parts.guided)
+                    self._before |= dict(zip(rows, found.log_probs))
+                    self.parts.remember(rows, found.entropy)
 
     def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
         """Contributions of tokens to the gradient under each pair of bounds, where the recipe searches them.
 
-        From the second optimizer step of a rollout on, that takes another pass over its completions.
+        From the second optimizer step of a rollout on, that takes another pass over its completions. Where the clip
+        follows the entropy of parts, sum and number of the entropies of the step's tokens.
         """
+        if self.parts.guided:
+            counted = self._counted(experience, keep)
+            mine = [row for rows in self.batches(experience, part, keep) for row in rows if counted[row]]
+            return self.parts.entropies(experience.lengths, mine, self.policy.device)
         if self.balance is None:
             return None
         moved, self._moved = self._moved, True
@@ -104,7 +114,9 @@ class TokenObjective:
         return total
 
     def settle(self, sums: Tensor) -> None:
-        """Take the bounds that the contributions ask for."""
+        """Take the bounds that the contributions ask for, or the mean entropy."""
+        if self.parts.guided:
+            return self.parts.settle(sums)
         assert self.balance is not None
         self.balance.settle(sums)
         self.surrogate = self.balance.surrogate
@@ -208,11 +220,15 @@ class TokenObjective:
         penalties = self._penalties(experience, scored)
         penalty = torch.stack([factor * value for factor, value in penalties.values()]).sum(0) if penalties else None
         correction, count = self._correction(scored), mask.sum().float()
-        weights = [one for one in (correction, scored.weight) if one is not None]
+        surrogate, shares = self._by_part(experience, scored)
+        weights = [one for one in (correction, scored.weight, shares) if one is not None]
         weight = torch.stack(weights).prod(0) if weights else None
+        # The ratio of a part is a surrogate of tokens, and its share of the row a weight.
+        level = "token" if objective.level == "part" else objective.level
+        reduce = "sequence" if objective.reduce == "part" else objective.reduce
         loss, metrics = policy_loss(
-            scored.log_probs, scored.old, scored.advantage, mask, surrogate=self.surrogate, level=objective.level,
-            weight=weight, penalty=penalty, reduce=objective.reduce, denom=rows,
+            scored.log_probs, scored.old, scored.advantage, mask, surrogate=surrogate, level=level,
+            weight=weight, penalty=penalty, reduce=reduce, denom=rows,
         )  # fmt: skip
         if correction is not None:
             cut = torch.where(mask, (correction == 0) | (correction >= objective.correction_cap), False)
@@ -224,6 +240,13 @@ class TokenObjective:
         if self.controls.variance is not None:
             metrics["ratio_variance"] = ratio_variance(scored.log_probs - scored.old, mask)
         return loss, metrics
+
+    def _by_part(self, experience: Completions, scored: Scored) -> tuple[Callable[..., Tensor], Tensor | None]:
+        """The surrogate of a batch, and [R, T] weights of its tokens, as the recipe has them by parts."""
+        if not self.parts.asked:
+            return self.surrogate, None
+        units = units_of(experience, scored.batch, scored.mask.device)
+        return self.parts.surrogate(self.surrogate, units, scored.batch), self.parts.weight(units, scored.mask)
 
     def _penalties(self, experience: Completions, scored: Scored) -> dict[str, tuple[float, Tensor]]:
         """Factor and [R, T] of what is added to the loss, by the name of its metric."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..configs.schema import GenerationConfig, TextRecipe
 from ..pipelines.policy import part_bounds
 from ..text.model import LanguageModel, LanguageWeights
+from ..text.parts import CUTS, Parts, cut_completions
 from ..text.sampling import Sampled, Sampler, completion_keys, sample_completions
 from ..text.scoring import Statistics, completion_statistics
 from .data import PromptRow
@@ -35,6 +36,7 @@ class Completions:
         updates: how many parts of whole prompts the rollout is cut into.
         drop_truncated: whether completions that did not end are left out.
         replayed: how many are past successes in the place of failures.
+        parts: of the completions, where the recipe cuts them.
         cuts: first prompts of the parts after the first; nearly equal parts if left out.
     """
 
@@ -45,6 +47,7 @@ class Completions:
     updates: int = 1
     drop_truncated: bool = False
     replayed: int = 0
+    parts: Parts | None = None
     cuts: tuple[int, ...] | None = None
     columns: int = field(default=STRETCHES, init=False)
 
@@ -91,13 +94,14 @@ class Completions:
         return chosen
 
     def record(self) -> dict[str, float]:
-        """Tokens sampled, mean length, and the share that was cut at the longest length."""
+        """Tokens sampled, mean length, the share that was cut at the longest length, and mean number of parts."""
         lengths, ended = self.lengths.float(), torch.tensor(self.sampled.ended)
         return {
             "tokens": float(lengths.sum()),
             "length": float(lengths.mean()),
             "truncated": float((~ended).float().mean()),
             **({"replayed": float(self.replayed)} if self.replayed else {}),
+            **({} if self.parts is None else {"parts": sum(map(len, self.parts.texts)) / len(self.samples)}),
         }
 
 
@@ -202,10 +206,15 @@ class TextPolicy:
         """`group` completions of each prompt, from the key of each, see `complete`."""
         # Another engine cuts into batches by itself.
         size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
-        return complete(
+        found = complete(
             self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
             sampler=self.sampler,
         )  # fmt: skip
+        cut = self.recipe.parts
+        if cut is None:
+            return found
+        pattern = cut.pattern or CUTS[cut.cut]
+        return replace(found, parts=cut_completions(found.samples, found.sampled.ids, self.language.decode, pattern))
 
     def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""

@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 
 from ..core.replay import Successes
 from ..rewards.runner import RewardBatch
+from ..text.parts import Parts
 from ..text.sampling import Sampled
 from .credit import total_reward
 from .data import PromptRow
@@ -48,6 +49,8 @@ def replay_successes(
                 "text": completions.samples[row], "rewards": scores.values[row].tolist(),
                 "answers": {reward: column[row] for reward, column in scores.answers.items()},
             }  # fmt: skip
+            if completions.parts is not None:
+                item["parts"] = [completions.parts.texts[row], completions.parts.ids[row]]
             solved.append((prompts[row], item))
     # Of all ranks, so that every rank remembers the same and a checkpoint of one holds everything.
     for part in gather_object([solved]):
@@ -63,14 +66,24 @@ def replay_successes(
         texts[row], values[row] = item["text"], torch.tensor(item["rewards"])
         for reward, column in answers.items():
             column[row] = item.get("answers", {}).get(reward)
+    parts = completions.parts
+    if parts is not None:
+        parts = Parts(list(parts.texts), list(parts.ids))
+        for row, item in repairs:
+            parts.texts[row], parts.ids[row] = item["parts"]
     repaired = [row for row, _ in repairs]
     sub_scores = {
         reward: {name: _blank(column, repaired, float("nan")) for name, column in found.items()}
         for reward, found in scores.sub_scores.items()
     }
     notes = {reward: _blank(column, repaired, "") for reward, column in scores.notes.items()}
-    found = replace(completions, sampled=Sampled(ids, log_probs, ended), samples=texts, replayed=len(repairs))
-    return found, replace(scores, values=values, sub_scores=sub_scores, notes=notes, answers=answers)
+    of_parts = {reward: _blank(column, repaired, None) for reward, column in scores.parts.items()}
+    found = replace(
+        completions, sampled=Sampled(ids, log_probs, ended), samples=texts, replayed=len(repairs), parts=parts
+    )
+    return found, replace(
+        scores, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts
+    )  # fmt: skip
 
 
 def _blank(column: list, rows: Sequence[int], value: object) -> list:  # type: ignore[type-arg]

@@ -276,8 +276,8 @@ class Trainer:
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
         owners = [rows[p] for p in experience.prompt_of_sample]
-        texts = [row.text for row in owners]
-        return rewards.score(experience.samples, texts, columns_of(owners), experience.groups)
+        texts, columns = [row.text for row in owners], columns_of(owners, getattr(experience, "parts", None))
+        return rewards.score(experience.samples, texts, columns, experience.groups)
 
     def combined(self, scores: RewardBatch, experience: Collected) -> RewardBatch:
         """The rewards as the recipe combines them."""

@@ -122,6 +122,7 @@ def pack_scores(scores: Scores) -> bytes:
         "sub_scores": {name: _numbers(column) for name, column in scores.sub_scores.items()},
         "notes": list(scores.notes),
         "answers": list(scores.answers),
+        "parts": [None if own is None else _numbers(own) for own in scores.parts],
     }
     return json.dumps(reply, allow_nan=False).encode()
 
@@ -135,7 +136,10 @@ def unpack_scores(body: bytes) -> Scores:
     reply = _read_json(body)
     if not (isinstance(reply.get("sub_scores"), dict) and isinstance(reply.get("notes"), list)):
         raise ValueError("the reply is not that of a server of rewards")
-    return Scores(reply.get("values"), reply["sub_scores"], reply["notes"], answers=reply.get("answers", ()))
+    return Scores(
+        reply.get("values"), reply["sub_scores"], reply["notes"], answers=reply.get("answers", ()),
+        parts=reply.get("parts", ()),
+    )  # fmt: skip
 
 
 def sample_bytes(samples: Tensor | list[str]) -> int:
