@@ -39,6 +39,21 @@ class ModelConfig(Section):
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
     release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
+    attention: str | None = Field(
+        None, min_length=1, description="Attention backend of diffusers (native, flash, …); its own choice if left out."
+    )
+    compile: bool = Field(False, description="`torch.compile` the denoiser's repeated blocks.")
+    quantize: Literal["float8", "int8"] | None = Field(
+        None, description="LoRA: the frozen denoiser's linear weights in 8 bits, through torchao."
+    )
+
+    @model_validator(mode="after")
+    def _frozen(self) -> ModelConfig:
+        if self.quantize is not None and self.train == "full":
+            raise ValueError("quantize keeps the weights frozen, and train: full trains them; use train: lora")
+        if self.quantize is not None and self.dtype != "bfloat16":
+            raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
+        return self
 
 
 class WindowConfig(Section):

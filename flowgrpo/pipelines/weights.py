@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
-_MODULE_NAMES = ("transformer", "transformer_2")
+MODULE_NAMES = ("transformer", "transformer_2")
 _ADAPTER = "default"
 
 
@@ -38,7 +38,7 @@ def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
     Raises:
         ValueError: the pipeline has neither.
     """
-    modules = {name: getattr(pipe, name, None) for name in _MODULE_NAMES}
+    modules = {name: getattr(pipe, name, None) for name in MODULE_NAMES}
     found = {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
     if not found:
         others = sorted(name for name, part in pipe.components.items() if isinstance(part, nn.Module))

@@ -188,7 +188,7 @@ def model_of(config: ModelConfig) -> Model:
     latent = latent_shape(architecture, call)
     branches = family.branches(call)
     adapter = config.lora.model_dump_json() if config.train == "lora" else None
-    denoiser = _denoiser(path, config.dtype, adapter, latent, family.tokens(call))
+    denoiser = _denoiser(path, config.dtype, adapter, latent, family.tokens(call), config.quantize is not None)
     vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
     return Model(
         denoiser=architecture.experts * denoiser.bytes,
@@ -217,12 +217,14 @@ class _Denoiser:
 
 
 @cache
-def _denoiser(path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int) -> _Denoiser:
+def _denoiser(
+    path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int, quantized: bool
+) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, with a LoRA as JSON or, without one, all of its weights trained."""
     name, config = architecture_of(path).denoiser
     dtype = DTYPES[dtype_name] if adapter else torch.float32
     module = built(name, config, dtype)
-    size, modules = _bytes(module), {"transformer": module}
+    size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
     pipe: Any = SimpleNamespace(components=modules)
     if adapter:
         spec = lora_spec(LoraConfig.model_validate_json(adapter))
@@ -237,6 +239,12 @@ def _denoiser(path: str, dtype_name: str, adapter: str | None, latent: tuple[int
     texts = [inputs[key] for key in ("encoder_hidden_states", "pooled_projections") if key in inputs]
     trained = sum(parameter.numel() for parameter in weights.parameters())
     return _Denoiser(size, trained, sum(text[0].numel() for text in texts), evaluation)
+
+
+def _saved_by_quantizing(module: nn.Module) -> int:
+    """Bytes that linear weights in 8 bits with a float32 scale a row take less than the weights as they are."""
+    linear = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(w.numel() * (w.element_size() - 1) - 4 * len(w) for w in linear)
 
 
 @cache
@@ -276,11 +284,13 @@ def _passing(recipe: Recipe, model: Model) -> dict[str, int]:
     """What an evaluation, a decoding and a gradient need beside that."""
     rollout, cost = recipe.rollout, model.evaluation
     if recipe.model.gradient_checkpointing:
-        gradient = model.branches * cost.kept + model.rows * (cost.block + cost.working)
+        gradient, held = model.branches * cost.kept + model.rows * (cost.block + cost.working), cost.kept + cost.block
     else:
-        gradient = model.branches * cost.saved + model.rows * cost.working
+        gradient, held = model.branches * cost.saved + model.rows * cost.working, cost.saved
+    # A compiled denoiser samples by its graph for training, which is let go after each call.
+    graph = held if recipe.model.compile else 0
     return {
-        "sampling": rollout.batch * model.rows * cost.working,
+        "sampling": rollout.batch * model.rows * (cost.working + graph),
         "decoding": rollout.decode_batch * model.decode_bytes,
         "training": rollout.batch * gradient,
     }

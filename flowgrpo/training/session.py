@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe, LoraConfig, Recipe, RewardConfig, TextRecipe
+from ..pipelines.acceleration import Quantized, compile_blocks, quantization, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
 from ..pipelines.pictures import ENDINGS, Picture
@@ -97,11 +98,15 @@ def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def load_pipeline(path: str, dtype: torch.dtype) -> Any:
-    """Load a diffusers pipeline in `dtype`; components its folder leaves out are passed as None, as diffusers asks."""
+def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:
+    """Load a diffusers pipeline in `dtype`, its denoisers' linear weights in 8 bits if asked for.
+
+    Components its folder leaves out are passed as None, as diffusers asks.
+    """
     from diffusers import DiffusionPipeline
 
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path))
+    fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
+    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):
@@ -195,9 +200,11 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     """Load a pipeline, put what is trained on it, encode the prompts and check that it replays."""
     model, sampler = recipe.model, recipe.sampler
     dtype = DTYPES[model.dtype]
-    pipe = load_pipeline(folder, dtype)
+    pipe = load_pipeline(folder, dtype, model.quantize)
     cast_base(pipe, dtype)
     pipe.to(device)
+    if model.attention is not None:
+        use_attention(pipe, model.attention)
     call = call_arguments(folder, model.call)
     take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
     if model.train == "lora":
@@ -205,6 +212,8 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     else:
         weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
+    if model.compile:
+        compile_blocks(pipe)
     cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)))
     if model.release_text_encoders:
         asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]

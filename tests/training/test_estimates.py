@@ -4,12 +4,15 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
-from flowgrpo.configs.schema import Recipe
+from flowgrpo.configs.schema import ModelConfig, Recipe
+from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.training.estimates import GIB, GPUS, Estimate, duration, estimate, model_of, table
 from flowgrpo.training.planning import forecast
+from flowgrpo.training.session import model_folder
 
 WINDOW = {"kind": "frozen", "size": 2}
 ELEMENTS = 8 * 8 * 8
@@ -74,6 +77,12 @@ def test_gradient_checkpointing_saves_memory_and_costs_a_second_evaluation():
     assert less.flops["sampling"] == plain.flops["sampling"]
 
 
+def test_a_compiled_denoiser_samples_with_the_activations_of_a_training_pass():
+    plain, compiled = of(), of(model={"compile": True})
+    assert compiled.passing["sampling"] == plain.passing["training"] > plain.passing["sampling"]
+    assert compiled.passing["training"] == plain.passing["training"]
+
+
 def test_guidance_evaluates_every_state_twice():
     plain, guided = of(), of(model={"call": {"guidance_scale": 4.0}})
     for part in ("sampling", "training"):
@@ -81,6 +90,16 @@ def test_guidance_evaluates_every_state_twice():
         assert guided.passing[part] == 2 * plain.passing[part]
     assert guided.flops["decoding"] == plain.flops["decoding"]
     assert guided.resting["prompt embeddings"] == 2 * plain.resting["prompt embeddings"]
+
+
+def test_quantised_linear_layers_take_a_byte_a_number_and_a_scale_a_row():
+    config = ModelConfig(dtype="bfloat16")
+    plain, fewer = model_of(config), model_of(config.model_copy(update={"quantize": "float8"}))
+    with torch.device("meta"):
+        transformer = built(*architecture_of(model_folder("scenes")).denoiser, torch.bfloat16)
+    linear = [part.weight for part in transformer.modules() if isinstance(part, torch.nn.Linear)]
+    assert plain.denoiser - fewer.denoiser == sum(w.numel() - 4 * w.shape[0] for w in linear) > 0
+    assert plain.trained == fewer.trained
 
 
 def test_a_penalty_to_the_base_asks_it_once_for_each_trained_state():

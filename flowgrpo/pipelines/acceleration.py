@@ -1,0 +1,125 @@
+"""What makes the denoiser's calls cheaper and leaves the method as it is: attention kernels, compiled blocks, frozen
+weights in fewer bits. The code for each is the libraries' own; here it is chosen, and refused where it cannot work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from .weights import MODULE_NAMES, trainable_modules
+
+__all__ = ["Quantized", "compile_blocks", "quantization", "use_attention"]
+
+Quantized = Literal["float8", "int8"]
+_CONFIGS: Mapping[str, str] = {"float8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig"}
+# Window positions, trees and rests of batches make calls of many sizes, and each has a graph of its own.
+_GRAPHS = 64
+
+
+def quantization(kind: Quantized) -> Any:
+    """How `from_pretrained` loads the denoisers with their linear weights in 8 bits, through torchao.
+
+    Predictions are computed in the pipeline's dtype; `TrainedWeights.lora` trains on top of it.
+
+    Args:
+        kind: `float8` (e4m3, a scale per row) or `int8` (symmetric, a scale per row).
+
+    Returns:
+        A `diffusers.PipelineQuantizationConfig`.
+
+    Raises:
+        ValueError: torchao is not installed, or is too old to have it.
+    """
+    from diffusers import PipelineQuantizationConfig, TorchAoConfig
+
+    try:
+        import torchao.quantization
+
+        chosen = getattr(torchao.quantization, _CONFIGS[kind])()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model.quantize {kind} needs torchao 0.15 or newer ({error}); pip install 'torchao>=0.15', or leave "
+            "model.quantize out"
+        ) from None
+    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in MODULE_NAMES})
+
+
+def use_attention(pipe: Any, backend: str) -> None:
+    """Let the denoisers compute attention by one of the backends of diffusers.
+
+    Args:
+        pipe: any pipeline with a denoiser.
+        backend: a name of `diffusers.models.attention_dispatch.AttentionBackendName`: native, flash, sage, xformers, …
+
+    Raises:
+        ValueError: no such backend, one whose package or device is missing, or a denoiser without a choice.
+    """
+    for key, module in trainable_modules(pipe).items():
+        processors = [getattr(part, "processor", None) for part in module.modules()]
+        if not any(hasattr(processor, "_attention_backend") for processor in processors):
+            raise ValueError(
+                f"the attention of {type(module).__name__} ({key}) has no choice of backend in this version of "
+                "diffusers; leave model.attention out"
+            )
+        try:
+            module.set_attention_backend(backend)
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise ValueError(f"model.attention {backend!r} cannot be used: {error}") from None
+
+
+def compile_blocks(pipe: Any, backend: str = "inductor") -> int:
+    """Compile the repeated blocks of the denoisers with `torch.compile`, one graph for each size of a call.
+
+    A graph compiled for training may round otherwise than one compiled without gradients, and ratios would not be 1
+    before the first update. So a denoiser always runs the graph for training; without gradients, what it gives is
+    cut off it. Sampling then needs the memory of a forward pass that keeps its activations. Call this once adapters
+    and attention backends are in place.
+
+    Args:
+        pipe: any pipeline with a denoiser.
+        backend: of `torch.compile`.
+
+    Returns:
+        The number of blocks that are compiled.
+
+    Raises:
+        ValueError: a denoiser has no repeated blocks.
+    """
+    count = 0
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
+    for key, module in trainable_modules(pipe).items():
+        blocks = _repeated(module)
+        if not blocks:
+            name = type(module).__name__
+            raise ValueError(f"{name} ({key}) has no repeated blocks to compile; turn model.compile off")
+        for block in blocks:
+            block.compile(backend=backend, dynamic=False)
+        module.forward = _with_graph(module.forward)
+        count += len(blocks)
+    return count
+
+
+def _repeated(module: nn.Module) -> list[nn.Module]:
+    """Blocks of the classes that the model names, or else what its lists of several modules hold."""
+    named = set(getattr(module, "_repeated_blocks", None) or ())
+    found = [part for part in module.modules() if type(part).__name__ in named]
+    lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) > 1]
+    return found or [block for stack in lists for block in stack]
+
+
+def _with_graph(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        with torch.enable_grad():
+            made = forward(*args, **kwargs)
+        return tree_map(lambda value: value.detach() if isinstance(value, Tensor) else value, made)
+
+    return run
