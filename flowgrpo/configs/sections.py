@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 SurrogateName = Literal[
     "clip",
@@ -46,11 +47,21 @@ class LoraConfig(Section):
 PROMPT = "{prompt}"
 
 
+class DiversityConfig(Section):
+    """How far the samples of a prompt differ, by the answers that a reward reads in them."""
+
+    reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
+    weight: float = Field(
+        0.25, ge=0, description="What is added where no two answers are equal; 0 is added where all are."
+    )
+
+
 class CurriculumConfig(Section):
     """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order."""
 
     decay: float = Field(0.9, ge=0, le=1, description="Weight of a prompt's past at each new observation of it.")
     mix: float = Field(0.5, ge=0, le=1, description="Share of uniform sampling, which keeps every prompt in play.")
+    diversity: DiversityConfig | None = Field(None, description="The variance of rewards alone if left out.")
 
 
 class DataConfig(Section):
@@ -142,6 +153,16 @@ class RewardConfig(Section):
     )
 
 
+def reward_place(rewards: Sequence[RewardConfig], asked: str) -> int | None:
+    """Which entry of a recipe's rewards is meant: by its label, else its name, or of `FILE:NAME` the NAME alone."""
+    labels = [reward.label or reward.name for reward in rewards]
+    short = [reward.label or reward.name.rpartition(":")[2] for reward in rewards]
+    for names in (labels, short):
+        if names.count(asked) == 1:
+            return names.index(asked)
+    return None
+
+
 def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
     labels = [r.label or r.name for r in rewards]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
@@ -190,6 +211,36 @@ class StratumConfig(Section):
         return edges
 
 
+class UncertaintyConfig(Section):
+    """Smaller advantages where the samples of a prompt disagree, by the answers that a reward reads in them.
+
+    SEED-GRPO (2505.12346): a factor of 1 where all answers are one, falling with their entropy x, which is 1 where no
+    two are equal.
+    """
+
+    reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
+    form: Literal["linear", "exponential"] = Field("linear", description="1 − alpha x, or exp(−alpha x).")
+    alpha: float = Field(1.0, ge=0, description="How far disagreement is held back; at most 1 for `linear`.")
+
+    @model_validator(mode="after")
+    def _positive(self) -> UncertaintyConfig:
+        if self.form == "linear" and self.alpha > 1:
+            raise ValueError(f"alpha is {self.alpha:g} with form linear, which would turn signs; use 1 at most")
+        return self
+
+
+class ShapingConfig(Section):
+    """What a reward or a sub-score says is added to advantages, too little to turn the sign of one (ASPO, 2508.19201).
+
+    A + strength (s − mean of s in the group), within `bound` |A| of A.
+    """
+
+    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` it does this and nothing else.")
+    sub_score: str | None = Field(None, description="One of its sub-scores; the reward itself if left out.")
+    strength: float = Field(1.0, description="Below 0, less of it is better.")
+    bound: float = Field(0.5, ge=0, lt=1, description="Largest change, as a share of the advantage.")
+
+
 class AdvantageConfig(Section):
     """(reward − baseline) / scale, within the images of one prompt."""
 
@@ -202,6 +253,11 @@ class AdvantageConfig(Section):
     )
     estimator_options: dict[str, float] = Field(default_factory=dict, description="Its hyper-parameters.")
     stratum: StratumConfig | None = Field(None, description="`stratified`: which samples of a prompt are alike.")
+    forget: Literal["fixed", "divergence"] = Field(
+        "fixed",
+        description="`tracked`: how fast the past of a prompt fades. `divergence`, of text: the faster the farther the "
+        "policy has moved since it last saw the prompt, by the log-probs of a completion that it made then.",
+    )
     how: Literal["sum", "gdpo", "worst", "agreement"] = Field(
         "sum",
         description="Several rewards: weighted sum; each normalised by itself (GDPO); the least of an ensemble; its "
@@ -217,12 +273,15 @@ class AdvantageConfig(Section):
     eps: float = Field(1e-4, ge=0)
     ddof: Literal[0, 1] = 1
     clamp: float | None = Field(5.0, gt=0)
-    credit: Literal["leaf", "depth", "turning", "value", "critic", "process", "prefix", "parts", "minimum"] = Field(
+    credit: Literal[
+        "leaf", "depth", "turning", "value", "critic", "process", "prefix", "anchor", "parts", "minimum"
+    ] = Field(
         "leaf",
         description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
         "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's. Of "
         "tokens: gains where completions part (`prefix`, TEMPO); scores of the `parts` from there on (Rank-GRPO). Of "
-        "both, the least score from there on (`minimum`, PURE).",
+        "both, how each did among those from the same state (`anchor`, GiGPO); the least score from there on "
+        "(`minimum`, PURE).",
     )
     fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
     options: dict[str, bool | float | str] = Field(default_factory=dict, description="Hyper-parameters of the credit.")
@@ -231,6 +290,8 @@ class AdvantageConfig(Section):
         "keep", description="Groups of equal rewards: `skip` leaves them out of the count as well (DAPO)."
     )
     multipliers: MultiplierConfig = MultiplierConfig()
+    shaping: ShapingConfig | None = Field(None, description="A bounded term after normalisation; none if left out.")
+    uncertainty: UncertaintyConfig | None = Field(None, description="A factor by disagreement; none if left out.")
 
 
 class BalanceConfig(Section):

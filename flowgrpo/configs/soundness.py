@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .part_soundness import PART_CREDITS
+from .reading_soundness import reading_faults
+from .sections import reward_place
 
 if TYPE_CHECKING:
     from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
@@ -222,9 +224,9 @@ def text_faults(recipe: TextRecipe) -> list[str]:
             f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more, or "
             "advantage.baseline none"
         )
-    if advantage.credit not in ("leaf", "prefix", *PART_CREDITS):
+    if advantage.credit not in ("leaf", "prefix", "anchor", *PART_CREDITS):
         faults.append(
-            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf, prefix, "
+            f"advantage.credit {advantage.credit} reads the states of a denoising tree; use leaf, prefix, anchor, "
             f"{' or '.join(PART_CREDITS)} with text"
         )
     if advantage.credit == "prefix":
@@ -273,7 +275,7 @@ def shared_faults(recipe: AnyRecipe) -> list[str]:
         faults.append(
             f"advantage.estimator {advantage.estimator} remembers prompts, not steps; use advantage.credit leaf"
         )
-    faults += [*_stratum_faults(recipe), *_moved_faults(recipe)]
+    faults += [*_stratum_faults(recipe), *_moved_faults(recipe), *reading_faults(recipe)]
     if advantage.how in ("worst", "agreement") and advantage.credit != "leaf":
         faults.append(f"advantage.how {advantage.how} is of samples; use advantage.credit leaf")
     budget = recipe.rollout.budget
@@ -322,7 +324,7 @@ def _stratum_faults(recipe: AnyRecipe) -> list[str]:
         return ["advantage.estimator stratified compares samples that are alike; say in advantage.stratum which are"]
     labels = [reward.label or reward.name for reward in recipe.rewards]
     faults = []
-    if stratum.reward not in labels:
+    if reward_place(recipe.rewards, stratum.reward) is None:
         faults.append(f"advantage.stratum asks reward {stratum.reward!r}; the rewards are {', '.join(labels)}")
     if advantage.credit != "leaf":
         faults.append("advantage.estimator stratified compares samples, not steps; use advantage.credit leaf")
@@ -378,8 +380,8 @@ def _reward_faults(recipe: AnyRecipe) -> list[str]:
     rewards: list[RewardConfig] = recipe.rewards
     labels = [reward.label or reward.name for reward in rewards]
     faults = []
-    for label, reward in zip(labels, rewards):
-        if reward.gate is not None and (reward.gate.reward not in labels or reward.gate.reward == label):
+    for k, (label, reward) in enumerate(zip(labels, rewards)):
+        if reward.gate is not None and reward_place(rewards, reward.gate.reward) in (None, k):
             others = ", ".join(other for other in labels if other != label) or "none, so add one"
             faults.append(f"the gate of reward {label} asks {reward.gate.reward!r}; the other rewards are {others}")
         if reward.unlikely is not None and recipe.task == "images":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.addressing import address
 from ..core.objectives import gaussian_kl
-from ..core.trees import depth_advantages, node_values
+from ..core.trees import anchor_tree_advantages, depth_advantages, node_values
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, Replay, Rollout, RolloutRunner, Transitions, Velocity, batches_of, replay
@@ -133,6 +133,11 @@ class Experience:
             return fused
         tree = rollout.prompt * (int(rollout.root.max()) + 1) + rollout.root
         return depth_advantages(fused, rollout.depth, tree)
+
+    def anchored(self, rewards: Tensor, episode: Tensor, **options: Any) -> Tensor:
+        """[N] advantages of the edges, by `core.trees.anchor_tree_advantages`, from rewards and advantages [L]."""
+        rollout = self.rollout
+        return anchor_tree_advantages(rollout.parent, rollout.leaf, rewards, self.groups, episode, **options)
 
     def siblings(self, among: str) -> Tensor:
         """[L] the groups, or with `among` "split" the last split of the tree above each leaf."""

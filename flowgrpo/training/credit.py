@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -201,6 +202,27 @@ def _minimum(
     return _scatter(experience, nodes, group_advantages(values, prompt, **options))
 
 
+def _anchor(
+    experience: Any,
+    scores: RewardBatch,
+    settings: AdvantageConfig,
+    critic: Critic | None,
+    *,
+    omega: float = 1.0,
+    gamma: float = 1.0,
+) -> Tensor:
+    """GiGPO (2505.10978): the sample's advantage, and `omega` times a step's among those from the same state.
+
+    A step is of a tree of images, or a token after a prefix; a reward is worth `gamma` times less a step earlier.
+    """
+    total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    found: Tensor = experience.anchored(
+        total, leaf_advantages(scores, experience, settings), weight=omega, discount=gamma, scale=settings.scale,
+        eps=settings.eps, ddof=settings.ddof,
+    )  # fmt: skip
+    return found
+
+
 CREDITS: dict[str, Credit] = {
     "leaf": _leaf,
     "depth": _depth,
@@ -209,6 +231,7 @@ CREDITS: dict[str, Credit] = {
     "critic": _critic,
     "process": _process,
     "prefix": _prefix,
+    "anchor": _anchor,
     "parts": parts_credit,
     "minimum": _minimum,
 }
@@ -241,6 +264,13 @@ def credit_of(settings: AdvantageConfig) -> Credit:
         turning_point_rewards(torch.zeros(1, 2), **settings.options)  # type: ignore[arg-type]
     if settings.credit == "minimum" and settings.options.get("temperature"):
         minimum_weighted_rewards(torch.zeros(1, 1), temperature=float(settings.options["temperature"]))
+    if settings.credit == "anchor":
+        omega, share = (float(settings.options.get(name, 1.0)) for name in ("omega", "gamma"))
+        if not (0 <= omega < math.inf and 0 < share <= 1):
+            raise ValueError(
+                f"advantage.options of credit anchor: omega is {omega:g} and gamma {share:g}; use a weight of 0 or "
+                "more, and a share above 0 up to 1"
+            )
     if settings.credit == "value":
         gamma, k = (settings.options.get(name, default) for name, default in (("gamma", 0.9), ("k", 1.0)))
         anchored_advantages(future_rewards(torch.zeros(1, 2), gamma=float(gamma)), [0], k=float(k))

@@ -13,12 +13,13 @@ from ..configs.schema import AnyRecipe, TextRecipe
 from ..core.addressing import address
 from ..core.advantages import group_advantages, multi_reward_advantages
 from ..core.combination import Multipliers, constrained_advantages
-from ..core.replay import Successes, VarianceCurriculum
+from ..core.replay import Successes, VarianceCurriculum, answer_diversity
 from ..core.trackers import CumulativeStandardiser, ValueTracker
 from ..rewards.runner import RewardBatch
 from .checkpoint import Stateful
 from .credit import total_reward
 from .data import PromptRow
+from .text_visits import Visits
 
 
 class Memory:
@@ -34,6 +35,7 @@ class Memory:
         self.recipe = recipe
         advantage, curriculum = recipe.advantage, recipe.data.curriculum
         self.curriculum = VarianceCurriculum(decay=curriculum.decay, mix=curriculum.mix) if curriculum else None
+        self._means: dict[str, float] = {}
         self.tracker: ValueTracker | CumulativeStandardiser | None = None
         options: dict[str, Any] = dict(advantage.estimator_options)
         if advantage.estimator == "tracked":
@@ -47,6 +49,7 @@ class Memory:
         self.multipliers = (
             Multipliers(wanted, rate=chosen.rate, initial=chosen.initial, maximum=chosen.maximum) if wanted else None
         )
+        self.visits = Visits() if advantage.forget == "divergence" else None
         replay = recipe.rollout.replay if isinstance(recipe, TextRecipe) else 0
         self.successes = Successes(replay) if replay else None
 
@@ -54,7 +57,7 @@ class Memory:
         """What a checkpoint holds, by file name."""
         named: dict[str, Stateful | None] = {
             "curriculum": self.curriculum, "tracker": self.tracker, "multipliers": self.multipliers,
-            "successes": self.successes,
+            "successes": self.successes, "visits": self.visits,
         }  # fmt: skip
         return {name: part for name, part in named.items() if part is not None}
 
@@ -72,7 +75,14 @@ class Memory:
         chosen = generator.choice(len(rows), size=count, replace=count > possible, p=shares / shares.sum())
         return [rows[int(k)] for k in chosen]
 
-    def advantages(self, scores: RewardBatch, prompts: Sequence[int], groups: Tensor, outcomes: Tensor) -> Tensor:
+    def advantages(
+        self,
+        scores: RewardBatch,
+        prompts: Sequence[int],
+        groups: Tensor,
+        outcomes: Tensor,
+        divergence: Tensor | None = None,
+    ) -> Tensor:
         """[L] advantages of samples, and what they teach is remembered: call it once an iteration.
 
         Args:
@@ -80,6 +90,7 @@ class Memory:
             prompts: [L] ids that stay the same over the run.
             groups: [L] groups in which samples are compared.
             outcomes: [L] bool; others have no reward.
+            divergence: [L] how far the policy has moved since it last saw each prompt, NaN if it has not.
         """
         values = scores.values.masked_fill(~outcomes[:, None], torch.nan)
         if self.tracker is None:
@@ -87,7 +98,10 @@ class Memory:
         total = total_reward(scores).masked_fill(~outcomes, torch.nan)
         settings = self.recipe.advantage
         if isinstance(self.tracker, ValueTracker):
-            return self.tracker.advantages(total, prompts, eps=settings.eps, ddof=settings.ddof)
+            moved = None if divergence is None else divergence.nan_to_num(0.0)
+            if divergence is not None and not bool(divergence.isnan().all()):
+                self._means["divergence"] = float(divergence.nanmean())
+            return self.tracker.advantages(total, prompts, moved, eps=settings.eps, ddof=settings.ddof)
         return self.tracker.advantages(total, prompts)
 
     def _constrained(self, scores: RewardBatch, values: Tensor, groups: Tensor) -> Tensor:
@@ -103,20 +117,31 @@ class Memory:
         return found
 
     def observe(self, scores: RewardBatch, prompts: Sequence[int]) -> None:
-        """Add the rewards [L] of all processes to the history of their prompts [L]."""
+        """Add the rewards [L] of all processes, and the answers, to the history of their prompts [L]."""
         if self.curriculum is None:
             return
         rewards, ids = total_reward(scores), torch.tensor(prompts)
+        settings = self.recipe.data.curriculum
+        chosen = settings.diversity if settings is not None else None
+        found = []
         for prompt in dict.fromkeys(ids.tolist()):
-            self.curriculum.observe(prompt, rewards[ids == prompt].tolist())
+            rows = (ids == prompt).nonzero().flatten().tolist()
+            if chosen is not None:
+                answers = scores.answers[chosen.reward]
+                found.append(answer_diversity(answers[row] for row in rows))
+            added = chosen.weight * found[-1] if chosen is not None else 0.0
+            self.curriculum.observe(prompt, rewards[rows].tolist(), added)
+        if found:
+            self._means["diversity"] = sum(found) / len(found)
 
     def record(self) -> dict[str, float]:
-        """What the metrics say of it."""
+        """What the metrics say of it since they last did."""
+        means, self._means = self._means, {}
         if self.multipliers is None:
-            return {}
+            return means
         named = zip(self.constraints, self.multipliers.values.tolist())
         labels = [reward.label or reward.name for reward in self.recipe.rewards]
-        return {f"multiplier/{labels[k]}": value for k, value in named}
+        return means | {f"multiplier/{labels[k]}": value for k, value in named}
 
 
 def _known(options: dict[str, Any], names: Sequence[str], estimator: str) -> dict[str, Any]:

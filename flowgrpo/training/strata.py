@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..configs.sections import StratumConfig
 from ..rewards.runner import RewardBatch
+from .readings import signal_values
 
 
 def stratum_values(scores: RewardBatch, settings: StratumConfig) -> list[float]:
@@ -21,15 +22,7 @@ def stratum_values(scores: RewardBatch, settings: StratumConfig) -> list[float]:
     Raises:
         ValueError: the reward has no such sub-score.
     """
-    if settings.sub_score is None:
-        return scores.values[:, scores.names.index(settings.reward)].tolist()
-    known = scores.sub_scores.get(settings.reward, {})
-    if settings.sub_score not in known:
-        raise ValueError(
-            f"advantage.stratum asks reward {settings.reward} for the sub-score {settings.sub_score!r}, which it does "
-            f"not give; it gives {', '.join(known) or 'none, so leave `sub_score` out to take the reward itself'}"
-        )
-    return known[settings.sub_score]
+    return signal_values(scores, settings.reward, settings.sub_score, "advantage.stratum")
 
 
 def stratum_ids(values: Sequence[float], edges: Sequence[float]) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import GenerationConfig, TextRecipe
+from ..core.prefix_tree import anchor_prefix_advantages
 from ..pipelines.policy import part_bounds
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.parts import CUTS, Parts, cut_completions
@@ -84,6 +85,10 @@ class Completions:
     def node_advantages(self, leaf: Tensor) -> Tensor:
         """The advantages as they are: a completion is its own node."""
         return leaf
+
+    def anchored(self, rewards: Tensor, episode: Tensor, **options: Any) -> Tensor:
+        """[B, T] advantages of the tokens, by `core.prefix_tree.anchor_prefix_advantages`, from such of samples [B]."""
+        return anchor_prefix_advantages(self.sampled.ids, rewards, self.groups, episode, **options)
 
     def siblings(self, among: str) -> Tensor:
         """The groups."""

@@ -30,6 +30,7 @@ from .memory import Memory
 from .objectives import Objective
 from .pooled import Pooled, pooled
 from .processes import Processes, ended_together
+from .readings import as_reported, held_back, readers, reading_record, shaped
 from .records import (  # fmt: skip
     joint_record,
     joint_update,
@@ -44,6 +45,8 @@ from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
 from .tasks import Collected, Task
 from .text_replay import replay_successes
+from .text_task import TextTask
+from .text_visits import moved_since
 
 EVALUATION_SEED = 20_260_101
 
@@ -92,6 +95,7 @@ class Trainer:
         reporter: Reporter,
         guards: Guards | None = None,
     ) -> None:
+        recipe = as_reported(recipe, rewards.names)
         self.recipe, self.task = recipe, task
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
         self.run, self.accelerator, self.reporter = run, accelerator, reporter
@@ -209,6 +213,7 @@ class Trainer:
         rows, experience, scores = self.sample(iteration)
         everyone = self._pooled(rows, experience, scores)
         record = {"iteration": iteration, **reward_record(everyone)}
+        record |= reading_record(everyone, self.recipe.advantage.uncertainty)
         advantages = self._advantages(everyone, scores, experience)
         keep = kept_nodes(experience, self.combined(scores, experience), self.recipe.advantage)
         with self.clock.part("reward"):
@@ -293,7 +298,17 @@ class Trainer:
         return self._advantages(self._pooled(rows, experience, scores), scores, experience)
 
     def _pooled(self, rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> Pooled:
-        return pooled(self.processes, self.places, rows, experience, scores, self.recipe.advantage.stratum)
+        settings, moved = self.recipe.advantage, None
+        if self.memory.visits is not None:
+            assert isinstance(self.task, TextTask)
+            with self.clock.part(self.task.update_part):
+                moved = moved_since(
+                    self.memory.visits, self.task.policy, rows, experience, self.processes, self.places
+                )  # fmt: skip
+        return pooled(
+            self.processes, self.places, rows, experience, scores, settings.stratum, settings.shaping,
+            readers(self.recipe), moved,
+        )  # fmt: skip
 
     def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
         settings = self.recipe.advantage
@@ -302,14 +317,16 @@ class Trainer:
                 everyone.scores, everyone.groups, self.recipe.rewards, settings, everyone.log_probs
             )  # fmt: skip
             if self.memory.estimates:
-                leaf = self.memory.advantages(whole, everyone.prompts, everyone.groups, everyone.outcomes)
+                leaf = self.memory.advantages(
+                    whole, everyone.prompts, everyone.groups, everyone.outcomes, everyone.divergence
+                )
             else:
                 leaf = leaf_advantages(whole, everyone, settings, self.recipe.rewards)
-            found = experience.node_advantages(leaf[everyone.mine])
+            found = experience.node_advantages(shaped(leaf, everyone, settings.shaping)[everyone.mine])
         else:
             combined = self.combined(scores, experience)
             found = credit_of(settings)(experience, combined, settings, self.task.credit_model())
-        found = found.nan_to_num()
+        found = held_back(found.nan_to_num(), everyone, experience, settings.uncertainty)
         clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
         return clamped.to(self.task.device)
 

@@ -31,9 +31,11 @@ T = TypeVar("T")
 ITERATIONS = 2
 REWARDS = """
 import os
+from flowgrpo.rewards import Scores
 
 def level(images, **columns):
-    return images.mean(dim=(1, 2, 3)).tolist()
+    means = images.mean(dim=(1, 2, 3)).tolist()
+    return Scores(means, answers=[f"{1000 * mean:.0f}" for mean in means])
 
 def contrast(images, **columns):
     return images.flatten(1).std(dim=1).tolist()
@@ -73,9 +75,13 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
     ]
     optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.5, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
     once = optimizer.replace("updates: 2", "updates: 1")
+    reading = [
+        "advantage.scale=batch", "advantage.uncertainty={reward: level, alpha: 0.8}",
+        "advantage.shaping={reward: contrast}", "data.curriculum={mix: 0.2, diversity: {reward: level}}",
+    ]  # fmt: skip
     budget = "rollout={prompts: 3, group: 3, batch: 3, decode_batch: 3, budget: {choice: variance, rounds: 2, most: 4}}"
     return {
-        "batch": load_recipe("default", [*shared, optimizer, "advantage.scale=batch", "data.curriculum={mix: 0.2}"]),
+        "batch": load_recipe("default", [*shared, optimizer, *reading]),
         "rounds": load_recipe("default", [*shared, once, budget, "advantage.estimator=cumulative"]),
         "broken": load_recipe("default", [*shared, f"rewards=[{{name: '{rewards}:refuses_in_one_process'}}]"]),
     }
