@@ -63,7 +63,7 @@ def plan(
 
 
 def _print_counts(recipe: Recipe) -> None:
-    from .training.planning import budget_line, clip_bounds, forecast, step_ranges
+    from .training.planning import budget_line, clip_bounds, forecast, search_line, step_ranges
 
     expected = forecast(recipe)
     say(
@@ -87,6 +87,8 @@ def _print_counts(recipe: Recipe) -> None:
             f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
             f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
         )
+    if (line := search_line(recipe)) is not None:
+        say(f"trained edges: {line}")
     for warning in expected.warnings:
         say(f"note: {warning}")
 
@@ -105,7 +107,7 @@ def _print_estimate(recipe: Recipe, gpu: str, gpus: int, utilisation: float, pro
 
 
 def _plan_text(recipe: TextRecipe) -> None:
-    from .training.planning import budget_line
+    from .training.planning import budget_line, parts_line, search_line
 
     rollout, optimizer = recipe.rollout, recipe.optimizer
     texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
@@ -117,6 +119,9 @@ def _plan_text(recipe: TextRecipe) -> None:
         say(f"before rounds; {line}")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
+    for found in (search_line(recipe), parts_line(recipe)):
+        if found is not None:
+            say(found)
 
 
 def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:

@@ -103,6 +103,8 @@ def test_a_recipe_of_text_is_planned_without_a_tree(command: Command):
     assert (status, errors) == (0, "")
     assert "32 prompts × 16 completions = 512 completions an iteration, at most 6 tokens each" in output
     assert "at most 3,072 tokens sampled an iteration, and scored 1 time(s)" in output
+    searched = ("objective={surrogate: bapo, options: {}, balance: {}}", "optimizer.epochs=2")
+    assert "objective.balance scores them 1 more time(s), without gradients" in command("plan", "text", *searched)[1]
     assert "no tree of denoising steps" in refused(command("plan", "text", "--draw"))
     assert "takes no recipe" in refused(command("bench", "shared-prefix", "text"))
     assert "text is a recipe of task text; this works on recipes of task images" in refused(

@@ -78,22 +78,23 @@ def _token_parts(text: str, ids: Sequence[int], starts: Sequence[int], decode: D
     found: list[int] = []
     anchor, stride, known, behind = 0, STRIDE, 0, ""
     while (done := len(found)) < len(ids):
-        until = min(done + stride, len(ids))
-        added = decode(ids[anchor:until])[len(behind) :]
-        whole = text.startswith(added, known)
-        if until > done + 1 and not (whole and part_at(known) == part_at(known + len(added))):
+        until, begun = min(done + stride, len(ids)), known
+        decoded = decode(ids[anchor:until])
+        end = begun + len(decoded) - len(behind)
+        whole = decoded.startswith(behind) and text.startswith(decoded[len(behind) :], begun)
+        if until > done + 1 and not (whole and part_at(begun) == part_at(end)):
             stride = max(stride // 2, 1)
             continue
-        found += [part_at(known)] * (until - done)
-        end = known + len(added)
+        found += [part_at(begun)] * (until - done)
         if not whole:
             # A beginning of a character, in which the tokens begin that complete it.
             while not text.startswith(all_of_it := decode(ids[:until])) and until < len(ids):
-                found.append(part_at(sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(all_of_it, text)))))
+                known = max(known, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(all_of_it, text))))
+                found.append(part_at(known))
                 until += 1
             end = len(all_of_it)
         last = decode(ids[done:until])
         # What stands behind tokens without characters is decoded as if it were the first.
-        anchor, behind = (done, last) if last.strip() else (anchor, behind + text[known:end])
+        anchor, behind = (done, last) if last.strip() else (anchor, behind + text[begun:end])
         known, stride = end, min(2 * stride, STRIDE)
     return found

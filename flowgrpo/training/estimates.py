@@ -20,7 +20,7 @@ from ..pipelines.footprint import Footprint, decoding, footprint
 from ..pipelines.weights import TrainedWeights
 from .data import read_prompts
 from .objectives import compares_with_base
-from .planning import Forecast, forecast
+from .planning import Forecast, forecast, search_passes
 from .processes import Processes
 from .session import DTYPES, call_arguments, kept_prompts, lora_spec, model_folder
 
@@ -319,10 +319,11 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
         trained = leaves * (objective.times or recipe.sampler.steps - 1)
         others = int(objective.kl > 0 or objective.form in ("dgpo", "flow_dpo")) + int(objective.old is not None)
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
+    passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
     return {
         "sampling": share * model.branches * average("evaluations") * cost.forward,
         "decoding": share * leaves * model.decode_flops,
-        "training": turns * model.branches * recipe.optimizer.epochs * trained * (gradient + others * cost.forward),
+        "training": turns * model.branches * trained * passes,
     }
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..configs.schema import AnyRecipe, Recipe, WindowConfig
+from ..configs.part_soundness import PART_CREDITS
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe, WindowConfig
 from ..core.registry import PART_SURROGATES, SURROGATES
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
@@ -209,6 +210,37 @@ def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
     if recipe.objective.ratio == "guard" and recipe.sampler.kernel == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found
+
+
+def search_passes(recipe: AnyRecipe) -> float:
+    """Passes over a rollout, without gradients, by which `objective.balance` finds its bounds.
+
+    Before the weights move every ratio is 1; each later optimizer step takes one over its part of the rollout.
+    """
+    steps = recipe.optimizer.updates * recipe.optimizer.epochs
+    return 0.0 if recipe.objective.balance is None else (steps - 1) / recipe.optimizer.updates
+
+
+def search_line(recipe: AnyRecipe) -> str | None:
+    """What the search for bounds costs, in words; None without one."""
+    passes = search_passes(recipe)
+    return f"objective.balance scores them {passes:g} more time(s), without gradients" if passes else None
+
+
+def parts_line(recipe: TextRecipe) -> str | None:
+    """How completions are cut and what is done by part, in words; None where they are not."""
+    if recipe.parts is None:
+        return None
+    objective, credit = recipe.objective, recipe.advantage.credit
+    done = {
+        "a ratio each": objective.level == "part",
+        "a clip by their entropy": objective.surrogate in PART_SURROGATES,
+        "an equal share of the loss": objective.reduce == "part",
+        f"advantages by their scores ({credit})": credit in PART_CREDITS,
+    }
+    named = ", ".join(name for name, asked in done.items() if asked) or "for the rewards alone"
+    where = f"where {recipe.parts.pattern!r} matches" if recipe.parts.cut == "pattern" else f"into {recipe.parts.cut}"
+    return f"completions are cut {where}: {named}"
 
 
 def budget_line(recipe: AnyRecipe) -> str | None:

@@ -13,7 +13,7 @@ from .clock import Clock
 from .controls import Controls
 from .data import PromptRow
 from .objectives import Objective
-from .planning import bound_surrogate, budget_line, clip_of
+from .planning import bound_surrogate, budget_line, clip_of, parts_line
 from .tasks import PolicyTask, trained_numbers
 from .text_objective import TokenObjective, correction_of
 from .text_policy import Completions, TextPolicy
@@ -94,6 +94,8 @@ class TextTask(PolicyTask):
             f"{recipe.generation.max_tokens} tokens, {steps} optimizer step(s){clip}"
         )
         if (line := budget_line(recipe)) is not None:
+            yield line
+        if (line := parts_line(recipe)) is not None:
             yield line
         if recipe.generation.engine != "transformers":
             kind = correction_of(recipe)

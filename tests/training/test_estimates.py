@@ -109,6 +109,14 @@ def test_a_penalty_to_the_base_asks_it_once_for_each_trained_state():
     assert held.resting == plain.resting
 
 
+def test_a_search_for_bounds_asks_it_before_every_optimizer_step_but_the_first():
+    lines = {"surrogate": "bapo", "options": {}}
+    two = {"updates": 2, "epochs": 2}
+    plain, searched = of(objective=lines, optimizer=two), of(objective={**lines, "balance": {}}, optimizer=two)
+    added = searched.flops["training"] - plain.flops["training"]
+    assert added == pytest.approx(1.5 * 8 * 6 * model_of(recipe().model).evaluation.forward)
+
+
 def test_full_weights_are_trained_in_float32_and_may_have_a_reference():
     model = model_of(recipe(model={"train": "full"}).model)
     found = of(model={"train": "full"}, objective={"kl": 0.1})
