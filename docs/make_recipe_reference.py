@@ -100,6 +100,34 @@ Where all samples of a prompt have one reward, their advantages are 0. The same 
 With a budget or templates, `rollout.group` is the size of a round, and a prompt's samples of all rounds are one group.
 Rounds of images start from noises of their own. The metrics then have `rounds` and `samples`.
 
+## Samples that disagree
+
+A reward may say what it read in a sample: the final answer of a completion, the things in a picture, the words on it
+([rewards.md](rewards.md#answers)). Where the answers to a prompt differ the model is unsure, and recipes can act on it:
+
+```yaml
+rewards:
+  - {name: gold, options: {dense: true}}
+advantage:
+  uncertainty: {reward: gold, alpha: 0.8}
+data:
+  curriculum: {mix: 0.3, diversity: {reward: gold, weight: 0.25}}
+```
+
+`advantage.uncertainty` makes advantages smaller the more the answers of a group differ (SEED-GRPO), and
+`data.curriculum.diversity` draws such prompts more often (MMR1). Samples in which nothing was read do not count. With
+`weight: 0` a reward gives its answers and nothing else. A reward that gives none is named when it is first scored.
+
+`advantage.shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and never
+turns one (ASPO): a success stays better than a failure, however long it is.
+
+## Steps from one state
+
+`advantage.credit: anchor` (GiGPO) compares every step a second time, with those that were taken from the same state. Of
+images these are the steps of a tree from one latent: from the common noise, and at each split of plan `branch`. Of text
+they are the tokens after a prefix that completions of a prompt share. A step whose state no other sample has keeps the
+sample's advantage.
+
 ## Several rewards
 
 Beside `weight`, a reward may have further lines. With a `gate` it counts only where another reward is high enough,
