@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from .sections import reward_place
 
 if TYPE_CHECKING:
     from .schema import AnyRecipe, Recipe, TextRecipe
+    from .sections import RewardConfig
+
+
+def reward_place(rewards: Sequence[RewardConfig], asked: str) -> int | None:
+    """Which entry of a recipe's rewards is meant: by its label, else its name, or of `FILE:NAME` the NAME alone."""
+    labels = [reward.label or reward.name for reward in rewards]
+    short = [reward.label or reward.name.rpartition(":")[2] for reward in rewards]
+    for names in (labels, short):
+        if names.count(asked) == 1:
+            return names.index(asked)
+    return None
 
 
 def reading_faults(recipe: AnyRecipe) -> list[str]:
@@ -15,7 +25,8 @@ def reading_faults(recipe: AnyRecipe) -> list[str]:
     advantage, curriculum = recipe.advantage, recipe.data.curriculum
     labels = [reward.label or reward.name for reward in recipe.rewards]
     named = {
-        "advantage.uncertainty": advantage.uncertainty, "advantage.shaping": advantage.shaping,
+        "advantage.stratum": advantage.stratum, "advantage.shaping": advantage.shaping,
+        "advantage.uncertainty": advantage.uncertainty,
         "data.curriculum.diversity": None if curriculum is None else curriculum.diversity,
     }  # fmt: skip
     faults = [
@@ -31,11 +42,23 @@ def reading_faults(recipe: AnyRecipe) -> list[str]:
             f"advantage.how {advantage.how} makes an ensemble of all rewards, in which {', '.join(silent)} with weight "
             "0 would be a constant; leave it out, or use how sum"
         )
-    faults += _forget_faults(recipe)
+    faults += [*_stratum_faults(recipe), *_forget_faults(recipe)]
     if advantage.credit == "anchor":
         faults += _anchor_faults(recipe)
         faults += _text_anchor_faults(recipe) if recipe.task == "text" else _image_anchor_faults(recipe)
     return faults
+
+
+def _stratum_faults(recipe: AnyRecipe) -> list[str]:
+    """Of advantages among samples that are alike."""
+    advantage, stratum = recipe.advantage, recipe.advantage.stratum
+    if advantage.estimator != "stratified":
+        return [] if stratum is None else ["advantage.stratum belongs to advantage.estimator stratified; leave it out"]
+    if stratum is None:
+        return ["advantage.estimator stratified compares samples that are alike; say in advantage.stratum which are"]
+    if advantage.credit != "leaf":
+        return ["advantage.estimator stratified compares samples, not steps; use advantage.credit leaf"]
+    return []
 
 
 def _forget_faults(recipe: AnyRecipe) -> list[str]:

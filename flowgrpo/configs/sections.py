@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -153,16 +152,6 @@ class RewardConfig(Section):
     )
 
 
-def reward_place(rewards: Sequence[RewardConfig], asked: str) -> int | None:
-    """Which entry of a recipe's rewards is meant: by its label, else its name, or of `FILE:NAME` the NAME alone."""
-    labels = [reward.label or reward.name for reward in rewards]
-    short = [reward.label or reward.name.rpartition(":")[2] for reward in rewards]
-    for names in (labels, short):
-        if names.count(asked) == 1:
-            return names.index(asked)
-    return None
-
-
 def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
     labels = [r.label or r.name for r in rewards]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
@@ -220,7 +209,9 @@ class UncertaintyConfig(Section):
 
     reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
     form: Literal["linear", "exponential"] = Field("linear", description="1 − alpha x, or exp(−alpha x).")
-    alpha: float = Field(1.0, ge=0, description="How far disagreement is held back; at most 1 for `linear`.")
+    alpha: float = Field(
+        0.5, ge=0, description="With `linear` at most 1, by which a group without two equal answers does not count."
+    )
 
     @model_validator(mode="after")
     def _positive(self) -> UncertaintyConfig:

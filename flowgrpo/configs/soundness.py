@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .part_soundness import PART_CREDITS
-from .reading_soundness import reading_faults
-from .sections import reward_place
+from .reading_soundness import reading_faults, reward_place
 
 if TYPE_CHECKING:
     from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
@@ -275,7 +274,7 @@ def shared_faults(recipe: AnyRecipe) -> list[str]:
         faults.append(
             f"advantage.estimator {advantage.estimator} remembers prompts, not steps; use advantage.credit leaf"
         )
-    faults += [*_stratum_faults(recipe), *_moved_faults(recipe), *reading_faults(recipe)]
+    faults += [*_moved_faults(recipe), *reading_faults(recipe)]
     if advantage.how in ("worst", "agreement") and advantage.credit != "leaf":
         faults.append(f"advantage.how {advantage.how} is of samples; use advantage.credit leaf")
     budget = recipe.rollout.budget
@@ -312,22 +311,6 @@ def _moved_faults(recipe: AnyRecipe) -> list[str]:
             )
         if recipe.task == "text" and recipe.objective.level != "token":
             faults.append(f"objective.{name} counts tokens; use objective.level token")
-    return faults
-
-
-def _stratum_faults(recipe: AnyRecipe) -> list[str]:
-    """Of advantages among samples that are alike."""
-    advantage, stratum = recipe.advantage, recipe.advantage.stratum
-    if advantage.estimator != "stratified":
-        return [] if stratum is None else ["advantage.stratum belongs to advantage.estimator stratified; leave it out"]
-    if stratum is None:
-        return ["advantage.estimator stratified compares samples that are alike; say in advantage.stratum which are"]
-    labels = [reward.label or reward.name for reward in recipe.rewards]
-    faults = []
-    if reward_place(recipe.rewards, stratum.reward) is None:
-        faults.append(f"advantage.stratum asks reward {stratum.reward!r}; the rewards are {', '.join(labels)}")
-    if advantage.credit != "leaf":
-        faults.append("advantage.estimator stratified compares samples, not steps; use advantage.credit leaf")
     return faults
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..configs.reading_soundness import reward_place
 from ..configs.schema import AnyRecipe
-from ..configs.sections import ShapingConfig, UncertaintyConfig, reward_place
+from ..configs.sections import ShapingConfig, UncertaintyConfig
 from ..core.outcomes import semantic_entropy_weights
 from ..core.shaping import bounded_shaping
 from ..rewards.runner import RewardBatch

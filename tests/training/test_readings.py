@@ -63,17 +63,17 @@ def one_group(answers: list[str | None], outcomes: list[bool] | None = None) -> 
 
 def test_advantages_shrink_where_answers_disagree() -> None:
     """Halves and quarters of four have ln 2, 3/2 ln 2 and 2 ln 2 of at most 2 ln 2 nats."""
-    plain = UncertaintyConfig(reward="r")
+    plain = UncertaintyConfig(reward="r", alpha=1.0)
     for answers, x in ((["7"] * 4, 0.0), (["7", "8"] * 2, 0.5), (["7", "7", "8", "9"], 0.75), (list("abcd"), 1.0)):
         assert certainty(one_group(answers), plain).tolist() == pytest.approx([1 - x] * 4, abs=1e-6)
-        half = UncertaintyConfig(reward="r", alpha=0.5)
+        half = UncertaintyConfig(reward="r")
         assert certainty(one_group(answers), half).tolist() == pytest.approx([1 - x / 2] * 4, abs=1e-6)
         soft = UncertaintyConfig(reward="r", form="exponential", alpha=2.0)
         assert certainty(one_group(answers), soft).tolist() == pytest.approx([math.exp(-2 * x)] * 4, abs=1e-6)
 
 
 def test_what_was_not_read_and_what_is_no_result_have_no_say() -> None:
-    plain = UncertaintyConfig(reward="r")
+    plain = UncertaintyConfig(reward="r", alpha=1.0)
     assert certainty(one_group(["7", "7", None, None]), plain).tolist() == [1.0] * 4
     assert certainty(one_group(["7", "8", None, None]), plain).tolist() == pytest.approx([0.0] * 4, abs=1e-6)
     assert certainty(one_group([None] * 4), plain).tolist() == [1.0] * 4
@@ -82,9 +82,9 @@ def test_what_was_not_read_and_what_is_no_result_have_no_say() -> None:
 
 def test_groups_are_held_back_each_by_its_own_answers() -> None:
     found = pooled_of(batch([0.0] * 4, ["7", "8", "7", "7"]), key="advantage.uncertainty")
-    factors = certainty(found, UncertaintyConfig(reward="r"))
+    factors = certainty(found, UncertaintyConfig(reward="r", alpha=1.0))
     assert factors.tolist() == pytest.approx([0, 0, 1, 1], abs=1e-6)
-    e, plain = completions("a", "b", "c", "d"), UncertaintyConfig(reward="r")
+    e, plain = completions("a", "b", "c", "d"), UncertaintyConfig(reward="r", alpha=1.0)
     assert held_back(torch.arange(4.0), found, e, plain).tolist() == pytest.approx([0, 0, 2, 3], abs=1e-6)
     # By token.
     tokens = torch.arange(8.0).view(4, 2)
