@@ -86,6 +86,14 @@ def all_material() -> dict[str, Material]:
                 "Which year?": ["1969", "in 1969", "nineteen sixty-nine", "196 9"],
             },
         ),
+        "worked": _written(
+            {
+                "12 + 7 * 2?": ["7 * 2 = 14\n12 + 14 = 26", "12 + 7 = 19\n19 * 2 = 38", "7 * 2 = 12\nso 26", "26"],
+                "A third of 10, in hundredths?": ["10 / 3 = 3.33", "10 / 3 = 3", "10/3 ≈ 3.33\nAnswer: 3.33", "3.3"],
+            },
+            "answer",
+            ["26", "3.33"],
+        ),
         "programs": _written(
             {
                 "Double x.": ["def f(x):\n    return 2 * x", "def f(x):\n    return x", "def f(x): return x * x", "f("],
@@ -170,6 +178,7 @@ def makers() -> dict[str, Maker]:
         Case("answer", NONE, "sums"),
         Case("code", NONE, "programs"),
         Case("digit_share", NONE, "answers"),
+        Case("equations", NONE, "worked"),
         Case("gold", NONE, options={"dense": True}),
         Case("jpeg_compressibility", NONE),
         Case("jpeg_incompressibility", NONE),

@@ -72,7 +72,7 @@ line.
 The material is small. *scenes*: 4 held-out prompts × 6 samples of the embedded model, 64×64 pixels; with *red stars*,
 all asked for 4 of them; with *short prompts*, 8 of them under "a cat" and "a dog". *videos*: 4 frames, each of those
 moved by a pixel a frame. *pages*: 8 drawn pages of a word, 256×96. *sums*: 4 held-out prompts × 6 completions of the
-embedded language model. *answers*, *programs*, *objects*, *queries*: 8 written completions each.
+embedded language model. *answers*, *worked*, *programs*, *objects*, *queries*: 8 written completions each.
 
 How a reward was loaded:
 

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.core.forward import FORWARD
 from flowgrpo.core.neighbours import quasi_norm
-from flowgrpo.core.registry import ADVANTAGES, SURROGATES
+from flowgrpo.core.registry import ADVANTAGES, PART_SURROGATES, SURROGATES
 from flowgrpo.core.trackers import CumulativeStandardiser, ValueTracker
 from flowgrpo.samplers.kernels import KERNELS
 from flowgrpo.training.credit import CREDITS
@@ -118,8 +118,8 @@ data:
 `data.curriculum.diversity` draws such prompts more often (MMR1). Samples in which nothing was read do not count. With
 `weight: 0` a reward gives its answers and nothing else. A reward that gives none is named when it is first scored.
 
-`advantage.shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and never
-turns one (ASPO): a success stays better than a failure, however long it is.
+`advantage.shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and
+never turns one (ASPO): a success stays better than a failure, however long it is.
 
 ## Steps from one state
 
@@ -142,7 +142,8 @@ TEXT = """\
 ## Runs of text
 
 With `task: text` a recipe trains a causal language model. It has the sections above but `sampler` and `critic`, and
-these in place of those of the same name. `data` is then the embedded arithmetic if left out.
+these in place of those of the same name. `data` is then the embedded arithmetic if left out. Completions are cut only
+where there is a section `parts`, see [text.md](text.md#parts-of-completions).
 """
 
 # What a key means where the schema does not say, or does not say enough for a reader who has no code open.
@@ -214,7 +215,7 @@ TEXT_NOTES = {
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
     "then not shared.",
     "objective.surrogate": "See [surrogates](#surrogates).",
-    "objective.level": "Of the ratio: of a token, or the geometric mean over a completion (GSPO).",
+    "objective.level": "Of a part it is Rank-GRPO's, of a completion (`sequence`) GSPO's.",
     "objective.correction": "Of log-probs that differ between the two, as with top_k or top_p.",
     "objective.correction_cap": "Largest such weight.",
     "evaluate.rewards": "The keys of an entry are those of `rewards`.",
@@ -378,9 +379,10 @@ def page() -> str:
         "## Forms of text\n\nValues of `objective.form` beside `tokens`, and what `objective.form_options` may hold.\n"
         f"\n{parts_table(FORMS, given)}\n"
     )
+    given = ("log_ratio", "adv", "logp", "mask", "units", "entropy", "mean_entropy")
     parts.append(
         "## Surrogates\n\nValues of `objective.surrogate`, and what `objective.options` may hold for each.\n\n"
-        f"{parts_table(SURROGATES, ('log_ratio', 'adv', 'logp', 'mask'))}\n"
+        f"{parts_table({**SURROGATES, **PART_SURROGATES}, given)}\n"
     )
     return "\n".join(parts)
 

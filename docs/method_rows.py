@@ -24,7 +24,7 @@ import yaml
 import flowgrpo
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.configs.schema import AnyRecipe, Recipe
-from flowgrpo.core.registry import ADVANTAGES, SELECTIONS, SURROGATES
+from flowgrpo.core.registry import ADVANTAGES, PART_SURROGATES, SELECTIONS, SURROGATES
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.training.credit import credit_of
@@ -32,6 +32,7 @@ from flowgrpo.training.memory import Memory
 from flowgrpo.training.objectives import form_of
 from flowgrpo.training.planning import bound_surrogate, surrogate_of
 from flowgrpo.training.session import reward_specs
+from flowgrpo.training.text_parts import PartRatios
 from flowgrpo.training.text_preferences import FORMS
 
 ROWS = Path(__file__).resolve().with_name("methods.yaml")
@@ -198,7 +199,7 @@ def _check(recipe: AnyRecipe) -> None:
         surrogate_of(recipe, 1)
         form_of(recipe)
     else:
-        bound_surrogate(recipe.objective.surrogate, recipe.objective.options)
+        PartRatios(recipe.objective, bound_surrogate(recipe.objective.surrogate, recipe.objective.options))
         if recipe.objective.form != "tokens":
             inspect.signature(partial(FORMS[recipe.objective.form], **recipe.objective.form_options))
     credit_of(recipe.advantage)
@@ -232,7 +233,7 @@ def cited() -> frozenset[str]:
 @cache
 def reached() -> tuple[Any, ...]:
     """What of `core` other packages import, and what recipes choose there by name."""
-    found = [*ADVANTAGES.values(), *SELECTIONS.values(), *SURROGATES.values()]
+    found = [*ADVANTAGES.values(), *SELECTIONS.values(), *SURROGATES.values(), *PART_SURROGATES.values()]
     found = [one.func if isinstance(one, partial) else one for one in found]
     for file in PACKAGE.rglob("*.py"):
         package = ".".join(["flowgrpo", *file.relative_to(PACKAGE).parts[:-1]])

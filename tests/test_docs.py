@@ -114,8 +114,12 @@ def test_claims_of_the_method_tables_hold(rows):
         ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "this run makes completions"),
         ({"state": "library", "library": ["core.trees.no_values"]}, "there is no core.trees.no_values"),
         ({"state": "library", "library": ["core.trees.node_values"]}, "used outside of core"),
+        ({"state": "library", "library": ["core.units.sspo"]}, "used outside of core"),
         ({"state": "library", "library": ["core.baselines.beta_advantages"]}, "used outside of core"),
-        ({"state": "library", "library": ["core.units.sspo"], "arxiv": "2505.10978"}, "does not cite 2505.10978"),
+        (
+            {"state": "library", "library": ["core.verifiers.forward_weights"], "arxiv": "2505.10978"},
+            "does not cite 2505.10978",
+        ),
         ({"state": "reward", "reward": "length", "text": [{"rewards": [{"name": "answer"}]}]}, "does not name"),
         ({"state": "reward", "reward": "prettiness"}, "no built-in reward"),
         ({"state": "reward", "reward": "length", "text": [{"rewards": [{"name": "length", "options": {"mode": "x"}}]}]},
@@ -132,7 +136,7 @@ def test_method_tables_count_what_is_here(rows):
         rows.Row("one", "recipe", 1, recipes=["vgpo"]),
         rows.Row("two", "not yet", 1, note="All."),
         rows.Row("three", "reward", 2, reward="math"),
-        rows.Row("four", "library", 2, library=["core.units.sspo"]),
+        rows.Row("four", "library", 2, library=["core.verifiers.forward_weights"]),
     )
     text = rows.counts([rows.Part("Z", listed), rows.Part("Y", (rows.Row("five", "recipe"),), counted=False)])
     assert text.startswith("Of 4 published methods with a priority, 3 are here")

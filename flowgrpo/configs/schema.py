@@ -268,7 +268,7 @@ class GenerationConfig(Section):
 
 
 class PartsConfig(Section):
-    """How a completion is cut into parts, which ratios, credit and rewards may be of; a blank one joins that before."""
+    """How a completion is cut into parts, for ratios, credit and rewards. What is blank joins the part before."""
 
     cut: Literal["lines", "sentences", "pattern"] = Field(
         "lines", description="`sentences` end with . ! ? or … before white space, with 。！？, and with a line."

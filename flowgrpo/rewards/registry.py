@@ -31,6 +31,7 @@ BUILTIN: dict[str, str] = {
     "clip_score": "flowgrpo.rewards.clip_score:ClipScore",
     "code": "flowgrpo.rewards.code:Code",
     "digit_share": "flowgrpo.rewards.digit_share:digit_share",
+    "equations": "flowgrpo.rewards.equations:Equations",
     "geneval": "flowgrpo.rewards.geneval:Geneval",
     "gold": "flowgrpo.rewards.scenes:Gold",
     "hpsv2": "flowgrpo.rewards.hpsv2:HpsV2",

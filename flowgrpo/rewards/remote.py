@@ -98,7 +98,7 @@ class Remote:
         subs: dict[str, list[float]] = {}
         notes = [""] * count
         answers: list[str | None] = [None] * count
-        of_parts: list[list[float] | None] = [None] * count
+        of_parts: list[Sequence[float | None] | None] = [None] * count
         for rows, scores in parts:
             for name in scores.sub_scores:
                 subs.setdefault(name, [math.nan] * count)

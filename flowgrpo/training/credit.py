@@ -189,7 +189,7 @@ def _minimum(
     *,
     temperature: float = 0.0,
 ) -> Tensor:
-    """PURE (2504.15275): the least reward from a step on, compared within a step; of completions, see `part_credit`.
+    """PURE (2504.15275): the least reward from a step on, within a step; of completions, the least score of a part.
 
     With a `temperature` above 0 it is soft: the sum of softmin-weighted rewards from the step on.
     """

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def parts_credit(
     experience: Completions, scores: RewardBatch, settings: AdvantageConfig, critic: object, *, later: bool = True
 ) -> Tensor:
-    """Rank-GRPO (2510.20150): the scores from a part on, compared with the same place of the group's; [N, T].
+    """Rank-GRPO (2510.20150): the scores from a part on, compared by place in the group; without `later` its own.
 
-    Without `later` a part has its own score alone, the paper's other form.
+    Those are the paper's two forms of a rank's return. [N, T].
     """
     own, whole = scores_of_parts(experience, scores, settings.credit)
     returns = later_returns(own) if later else own

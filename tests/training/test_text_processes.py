@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training.test_part_ratios import REWARD as BY_PART
+
 # Rounding is not blown up by AdamW where a gradient is next to nothing.
 OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
 
@@ -48,13 +50,13 @@ def launched(overrides: list[str], folder: Path, count: int) -> None:
     assert json.loads(folder.with_name("log.json").read_text()) == [0] * count, "\n".join(printed)
 
 
-def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path) -> None:
+def both(overrides: list[str], tmp_path: Path) -> list[dict]:
+    """The records of a run in one process, after it was compared with the same in two."""
     one, two = tmp_path / "one", tmp_path / "two"
     launched(overrides, one, 1)
     launched(overrides, two, 2)
     assert lines_of(one / "samples" / "index.jsonl") == lines_of(two / "samples" / "index.jsonl")
     records = [lines_of(folder / "metrics.jsonl") for folder in (one, two)]
-    assert sum(record.get("replayed", 0) for record in records[0]) > 0
     for mine, theirs in zip(*records, strict=True):
         assert mine.keys() == theirs.keys()
         for name in mine:
@@ -64,3 +66,21 @@ def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path)
     assert weights[0].keys() == weights[1].keys()
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-5), name
+    return records[0]
+
+
+def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path) -> None:
+    assert sum(record.get("replayed", 0) for record in both(overrides, tmp_path)) > 0
+
+
+def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
+    """The mean entropy to which SSPO compares a part's is that of all processes."""
+    reward = tmp_path / "by_part.py"
+    reward.write_text(BY_PART)
+    lines = [
+        "rollout.replay=0", f"rewards=[{{name: '{reward}:nines'}}]", "parts={cut: pattern, pattern: '[0-4]'}",
+        "advantage.credit=minimum", "objective={surrogate: sspo, level: part, options: {low: 0.1, high: 0.15}}",
+    ]  # fmt: skip
+    records = both([*overrides, *lines], tmp_path)
+    assert records[0]["parts"] > 1
+    assert 0 < records[0]["clip_share"] < 1
