@@ -125,7 +125,7 @@ class Trial:
     def require_columns(self, material: Material) -> None:
         """Refuse material that lacks a column; raises ValueError saying which."""
         kind = "completions" if self.task == "text" else "images"
-        self.reward.check(kind, material.columns, grouped=True)
+        self.reward.check(kind, self._columns(material), grouped=True)
 
     def score(self, material: Material) -> Scored:
         """Scores of the material, or how the reward failed on it; warnings of the reward are not shown."""
@@ -134,7 +134,7 @@ class Trial:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 # A reward that writes into its columns must not spoil what is scored after it.
-                columns = copy.deepcopy(material.columns)
+                columns = copy.deepcopy(self._columns(material))
                 batch = self._set.score(material.samples, material.prompts, columns, material.groups)
         except MissingDependency:
             raise
@@ -145,6 +145,13 @@ class Trial:
         known = values[~values.isnan()].tolist()
         self.low, self.high = min([self.low, *known]), max([self.high, *known])
         return Scored(values)
+
+    def _columns(self, material: Material) -> dict[str, list[Any]]:
+        """Those of the material; for a reward of the parts of completions their lines too."""
+        columns = dict(material.columns)
+        if "parts" in self.reward.needed and isinstance(material.samples, list):
+            columns["parts"] = [text.splitlines(keepends=True) or [text] for text in material.samples]
+        return columns
 
     def another(self) -> Trial:
         """The same reward, made anew."""

@@ -182,3 +182,15 @@ def test_rewards_of_completions(spec: RewardSpec, crimes: set[str], sums: Materi
     report = examine(spec, sums)
     assert report.task == "text"
     assert report.convictions == crimes, report.text()
+
+
+def test_a_reward_of_parts_gets_the_lines(tmp_path: Path, sums: Material):
+    (tmp_path / "mine.py").write_text(
+        "from flowgrpo.rewards import Scores\n"
+        "def digits(completions, prompts, parts):\n"
+        "    assert [''.join(own) for own in parts] == list(completions)\n"
+        "    scores = [[float(sum(map(int, filter(str.isdigit, text)))) for text in own] for own in parts]\n"
+        "    return Scores([sum(own) for own in scores], parts=scores)\n"
+    )
+    report = examine(RewardSpec(f"{tmp_path / 'mine.py'}:digits"), sums)
+    assert report.convictions == set(), report.text()
