@@ -121,10 +121,10 @@ def _paths(parent: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
     while len(nodes):
         below = parent[nodes] >= 0
         rows, nodes = rows[below], nodes[below]
-        found.append(torch.stack([rows, nodes]))
+        found.append((rows, nodes))
         nodes = parent[nodes]
-    both = torch.cat(found, 1) if found else leaf.new_zeros(2, 0)
-    return both[0], both[1]
+    # Both are empty by now; they stand for a list of no leaves.
+    return torch.cat([rows, *(r for r, _ in found)]), torch.cat([nodes, *(n for _, n in found)])
 
 
 def anchor_tree_advantages(

@@ -65,8 +65,10 @@ def test_only_completions_of_one_group_share_states() -> None:
 
 def test_a_completion_without_a_reward_is_compared_with_none() -> None:
     rewards = torch.tensor([1.0, 0.0, NAN])
-    found = anchor_prefix_advantages([[5], [5], [5]], rewards, [0] * 3, torch.tensor([2.0, -2.0, NAN]), eps=0.0)
-    assert found[:, 0].tolist() == pytest.approx([2 + HALF, -2 - HALF, 0])
+    episodes = torch.tensor([2.0, -2.0, NAN], requires_grad=True)
+    found = anchor_prefix_advantages([[5], [5], [5, 6]], rewards, [0] * 3, episodes, eps=0.0)
+    assert found.tolist() == [pytest.approx(row) for row in ([2 + HALF, 0], [-2 - HALF, 0], [0, 0])]
+    assert not found.requires_grad
 
 
 def test_edges_are_compared_with_those_from_the_same_node() -> None:
@@ -88,6 +90,29 @@ def test_chains_that_part_at_one_state_are_told_apart_there_alone() -> None:
     )
     # The shared step has the mean of all, which is 0.
     assert found.tolist() == pytest.approx([0, 0, 0, -2, 2, 0, -1, 1])
+
+
+def test_defaults_discount_nothing_and_divide_by_the_deviation() -> None:
+    """Rewards 1 and 0 have a deviation of sqrt(1/2), to which 1e-4 is added."""
+    own = 0.5 / (HALF + 1e-4)
+    two, nothing = torch.tensor([1.0, 0.0]), torch.zeros(2)
+    found = anchor_prefix_advantages([[5, 7], [6, 7]], two, [0, 0], nothing)
+    assert found.tolist() == [pytest.approx([own, 0]), pytest.approx([-own, 0])]
+    edges_of_two = anchor_tree_advantages(torch.tensor([-1, 0, 0, 1, 2]), torch.tensor([3, 4]), two, [0, 0], nothing)
+    assert edges_of_two.tolist() == pytest.approx([0, own, -own, 0, 0])
+    population = anchor_prefix_advantages([[5], [6]], two, [0, 0], nothing, eps=0.0, ddof=0)
+    assert population[:, 0].tolist() == pytest.approx([1, -1])
+    plain = {"scale": "none"}
+    assert anchor_prefix_advantages([[5, 7], [6, 7]], two, [0, 0], nothing, **plain)[:, 0].tolist() == [0.5, -0.5]
+    edges_of_two = anchor_tree_advantages(
+        torch.tensor([-1, 0, 0, 1, 2]), torch.tensor([3, 4]), two, [0, 0], nothing, eps=0.0, ddof=0, **plain
+    )
+    assert edges_of_two.tolist() == [0, 0.5, -0.5, 0, 0]
+
+
+def test_a_tree_without_leaves_has_no_advantages() -> None:
+    nothing = torch.zeros(0)
+    assert anchor_tree_advantages(PARENT, LEAF[:0], nothing, [], nothing).tolist() == [0.0] * 7
 
 
 def test_leaves_without_a_reward_and_other_groups_are_left_out() -> None:

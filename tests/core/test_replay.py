@@ -51,6 +51,7 @@ def test_the_past_fades():
 
 def test_answers_are_various_where_no_two_are_equal():
     assert answer_diversity(["1", "2", "3"]) == 1
+    assert answer_diversity(["1", "2"]) == 1
     assert answer_diversity(["1", "1", "1"]) == 0
     assert answer_diversity(iter(["1", "2", None, "1", "2", None, "3"])) == 0.5
     assert answer_diversity(["1", None]) == answer_diversity([None, None]) == answer_diversity([]) == 0
