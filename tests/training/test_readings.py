@@ -234,6 +234,15 @@ def test_a_run_that_reads_resumes_to_the_last_bit(of: AnyRecipe, tmp_path: Path)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+def test_groups_of_several_rounds_are_read_whole(small_text: list[str], tmp_path: Path) -> None:
+    more = ["rollout.budget={choice: variance, rounds: 2}", "advantage.credit=leaf"]
+    found = trainer(load_recipe("text", [*small_text, *lines("text", tmp_path), *more]), tmp_path / "run")
+    record = found.iterate(0)
+    assert record["rounds"] == 2
+    assert 0 < record["certainty"] < 1
+    assert record["ratio/first_error"] == 0
+
+
 @pytest.mark.parametrize("base", ["default", "text"])
 def test_which_answers_a_recipe_needs(base: str, tmp_path: Path) -> None:
     assert readers(load_recipe(base, lines(base, tmp_path))) == {"read": "advantage.uncertainty"}
