@@ -90,7 +90,8 @@ app.command()(evaluate)
 @app.command()
 def bench(
     name: Annotated[
-        str, typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, shared-prefix, or claims.")
+        str,
+        typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, iteration, shared-prefix, or claims."),
     ],
     words: Annotated[
         list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
@@ -114,19 +115,21 @@ def bench(
         settings, methods = settings_of(results, words or [], seeds, scale, any_code)
         return claims(settings, methods, out or results / "report", say, report_only)
     from .training.bench import MEASUREMENTS
+    from .training.bench_model import iteration
     from .training.bench_text import TEXT_MEASUREMENTS
 
+    measurements = {**MEASUREMENTS, "iteration": iteration}
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
         figures = TEXT_MEASUREMENTS[name](say)
-    elif name in MEASUREMENTS:
+    elif name in measurements:
         source, overrides = split(words)
         with tempfile.TemporaryDirectory() as folder:
-            figures = MEASUREMENTS[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
+            figures = measurements[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
     else:
         raise ValueError(
-            f"no measurement {name!r}; use one of {', '.join([*MEASUREMENTS, *TEXT_MEASUREMENTS, 'claims'])}"
+            f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims'])}"
         )
     if out is not None:
         from .training.run_folder import write_text

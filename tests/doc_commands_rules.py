@@ -179,6 +179,11 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         small_one = partial(bench_text.shared_prefix, sizes=SMALL_TEXT)
         reader.patch.setitem(bench_text.TEXT_MEASUREMENTS, name, small_one)
         return words
+    if name == "iteration":
+        # The embedded pipeline's sizes and not those of billions of parameters; compilers take minutes.
+        source, overrides = recipe_words(told["words"])
+        model = "model={path: scenes, dtype: float32, call: {}, compile: false, quantize: null}"
+        return [*words, model, *small_recipe(reader, source, overrides)]
     return [*words, *TINY_ROLLOUT, TINY_WINDOW, "evaluate.prompts=2"]
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from .weights import MODULE_NAMES, trainable_modules
 
-__all__ = ["Quantized", "compile_blocks", "quantization", "use_attention"]
+__all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]
 
 Quantized = Literal["float8", "int8"]
 _CONFIGS: Mapping[str, str] = {"float8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig"}
@@ -36,18 +36,31 @@ def quantization(kind: Quantized) -> Any:
     Raises:
         ValueError: torchao is not installed, or is too old to have it.
     """
+    chosen = _torchao(kind)
     from diffusers import PipelineQuantizationConfig, TorchAoConfig
 
+    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in MODULE_NAMES})
+
+
+def quantize(pipe: Any, kind: Quantized) -> None:
+    """The same for denoisers that are there already, in place; raises as `quantization`."""
+    chosen = _torchao(kind)
+    from torchao.quantization import quantize_
+
+    for module in trainable_modules(pipe).values():
+        quantize_(module, chosen)
+
+
+def _torchao(kind: Quantized) -> Any:
     try:
         import torchao.quantization
 
-        chosen = getattr(torchao.quantization, _CONFIGS[kind])()
+        return getattr(torchao.quantization, _CONFIGS[kind])()
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"model.quantize {kind} needs torchao 0.15 or newer ({error}); pip install 'torchao>=0.15', or leave "
             "model.quantize out"
         ) from None
-    return PipelineQuantizationConfig(quant_mapping={name: TorchAoConfig(chosen) for name in MODULE_NAMES})
 
 
 def use_attention(pipe: Any, backend: str) -> None:

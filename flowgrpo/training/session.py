@@ -141,14 +141,17 @@ class Session:
         recipe: what to do.
         run: where to do it; None for measurements that write nothing.
         checked: the recipe's data and rewards, if they have been made already.
+        pipe: a pipeline of images in the place of the one that the recipe names.
 
     Raises:
         ValueError: anything that is wrong with files, rewards or geometry, before the model is loaded.
     """
 
-    def __init__(self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None) -> None:
+    def __init__(
+        self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None, pipe: Any = None
+    ) -> None:
         quiet_libraries()
-        self.recipe, self.run = recipe, run
+        self.recipe, self.run, self._pipe = recipe, run, pipe
         with ended_together():
             self._assemble(checked or Checked(recipe))
 
@@ -166,7 +169,7 @@ class Session:
         device = self.accelerator.device
         self.task: Task
         if isinstance(recipe, Recipe):
-            self.task = load_flow_task(recipe, checked.folder, self.data, device)
+            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe)
         else:
             self.task = load_text_task(recipe, checked.folder, self.data, device)
 
@@ -196,11 +199,11 @@ def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
     return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
 
 
-def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device) -> FlowTask:
-    """Load a pipeline, put what is trained on it, encode the prompts and check that it replays."""
+def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device, pipe: Any = None) -> FlowTask:
+    """Load a pipeline unless one is given, put what is trained on it, encode the prompts and check that it replays."""
     model, sampler = recipe.model, recipe.sampler
     dtype = DTYPES[model.dtype]
-    pipe = load_pipeline(folder, dtype, model.quantize)
+    pipe = load_pipeline(folder, dtype, model.quantize) if pipe is None else pipe
     cast_base(pipe, dtype)
     pipe.to(device)
     if model.attention is not None:

@@ -157,7 +157,10 @@ TREE = {"plan": "branch", "splits": [0]}
         ({"sampler": {"plan": "spine", "splits": [0], "flash_ratio": 0.5}}, "sampler.flash_ratio has no meaning"),
         ({"sampler": {"plan": "spine", "splits": [0], "pruned": {}}}, "sampler.pruned has no meaning in plan spine"),
         ({"sampler": {"pruned": {"size": 12}}}, "sampler.pruned: 12 step"),
-        ({"sampler": PROBED}, "sampler.probe makes previews that only advantage.credit turning, value and minimum read"),
+        (
+            {"sampler": PROBED},
+            "sampler.probe makes previews that only advantage.credit turning, value and minimum read",
+        ),
         ({"sampler": {"flash_ratio": 0.4, "stochastic": "all"}}, "use sampler.stochastic window"),
         ({"advantage": {"credit": "depth"}, "sampler": {"shared_noise": False}}, "each image has a tree of its own"),
         (

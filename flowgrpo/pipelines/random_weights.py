@@ -1,0 +1,137 @@
+"""Pipelines with the shapes of real models and random weights: for speed and memory, where no weights are at hand."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .architectures import FAMILIES, architecture_of
+
+_CLASSES = {
+    "SD3Transformer2DModel": "StableDiffusion3Pipeline",
+    "FluxTransformer2DModel": "FluxPipeline",
+    "QwenImageTransformer2DModel": "QwenImagePipeline",
+    "WanTransformer3DModel": "WanPipeline",
+}
+_SCHEDULE = {"shift": 3.0}
+
+
+def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, device: torch.device, seed: int = 0) -> Any:
+    """A pipeline of the class and sizes of `path`, whose weights were never trained and whose texts are never read.
+
+    Denoisers and VAE are drawn on `device`. There are no text encoders: a prompt's embeddings are noise of the right
+    shape, the same for the same prompt. What it samples is noise; time and memory of the denoiser are the real ones.
+
+    Args:
+        path: a pipeline folder (its configurations are read, its weights are not), or a model id of `KNOWN`.
+        call: arguments of the pipeline's call, for the number of text tokens.
+        dtype: of weights and embeddings.
+        device: where everything is.
+        seed: of the weights.
+
+    Raises:
+        ValueError: as `architecture_of`.
+    """
+    import diffusers
+
+    architecture = architecture_of(path)
+    name, config = architecture.denoiser
+    parts: dict[str, Any] = {}
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for key in ("transformer", "transformer_2")[: architecture.experts]:
+            parts[key] = _drawn(name, config, dtype, device)
+        kind, settings = architecture.vae
+        offset = {"shift_factor": 0.0} if kind == "AutoencoderKL" else {}
+        parts["vae"] = _drawn(kind, {**offset, **settings}, dtype, device)
+    texts = _TEXTS[name](parts["transformer"].config, FAMILIES[name].tokens(call))
+    own = getattr(diffusers, _CLASSES[name])
+    none = dict.fromkeys(own._optional_components)
+    none |= {key: None for key in own.__init__.__annotations__ if key.startswith(("text_encoder", "tokenizer"))}
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
+    pipe = _without_encoders(own, texts)(**{**none, **parts, "scheduler": scheduler})
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _drawn(name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    import diffusers
+
+    # Drawn in its final format: twelve billion numbers in float32 would need twice the memory for a moment.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            module: torch.nn.Module = getattr(diffusers, name).from_config(dict(config))
+    finally:
+        torch.set_default_dtype(before)
+    return module.requires_grad_(False).eval()
+
+
+Drawn = Callable[..., Tensor]
+Texts = Callable[[Drawn, int, bool], tuple[Any, ...]]
+
+
+def _without_encoders(own: type, texts: Texts) -> type:
+    original: Any = own.encode_prompt  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def encode_prompt(
+        self: Any, prompt: str | Sequence[str], *args: Any, do_classifier_free_guidance: bool = True, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        rows = [prompt] if isinstance(prompt, str) else list(prompt)
+        denoiser = self.transformer
+
+        def drawn(*shape: int) -> Tensor:
+            generators = [torch.Generator().manual_seed(zlib.crc32(row.encode())) for row in rows]
+            noise = torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+            return noise.to(denoiser.device, denoiser.dtype)
+
+        return texts(drawn, len(rows), do_classifier_free_guidance)
+
+    return type(own.__name__, (own,), {"encode_prompt": encode_prompt, "__module__": own.__module__})
+
+
+def _sd3(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide, pooled = drawn(tokens, config.joint_attention_dim), drawn(config.pooled_projection_dim)
+        return (wide, -wide, pooled, -pooled) if guided else (wide, None, pooled, None)
+
+    return texts
+
+
+def _flux(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide = drawn(tokens, config.joint_attention_dim)
+        return wide, drawn(config.pooled_projection_dim), wide.new_zeros(tokens, 3)
+
+    return texts
+
+
+def _qwen(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide = drawn(tokens, config.joint_attention_dim)
+        return wide, torch.ones(rows, tokens, dtype=torch.long, device=wide.device)
+
+    return texts
+
+
+def _wan(config: Any, tokens: int) -> Texts:
+    def texts(drawn: Drawn, rows: int, guided: bool) -> tuple[Any, ...]:
+        wide = drawn(tokens, config.text_dim)
+        return wide, -wide if guided else None
+
+    return texts
+
+
+_TEXTS: Mapping[str, Callable[[Any, int], Texts]] = {
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+    "QwenImageTransformer2DModel": _qwen,
+    "WanTransformer3DModel": _wan,
+}
