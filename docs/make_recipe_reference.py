@@ -81,7 +81,7 @@ message names the nearest known key. Beyond single values:
 - `objective.ratio: cps_released` goes with `sampler.kernel: cps` alone. `objective.ratio: guard` with that kernel needs
   `objective.weight: guard`.
 - Two rewards do not share a name; a `label` tells them apart.
-- `rollout.prompts` is at most the number of training prompts, and a multiple of the number of processes.
+- `rollout.prompts` is at most the number of training prompts, and at least the number of processes.
 
 ## Groups that teach little
 
