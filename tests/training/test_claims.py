@@ -94,11 +94,13 @@ def test_a_result_holds_what_was_spent_and_found(measured: Settings) -> None:
     counts = planner(recipe, load_recipe("default").sampler.sigmas or (1.0, 0.75, 0.5, 0.25, 0.0))(0).counts()
     curves, marks = result["curves"], result["evaluation"]
     assert curves["iteration"] == [0, 1, 2, 3]
-    # 2 prompts, and nothing but the plan's states: neither the evaluations nor the check of the pipeline.
-    assert curves["forward"] == curves["evaluations"] == [2 * counts.evaluations] * 4
+    # 2 prompts, and nothing but the states of the plan and the reference: no evaluation, no check of the pipeline.
+    assert recipe.objective.kl > 0
+    assert curves["evaluations"] == [2 * counts.evaluations] * 4
+    assert curves["forward"] == [2 * (counts.evaluations + counts.trained_states)] * 4
     assert curves["trained_states"] == [2 * counts.trained_states] * 4
     assert curves["trained_edges"] == [2 * counts.trained_edges] * 4
-    unit = 2 * (counts.evaluations + 3 * counts.trained_states)
+    unit = 2 * (counts.evaluations + counts.trained_states + 3 * counts.trained_states)
     assert marks["iteration"] == [0, 1, 2, 3, 4]
     assert marks["updates"] == [0, 1, 2, 3, 4]
     assert marks["compute"] == [unit * k for k in range(5)]
