@@ -292,7 +292,7 @@ class BalanceConfig(Section):
     as close, such as `lower: [0.9999, 1.0]`.
     """
 
-    target: float = Field(0.4, gt=0, lt=1, description="Least share of samples with an advantage above 0 (ρ₀).")
+    target: float = Field(0.5, gt=0, lt=1, description="Least share of samples with an advantage above 0 (ρ₀).")
     lower: tuple[float, float] = Field((0.6, 0.9), strict=False, description="First and last lower bound.")
     upper: tuple[float, float] = Field((1.2, 3.0), strict=False, description="First and last upper bound.")
     lower_step: float = Field(0.02, gt=0, description="How far the lower bound moves at a time.")

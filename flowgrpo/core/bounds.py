@@ -136,7 +136,7 @@ def balance_sums(log_ratio: Tensor, adv: Tensor, mask: Tensor | None, path: Path
     return torch.stack([torch.stack([good[upper], good[upper] + bad[low]]) for low, upper in path])
 
 
-def balanced_bounds(sums: Tensor, path: Path, target: float = 0.4) -> tuple[Tensor, Tensor]:
+def balanced_bounds(sums: Tensor, path: Path, target: float = 0.5) -> tuple[Tensor, Tensor]:
     """The first bounds under which good tokens contribute at least `target` of the gradient (BAPO's search).
 
     Args:
@@ -151,7 +151,7 @@ def balanced_bounds(sums: Tensor, path: Path, target: float = 0.4) -> tuple[Tens
         ValueError: a `target` out of range, or a `path` of another length.
     """
     if not 0 < target < 1:
-        raise ValueError(f"`target` is {target}; use a share of the gradient in (0, 1), such as 0.4")
+        raise ValueError(f"`target` is {target}; use a share of the gradient in (0, 1), such as 0.5")
     if sums.shape != (len(path), 2):
         raise ValueError(
             f"`sums` has shape {tuple(sums.shape)}; give that of `balance_sums` on the same {len(path)} pairs"
