@@ -66,8 +66,8 @@ def test_only_completions_of_one_group_share_states() -> None:
 def test_a_completion_without_a_reward_is_compared_with_none() -> None:
     rewards = torch.tensor([1.0, 0.0, NAN])
     episodes = torch.tensor([2.0, -2.0, NAN], requires_grad=True)
-    found = anchor_prefix_advantages([[5], [5], [5, 6]], rewards, [0] * 3, episodes, eps=0.0)
-    assert found.tolist() == [pytest.approx(row) for row in ([2 + HALF, 0], [-2 - HALF, 0], [0, 0])]
+    found = anchor_prefix_advantages([[5], [5], [5, 6, 7, 8, 9]], rewards, [0] * 3, episodes, eps=0.0)
+    assert found.tolist() == [pytest.approx([first, 0, 0, 0, 0]) for first in (2 + HALF, -2 - HALF, 0)]
     assert not found.requires_grad
 
 
