@@ -8,10 +8,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from .part_soundness import part_faults
+from .rollouts import RolloutConfig, TextRolloutConfig, rollout_faults
 from .sections import (
     AdvantageConfig,
     BalanceConfig,
-    BudgetConfig,
     DataConfig,
     EmaConfig,
     EntropyConfig,
@@ -102,16 +102,6 @@ class SamplerConfig(Section):
     guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
 
 
-class RolloutConfig(Section):
-    """How much is sampled in an iteration."""
-
-    prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
-    group: int = Field(12, ge=1, description="Images per prompt.")
-    batch: int = Field(32, ge=1, description="States in one call of the denoiser, in sampling and in training.")
-    decode_batch: int = Field(32, ge=1)
-    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
-
-
 class CriticConfig(Section):
     """A small network that predicts the reward of a noisy latent."""
 
@@ -193,15 +183,6 @@ class BaseRecipe(Section):
         return distinct_labels(rewards)
 
 
-def _updates_fault(updates: int, prompts: int) -> list[str]:
-    if updates <= prompts:
-        return []
-    return [
-        f"optimizer.updates is {updates} with {prompts} prompts per iteration: an update needs whole groups; use at "
-        f"most {prompts} updates or more rollout.prompts"
-    ]
-
-
 class Recipe(BaseRecipe):
     """A whole run of images."""
 
@@ -226,7 +207,7 @@ class Recipe(BaseRecipe):
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
         faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self), *shared_faults(self)]
-        faults += _updates_fault(self.optimizer.updates, self.rollout.prompts)
+        faults += rollout_faults(self.rollout, self.optimizer.updates)
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -291,19 +272,6 @@ class PartsConfig(Section):
         if (self.cut == "pattern") != bool(self.pattern):
             raise ValueError(f"cut is {self.cut} and pattern {self.pattern!r}; a pattern belongs to cut pattern alone")
         return self
-
-
-class TextRolloutConfig(Section):
-    """How much is sampled in an iteration."""
-
-    prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
-    group: int = Field(8, ge=1, description="Completions per prompt.")
-    batch: int = Field(64, ge=1, description="Completions sampled at once.")
-    tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is not cut.")
-    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
-    replay: int = Field(
-        0, ge=0, description="Successes remembered of a prompt, to replace a failure where a group has no success."
-    )
 
 
 class TextObjectiveConfig(Section):
@@ -390,7 +358,7 @@ class TextRecipe(BaseRecipe):
             *text_faults(self),
             *part_faults(self),
             *shared_faults(self),
-            *_updates_fault(self.optimizer.updates, self.rollout.prompts),
+            *rollout_faults(self.rollout, self.optimizer.updates),
         ]
         if faults:
             raise ValueError("\n".join(faults))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.addressing import address
 from ..core.objectives import gaussian_kl
 from ..core.trees import anchor_tree_advantages, depth_advantages, node_values
+from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, Replay, Rollout, RolloutRunner, Transitions, Velocity, batches_of, replay
@@ -192,6 +193,17 @@ class Experience:
                 yield transitions, batch
 
 
+def join_experiences(chunks: list[Experience]) -> Experience:
+    """Chunks of one rollout, in the order of their prompts, as one; see `samplers.chunks`. `chunks` is emptied."""
+    if len(chunks) == 1:
+        return chunks.pop()
+    rollouts, samples = [chunk.rollout for chunk in chunks], [chunk.samples for chunk in chunks]
+    # Without its states, which are let go as they are joined.
+    first = replace(chunks[0], rollout=replace(rollouts[0], transitions=()))
+    chunks.clear()
+    return replace(first, rollout=join_rollouts(rollouts), samples=torch.cat(samples))
+
+
 def part_of(prompts: int, updates: int, update: int) -> tuple[int, int]:
     """Range of prompts in part `update` of `updates` nearly equal parts."""
     return update * prompts // updates, (update + 1) * prompts // updates
@@ -274,8 +286,12 @@ class FlowPolicy:
         updates: int = 1,
         guide: Guide | None = None,
         cuts: Sequence[int] | None = None,
+        chunk: slice | None = None,
     ) -> Rollout:
-        """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin."""
+        """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin.
+
+        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others.
+        """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
         if self.denoiser.variant == "auto":
@@ -288,7 +304,8 @@ class FlowPolicy:
             dtype=probe.dtype, device=self.device, batch=self.batch,
             cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide,
         )  # fmt: skip
-        return runner.run(keys)
+        chosen = chunk or slice(0, len(keys))
+        return runner.run(keys[chosen], chosen.start)
 
     def bind(self, plan: Plan) -> None:
         """Put the denoiser on a plan's noise levels."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,13 @@ from .pixels import to_bytes
 @dataclass(frozen=True)
 class Inputs:
     """B samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], or B strings; with B prompts,
-    columns of B values, and B group ids if known."""
+    columns of B values, and B group ids if known. Others may have come before: `first` is the number of the first."""
 
     samples: Tensor | list[str]
     prompts: list[str]
     columns: dict[str, list[Any]]
     groups: list[int] | None
+    first: int = 0
 
     def take(self, rows: list[int]) -> tuple[Any, list[str], dict[str, list[Any]], list[int] | None]:
         # Indexing copies, so a scorer that writes into its images cannot spoil anyone else's.
@@ -81,24 +83,26 @@ def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Except
     """Write samples with their prompts into a new sub-folder that appears only when complete."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", name).strip(".") or "reward"
-    partial = folder / f".{stem}-{os.getpid()}.partial"
+    # Two rewards may fail at the same time, in threads.
+    partial = folder / f".{stem}-{os.getpid()}-{threading.get_ident()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     samples, prompts, columns, groups = inputs.take(rows)
     for i, row in enumerate(rows):
-        facts: dict[str, Any] = {"reward": name, "error": f"{type(error).__name__}: {error}", "index": row}
+        number = inputs.first + row
+        facts: dict[str, Any] = {"reward": name, "error": f"{type(error).__name__}: {error}", "index": number}
         facts.update(prompt=prompts[i], columns={key: column[i] for key, column in columns.items()})
         if groups is not None:
             facts["group"] = groups[i]
         if isinstance(samples, Tensor):
-            _save_images(samples[i], partial / f"sample-{row:04d}")
+            _save_images(samples[i], partial / f"sample-{number:04d}")
         else:
             facts["completion"] = samples[i]
         text = json.dumps(facts, indent=2, ensure_ascii=False, default=repr)
-        (partial / f"sample-{row:04d}.json").write_text(text + "\n", encoding="utf-8")
-    number = 0
+        (partial / f"sample-{number:04d}.json").write_text(text + "\n", encoding="utf-8")
+    place = 0
     while True:
-        target = folder / f"{stem}-{number:04d}"
+        target = folder / f"{stem}-{place:04d}"
         if not target.exists():
             try:
                 return partial.rename(target)
@@ -106,7 +110,7 @@ def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Except
                 # Another process may have taken the name since.
                 if not target.exists():
                     raise
-        number += 1
+        place += 1
 
 
 def _save_images(image: Tensor, path: Path) -> None:

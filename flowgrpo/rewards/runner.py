@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,7 @@ class RewardSet:
         prompts: Sequence[str],
         columns: Mapping[str, Sequence[Any]] | None = None,
         groups: Tensor | Sequence[int] | None = None,
+        first: int = 0,
     ) -> RewardBatch:
         """Score B samples with every reward.
 
@@ -121,6 +122,7 @@ class RewardSet:
             prompts: B prompts.
             columns: the prompt file's further columns, name -> B values.
             groups: B group ids, in any order; needed by rewards that compare whole groups.
+            first: number under which failures name the first of these samples, where others came before them.
 
         Returns:
             RewardBatch with values [B, K].
@@ -130,7 +132,7 @@ class RewardSet:
             RewardError: a reward raised or returned something unusable.
             MissingDependency: a reward imports a package that is not installed.
         """
-        inputs = check_inputs(samples, prompts, columns or {}, groups)
+        inputs = replace(check_inputs(samples, prompts, columns or {}, groups), first=first)
         kind = "images" if isinstance(inputs.samples, Tensor) else "completions"
         for reward in self.rewards:
             reward.check(kind, inputs.columns, grouped=groups is not None)
@@ -156,6 +158,16 @@ class RewardSet:
                     _scatter(parts.setdefault(reward.name, [None] * len(values)), rows, scores.parts)
             seconds[reward.name] = time.perf_counter() - start
         return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts)
+
+    def only(self, k: int) -> RewardSet:
+        """The k-th of these rewards, scored in the same way."""
+        return RewardSet(
+            [self.rewards[k]],
+            quarantine=self.quarantine,
+            retries=self.retries,
+            base_delay=self.base_delay,
+            sleep=self._sleep,
+        )
 
     def close(self) -> None:
         """Let every reward release what it holds, even if one of them raises in doing so."""
@@ -184,12 +196,13 @@ class RewardSet:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _failure(self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int) -> RewardError:
-        index = rows[0] if len(rows) == 1 else None
+        numbers = [inputs.first + row for row in rows]
+        index = numbers[0] if len(rows) == 1 else None
         prompt = inputs.prompts[rows[0]]
         where = (
             f"sample {index} (prompt {prompt!r})"
             if index is not None
-            else f"a call with samples {rows[0]} to {rows[-1]}"
+            else f"a call with samples {numbers[0]} to {numbers[-1]}"
         )
         parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
@@ -204,7 +217,7 @@ class RewardSet:
             except OSError as problem:
                 # The reward's own failure is what has to be reported; this one is an addition.
                 parts.append(f"The samples could not be kept in {self.quarantine}: {problem}.")
-        return RewardError(" ".join(parts), reward.name, index, rows, prompt, saved)
+        return RewardError(" ".join(parts), reward.name, index, numbers, prompt, saved)
 
 
 def _refuse_faulty(specs: Sequence[RewardSpec | Reward]) -> None:

@@ -42,7 +42,7 @@ class Transitions:
         coefficients: its transition.
         x: [S, ...] distinct states the edges start from, storage dtype.
         velocity: [S, ...] what the sampling policy predicted there.
-        prompt: [S] prompt of each state, as an index into the rollout's prompts.
+        prompt: [S] prompt of each state, as an index into the prompts that were asked for.
         state: [E] state each edge starts from, in 0..S-1, ascending.
         x_next: [E, ...] where each edge ends, storage dtype.
         node: [E] node id of that end.
@@ -77,7 +77,7 @@ class Rollout:
     Attributes:
         parent: [N] parent of each node, -1 for a root.
         depth: [N] denoising steps taken to reach it.
-        prompt: [N] its prompt, 0..P-1.
+        prompt: [N] its prompt, 0..P-1; of a chunk those of its own numbers only.
         root: [N] its root's number within the prompt.
         branch: [N] depth at which its side branch left the main line, 0 on the main line.
         stride: [N] how its side branch is finished (`StepPlan.completions`), 1 where that is not decided.
@@ -191,16 +191,16 @@ class RolloutRunner:
         self.dtype, self.device, self.batch, self.cuts = dtype, torch.device(device), batch, tuple(cuts)
 
     @torch.no_grad()
-    def run(self, keys: Sequence[int]) -> Rollout:
-        """Roll out one tree for each key; `keys[p]` addresses all noise of prompt `p`.
+    def run(self, keys: Sequence[int], first: int = 0) -> Rollout:
+        """Roll out one tree for each key; `keys[k]` addresses all noise of prompt `first + k`.
 
         The result does not depend on which other prompts run beside it, but for the rounding of the model's
         own batched arithmetic.
         """
-        plan, prompts = self.plan, len(keys)
-        roots = [(p, r) for p in range(prompts) for r in range(plan.roots)]
+        plan = self.plan
+        roots = [(first + k, r) for k in range(len(keys)) for r in range(plan.roots)]
         tree = _Tree(roots)
-        root_keys = [address(keys[p], 0, r) for p, r in roots]
+        root_keys = [address(key, 0, r) for key in keys for r in range(plan.roots)]
         common = [address(key, 0, -1) for key in keys]
         front = _Front(
             self._spread_noise(root_keys, common, plan.root_spread).to(self.dtype),

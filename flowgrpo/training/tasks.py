@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ..configs.schema import Recipe
 from ..core.addressing import address
-from ..pipelines.policy import Experience, FlowPolicy
+from ..pipelines.policy import Experience, FlowPolicy, join_experiences
 from ..pipelines.weights import TrainedWeights
 from ..rewards.runner import RewardBatch
+from ..samplers.chunks import chunks_of
 from ..samplers.plans import Plan, StepPlan
 from .checkpoint import Stateful
 from .clock import Clock
@@ -65,6 +66,10 @@ class Collected(Protocol):
         """[N] bool: nodes that are trained if of the samples only the chosen [L] are."""
 
 
+Decoded = Callable[[Collected], None]
+"""Told of a chunk of a rollout, whole groups of samples, which number their prompts as the rollout does."""
+
+
 class Task(Protocol):
     """What is sampled and trained."""
 
@@ -94,7 +99,13 @@ class Task(Protocol):
         """The loss of the recipe; `old` is a context with the sampling policy, where that lags behind."""
 
     def rollout(
-        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        iteration: int,
+        clock: Clock,
+        cuts: Sequence[int],
+        decoded: Decoded | None = None,
     ) -> Any:
         """Sample prompts for training.
 
@@ -104,6 +115,7 @@ class Task(Protocol):
             iteration: from 0.
             clock: told where the time goes.
             cuts: where the parts after the first begin that are optimizer steps of their own; a part may be empty.
+            decoded: called with each chunk of the rollout, in order, where it is made in chunks.
         """
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
@@ -194,20 +206,33 @@ class FlowTask(PolicyTask):
         return objective_of(self.recipe, self.policy, self.elements, old, self.controls)
 
     def rollout(
-        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        iteration: int,
+        clock: Clock,
+        cuts: Sequence[int],
+        decoded: Decoded | None = None,
     ) -> Experience:
-        """Roll out the plan of an iteration, with the critic's guide where the recipe has one."""
+        """Roll out the plan of an iteration chunk by chunk, with the critic's guide where the recipe has one."""
         recipe, plan, guide = self.recipe, self.plan_for(iteration), None
         prompts = tuple(row.prompt for row in rows)
         if self.critic is not None and recipe.sampler.guide is not None:
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
-        with clock.part("denoiser"):
-            rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=cuts)
-        with clock.part("decode"):
-            images = self.policy.decode(rollout, prompts)
         # That of the iteration's first prompt, whichever process has it.
         first = address(recipe.run.seed, 1, iteration * recipe.rollout.prompts)
-        return Experience(rollout, plan, prompts, images, len(cuts) + 1, tuple(keys), tuple(cuts), first)
+
+        def sampled(chunk: slice) -> Experience:
+            with clock.part("denoiser"):
+                rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=cuts, chunk=chunk)
+            with clock.part("decode"):
+                images = self.policy.decode(rollout, prompts)
+            found = Experience(rollout, plan, prompts, images, len(cuts) + 1, tuple(keys), tuple(cuts), first)
+            if decoded is not None and recipe.rollout.chunk is not None:
+                decoded(found)
+            return found
+
+        return join_experiences([sampled(chunk) for chunk in chunks_of(len(rows), recipe.rollout.chunk)])
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
         """Deterministic steps over the evaluation's noise levels."""

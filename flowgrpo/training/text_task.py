@@ -14,7 +14,7 @@ from .controls import Controls
 from .data import PromptRow
 from .objectives import Objective
 from .planning import bound_surrogate, budget_line, clip_of, parts_line
-from .tasks import PolicyTask, trained_numbers
+from .tasks import Decoded, PolicyTask, trained_numbers
 from .text_objective import TokenObjective, correction_of
 from .text_policy import Completions, TextPolicy
 from .text_preferences import AnswerObjective
@@ -48,9 +48,15 @@ class TextTask(PolicyTask):
         return AnswerObjective(self.recipe, self.policy)
 
     def rollout(
-        self, rows: Sequence[PromptRow], keys: Sequence[int], iteration: int, clock: Clock, cuts: Sequence[int]
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        iteration: int,
+        clock: Clock,
+        cuts: Sequence[int],
+        decoded: Decoded | None = None,
     ) -> Completions:
-        """A group of completions of each prompt."""
+        """A group of completions of each prompt, all in one chunk."""
         recipe = self.recipe
         with clock.part("sampling"):
             found = self.policy.sample(

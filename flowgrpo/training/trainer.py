@@ -20,6 +20,7 @@ from ..core.diagnostics import COLUMNS
 from ..pipelines.ema import Ema
 from ..rewards.guards import Alarm, Guards
 from ..rewards.runner import RewardBatch, RewardSet
+from .ahead import Ahead
 from .checkpoint import Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
 from .combining import combine
@@ -231,10 +232,14 @@ class Trainer:
 
     def sample(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
         """This process's share of the iteration's prompts, sampled and scored, in rounds if the recipe wants them."""
+        with Ahead(self.rewards, self.task.device) as ahead:
+            return self._sample(iteration, ahead)
+
+    def _sample(self, iteration: int, ahead: Ahead) -> tuple[list[PromptRow], Any, RewardBatch]:
         if not self.in_rounds:
-            rows, experience = self.collect(iteration)
+            rows, experience = self.collect(iteration, ahead)
             with self.clock.part("reward"):
-                scores = self.score(self.rewards, rows, experience)
+                scores = ahead.scores(*_asked(rows, experience))
             if self.memory.successes is not None:
                 experience, scores = replay_successes(self.memory.successes, rows, experience, scores)
             return rows, experience, scores
@@ -243,13 +248,14 @@ class Trainer:
         def sampled(prompts: Sequence[int], numbers: Sequence[int]) -> Any:
             keys = [self._key(iteration, p, number) for p, number in zip(prompts, numbers)]
             asked = [templated(rows[p], templates[n % len(templates)]) for p, n in zip(prompts, numbers)]
+            begin = partial(_begin, ahead, [rows[p] for p in prompts])
             with self.old.applied() if self.old else nullcontext():
                 # Rounds are one optimizer step.
-                return self.task.rollout(asked, keys, iteration, self.clock, ())
+                return self.task.rollout(asked, keys, iteration, self.clock, (), begin)
 
         def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
             with self.clock.part("reward"):
-                return self.score(self.rewards, [rows[p] for p in prompts], part)
+                return ahead.scores(*_asked([rows[p] for p in prompts], part))
 
         def pool(numbers: list[float]) -> tuple[list[float], list[int]]:
             return self.processes.pool(numbers, self.places)
@@ -257,12 +263,13 @@ class Trainer:
         settings = self.recipe.rollout
         return rows, *collect_rounds(settings.budget, len(rows), len(templates), settings.group, sampled, scored, pool)
 
-    def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
-        """One round of this process's share of the iteration's prompts, not scored."""
+    def collect(self, iteration: int, ahead: Ahead | None = None) -> tuple[list[PromptRow], Any]:
+        """One round of this process's share of the iteration's prompts, of whose scores `ahead` may begin some."""
         rows = self.rows(iteration)
         keys = [self._key(iteration, p, 0) for p in range(len(rows))]
+        begin = None if ahead is None else partial(_begin, ahead, rows)
         with self.old.applied() if self.old else nullcontext():
-            return rows, self.task.rollout(rows, keys, iteration, self.clock, self.cuts)
+            return rows, self.task.rollout(rows, keys, iteration, self.clock, self.cuts, begin)
 
     def rows(self, iteration: int) -> list[PromptRow]:
         """This process's share of the prompts of an iteration, in the order of the stream or by the curriculum."""
@@ -280,9 +287,7 @@ class Trainer:
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
-        owners = [rows[p] for p in experience.prompt_of_sample]
-        texts, columns = [row.text for row in owners], columns_of(owners, getattr(experience, "parts", None))
-        return rewards.score(experience.samples, texts, columns, experience.groups)
+        return rewards.score(*_asked(rows, experience))
 
     def combined(self, scores: RewardBatch, experience: Collected) -> RewardBatch:
         """The rewards as the recipe combines them."""
@@ -441,6 +446,17 @@ class Trainer:
             with self.ema.applied() if self.ema else nullcontext():
                 self.task.weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def _asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
+    """What rewards are asked of a rollout of the prompts: samples, texts, columns and groups."""
+    owners = [rows[p] for p in experience.prompt_of_sample]
+    columns = columns_of(owners, getattr(experience, "parts", None))
+    return experience.samples, [row.text for row in owners], columns, experience.groups
+
+
+def _begin(ahead: Ahead, rows: Sequence[PromptRow], chunk: Collected) -> None:
+    ahead.begin(*_asked(rows, chunk))
 
 
 def _average(task: Task, settings: EmaConfig) -> Ema:
