@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from .sections import BudgetConfig, Section
@@ -19,6 +21,9 @@ class RolloutConfig(Section):
         ge=1,
         description="Prompts sampled and decoded at a time; rewards that run elsewhere score them while the next are "
         "sampled. All of a process at once if left out.",
+    )
+    store: Literal["device", "host"] = Field(
+        "device", description="Where states wait between sampling and training; `host` is page-locked for CUDA."
     )
     budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
 

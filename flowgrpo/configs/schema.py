@@ -39,6 +39,10 @@ class ModelConfig(Section):
     variant: Literal["auto", "direct", "inject", "slice", "fast_forward", "relay"] = "auto"
     gradient_checkpointing: bool = False
     release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
+    offload: list[Literal["vae", "text_encoders"]] = Field(
+        default_factory=list,
+        description="Parts that wait in host memory and are on the accelerator while they are used only.",
+    )
     attention: str | None = Field(
         None, min_length=1, description="Attention backend of diffusers (native, flash, …); its own choice if left out."
     )
@@ -53,6 +57,11 @@ class ModelConfig(Section):
             raise ValueError("quantize keeps the weights frozen, and train: full trains them; use train: lora")
         if self.quantize is not None and self.dtype != "bfloat16":
             raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
+        if "text_encoders" in self.offload and self.release_text_encoders:
+            raise ValueError(
+                "release_text_encoders frees the text encoders once all prompts are encoded, and offload keeps them; "
+                "write release_text_encoders: false, or leave text_encoders out of offload"
+            )
         return self
 
 

@@ -18,6 +18,14 @@ from torch import nn
 _HOOKS = ("_hf_hook", "_diffusers_hook")
 
 
+_COMPUTES_ON: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDictionary()
+
+
+def compute_on(pipe: Any, device: torch.device) -> None:
+    """Have a pipeline compute on a device, wherever its parts wait."""
+    _COMPUTES_ON[pipe] = device
+
+
 def _hooked(module: nn.Module) -> bool:
     return any(name in module.__dict__ for name in _HOOKS)
 
@@ -36,22 +44,27 @@ class Placement:
         self._mark: tuple[Any, ...] | None = None
         self._device: torch.device | None = None
         own = type(pipe)
-        self._class = type(own.__name__, (own,), {"_execution_device": property(lambda _: self._device)})
+        answer = property(lambda _: self._device)
+        self._class = type(own.__name__, (own,), {"_execution_device": answer})
+        self._settled = type(own.__name__, (own,), {"_execution_device": answer, "device": answer})
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
         """Within the block the pipeline answers from memory."""
-        if (mark := self._standing()) is None:
+        settled = _COMPUTES_ON.get(self.pipe)
+        if settled is not None:
+            self._device = settled
+        elif (mark := self._standing()) is None:
             yield
             return
-        if mark != self._mark:
+        elif mark != self._mark:
             if any(_hooked(module) for part in self._parts() for module in part.modules()):
                 yield
                 return
             self._mark, self._device = mark, self.pipe._execution_device
         own = self.pipe.__class__
         # Past the pipeline's own __setattr__, which would look for a part of this name.
-        object.__setattr__(self.pipe, "__class__", self._class)
+        object.__setattr__(self.pipe, "__class__", self._class if settled is None else self._settled)
         try:
             yield
         finally:

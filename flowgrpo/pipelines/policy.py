@@ -18,7 +18,10 @@ from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, Replay, Rollout, RolloutRunner, Transitions, Velocity, batches_of, replay
+from ..samplers.states import brought, to_host
 from .denoiser import Denoiser
+from .offload import offload_of
+from .prompts import encode_ahead
 from .weights import TrainedWeights
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
@@ -250,6 +253,7 @@ class FlowPolicy:
         batch: states in one call of the denoiser.
         decode_batch: images decoded at once.
         penalties: which of `PENALTIES` `score` evaluates.
+        store: where the states of a rollout wait between sampling and training: `device` or `host`.
 
     Attributes:
         reference: a context in which the pipeline is what `kl` and `w2` compare with; the base model, or an anchor.
@@ -265,18 +269,24 @@ class FlowPolicy:
         batch: int = 32,
         decode_batch: int = 32,
         penalties: Sequence[str] = (),
+        store: Literal["device", "host"] = "device",
     ) -> None:
         if odd := set(penalties) - set(PENALTIES):
             raise ValueError(f"no penalty {sorted(odd)[0]!r}; use {', '.join(PENALTIES)}")
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight = ratio, weight
         self.batch, self.decode_batch, self.penalties = batch, decode_batch, tuple(penalties)
+        self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         self.device = next(iter(weights.modules.values())).device
 
     def velocity_of(self, prompts: Sequence[str]) -> Velocity:
         """The velocity as the executor calls it: states, step, and for each state the row of its prompt."""
-        return lambda x, i, rows: self.denoiser.velocity(x, i, [prompts[row] for row in rows])
+        return lambda x, i, rows: self.denoiser.velocity(self.brought(x), i, [prompts[row] for row in rows])
+
+    def brought(self, x: Tensor) -> Tensor:
+        """States of a rollout, on the device of the model."""
+        return brought(x, self.device)
 
     def sample(
         self,
@@ -303,8 +313,10 @@ class FlowPolicy:
             self.velocity_of(prompts), plan, probe.latent_shape,
             dtype=probe.dtype, device=self.device, batch=self.batch,
             cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide,
+            store=self.store,
         )  # fmt: skip
         chosen = chunk or slice(0, len(keys))
+        encode_ahead(self.denoiser.pipe, prompts[chosen])
         return runner.run(keys[chosen], chosen.start)
 
     def bind(self, plan: Plan) -> None:
@@ -316,8 +328,10 @@ class FlowPolicy:
         """Images of the leaves, on the CPU."""
         texts = [prompts[p] for p in rollout.leaf_prompt.tolist()]
         size = self.decode_batch
-        parts = [self.denoiser.decode(rollout.x[k : k + size], texts[k : k + size]) for k in range(0, len(texts), size)]
-        return torch.cat([part.cpu() for part in parts])
+        ranges = [slice(k, k + size) for k in range(0, len(texts), size)]
+        with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
+            parts = [self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu() for k in ranges]
+        return torch.cat(parts)
 
     def score(
         self, experience: Experience, transitions: Transitions, batch: slice, *, penalised: bool = True
@@ -332,10 +346,10 @@ class FlowPolicy:
         velocity = self.velocity_of(experience.prompts)
         replayed = replay(velocity, transitions, batch)
         rows = replayed.rows()
-        old = replayed.old_velocity()
+        old = self.brought(replayed.old_velocity())
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
-        x_next = transitions.x_next[replayed.edges]
-        noise = step(old[rows], transitions.x[batch][rows], c, x_next=x_next).noise
+        x_next = self.brought(transitions.x_next[replayed.edges])
+        noise = step(old[rows], self.brought(transitions.x[batch])[rows], c, x_next=x_next).noise
         shift = (scale * (replayed.velocity - old))[rows]
         ratio = log_ratio(shift, noise, c.std, form=self.ratio)
         ones = torch.ones_like(ratio.detach())[:, None]
@@ -367,7 +381,7 @@ class FlowPolicy:
         if "distil" in self.penalties:
             guided = transitions.shift
             # Before the guide is ready there is nothing to learn from it.
-            target = shift.detach() if guided is None else c.std * guided[replayed.edges]
+            target = shift.detach() if guided is None else c.std * self.brought(guided[replayed.edges])
             found["distil"] = gaussian_kl(shift[:, None], target[:, None], c.std)
         return {name: found[name] for name in PENALTIES if name in self.penalties}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .capture import PipelineCall, Prompt, stopping_at_denoiser
 from .encodings import fingerprint
 from .joining import Layout, joined, layout_of
+from .offload import offload_of
 from .recorder import Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
@@ -74,7 +75,7 @@ class PromptCache:
         self.device = None if device is None else torch.device(device)
         self.most = most
         self._caller = PipelineCall(pipe, call or {})
-        self._encode_prompt: Callable[..., Any] = pipe.encode_prompt
+        self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
         self._signature = inspect.signature(pipe.encode_prompt)
         self._entries: dict[Any, Any] = {}
         self._layouts: dict[Any, Layout] = {}
@@ -102,21 +103,31 @@ class PromptCache:
             ValueError: if the pipeline turns out not to use `encode_prompt`, or a prompt is new after
                 `release`.
         """
-        recorder = Recorder(self.pipe.scheduler)
         for prompt in prompts:
             mark = (str(prompt), prompt.mark if isinstance(prompt, Prompt) else None)
             if mark in self._texts:
                 continue
-            with torch.no_grad(), stopping_at_denoiser(self.pipe):
-                # Two steps, since some pipelines divide by half their number.
-                recorder.arm(None)
-                self._caller.run(recorder, [prompt], 2, output_type="latent")
+            self._run(prompt)
             if not self._entries:
                 raise ValueError(
                     f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
                 )
             # Of the first all, to look at the pipeline with; of the others no pictures, which may be many.
             self._texts[mark] = str(prompt) if self._texts else prompt
+
+    def ready(self, prompts: Iterable[str]) -> None:
+        """Encode those of some prompts whose entries are not there, or not any more, fetching text encoders once."""
+        with offload_of(self.pipe).needed("text_encoders", when_called=True):
+            for prompt in prompts:
+                self._run(prompt)
+
+    def _run(self, prompt: str) -> None:
+        """Call the pipeline as far as its denoiser."""
+        recorder = Recorder(self.pipe.scheduler)
+        with torch.no_grad(), stopping_at_denoiser(self.pipe):
+            # Two steps, since some pipelines divide by half their number.
+            recorder.arm(None)
+            self._caller.run(recorder, [prompt], 2, output_type="latent")
 
     def features(self, prompt: str) -> Tensor:
         """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
@@ -221,6 +232,14 @@ class PromptCache:
         if self.most is not None and not self._released and len(self._entries) > self.most:
             del self._entries[next(iter(self._entries))]
         return entry
+
+
+def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
+    """Encode prompts before their rollout where text encoders wait in host memory, to fetch them once for all."""
+    cache = getattr(pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
+    if cache is not None and offload_of(pipe).waits("text_encoders"):
+        distinct = {(str(p), p.mark if isinstance(p, Prompt) else None): p for p in prompts}
+        cache.ready(distinct.values())
 
 
 def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .rollout import Rollout, Transitions
+from .states import concatenated
 
 
 def chunks_of(count: int, size: int | None) -> Iterator[slice]:
@@ -40,7 +41,7 @@ def join_rollouts(chunks: list[Rollout]) -> Rollout:
         stride=torch.cat([chunk.stride for chunk in chunks]),
         log_prob=torch.cat([chunk.log_prob for chunk in chunks]),
         leaf=torch.cat([chunk.leaf + n for chunk, n in zip(chunks, nodes)]),
-        x=torch.cat([chunk.x for chunk in chunks]),
+        x=concatenated([chunk.x for chunk in chunks]),
         transitions=(),
         evaluations=sum(chunk.evaluations for chunk in chunks),
     )
@@ -55,7 +56,7 @@ def _join(parts: list[Transitions], nodes: list[int]) -> Transitions:
     states = _starts([len(part.x) for part in parts])
 
     def tensors(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
+        return concatenated([getattr(part, name) for part in parts])
 
     return replace(
         parts[0],

@@ -27,6 +27,14 @@ Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""
 
 
+Store = Callable[[Tensor], Tensor]
+"""`store(x) -> x`, maybe on another device."""
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
     """Standard normal noise [len(keys), *shape], float32; each row is a function of its key alone."""
     rows = [torch.randn(tuple(shape), generator=torch.Generator().manual_seed(key)) for key in keys]
@@ -36,6 +44,8 @@ def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device |
 @dataclass(frozen=True)
 class Transitions:
     """The trained edges of one denoising step that share a kernel.
+
+    States may wait on another device than they are computed with (`x`, `velocity`, `x_next`, `shift`).
 
     Attributes:
         step: index of the denoising step.
@@ -171,6 +181,7 @@ class RolloutRunner:
         cuts: prompts, as indices, at which batches of trained states end, so that the states of a range of
             prompts can be replayed alone (several optimizer steps per rollout).
         guide: if given, adds to the noise of the main line's stochastic steps.
+        store: makes of the states of trained edges, and of the final ones, what is kept of them.
     """
 
     def __init__(
@@ -184,10 +195,12 @@ class RolloutRunner:
         batch: int = 64,
         cuts: Sequence[int] = (),
         guide: Guide | None = None,
+        store: Store | None = None,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
         self.velocity, self.plan, self.shape, self.guide = velocity, plan, tuple(shape), guide
+        self.store: Store = store or _as_it_is
         self.dtype, self.device, self.batch, self.cuts = dtype, torch.device(device), batch, tuple(cuts)
 
     @torch.no_grad()
@@ -236,7 +249,7 @@ class RolloutRunner:
             stride=torch.tensor(tree.stride),
             log_prob=torch.cat(tree.log_prob),
             leaf=torch.tensor(leaves.node),
-            x=leaves.x,
+            x=self.store(leaves.x),
             transitions=tuple(transitions),
             evaluations=evaluations,
         )
@@ -365,15 +378,15 @@ class RolloutRunner:
         return Transitions(
             step=i,
             coefficients=coefficients,
-            x=front.x[: front.main],
-            velocity=v[: front.main],
+            x=self.store(front.x[: front.main]),
+            velocity=self.store(v[: front.main]),
             prompt=tuple(front.prompt[: front.main]),
             state=index,
-            x_next=taken.x_next,
+            x_next=self.store(taken.x_next),
             node=torch.tensor(nodes),
             log_prob=taken.log_prob,
             batches=tuple(rows for rows in batches if rows.stop <= front.main),
-            shift=shift,
+            shift=None if shift is None else self.store(shift),
         )
 
 

@@ -119,8 +119,8 @@ def _gradient_spread(policy: FlowPolicy, experience: Experience) -> dict[str, li
     for transitions in experience.rollout.transitions:
         c = transitions.coefficients
         scale = abs(jacobian(c.sigma, c.sigma_next, c.kappa))
-        old = transitions.velocity[transitions.state]
-        x = transitions.x[transitions.state].float()
+        state = transitions.state.to(transitions.x.device)
+        old, x = transitions.velocity[state], transitions.x[state].float()
         mean = (1 - c.sigma_next) * (x - c.sigma * old) + c.kappa * (x + (1 - c.sigma) * old)
         noise = (transitions.x_next.float() - mean) / c.std
         rms = float(noise.square().mean().sqrt()) / noise[0].numel()

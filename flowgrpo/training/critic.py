@@ -74,7 +74,7 @@ class Critic:
     ) -> None:
         if len(shape) - 1 not in _CONVOLUTIONS:
             raise ValueError(f"a critic reads latents of 2 to 4 dimensions, not {list(shape)}")
-        self.settings, self.features = settings, features
+        self.settings, self.features, self.device = settings, features, torch.device(device)
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(seed)
             self.network = _Network(shape, len(features(prompt)), settings.width).to(device)
@@ -121,7 +121,7 @@ class Critic:
 
     def _learn(self, experience: Experience, t: Transitions, target: Tensor) -> float:
         first = torch.searchsorted(t.state.cpu(), torch.arange(len(t.x)))
-        wanted = target[experience.rollout.parent[t.node[first]]].to(t.x.device)
+        wanted = target[experience.rollout.parent[t.node[first]]].to(self.device)
         known = ~wanted.isnan()
         if not bool(known.any()):
             return 0.0
@@ -154,8 +154,9 @@ class Critic:
         return guide
 
     def _values(self, x: Tensor, sigma: float, prompts: Sequence[str]) -> Tensor:
-        features = torch.stack([self.features(prompt) for prompt in prompts]).to(x.device)
-        found: Tensor = self.network(x.float(), torch.full((len(x),), sigma, device=x.device), features)
+        features = torch.stack([self.features(prompt) for prompt in prompts]).to(self.device)
+        x = x.to(self.device)
+        found: Tensor = self.network(x.float(), torch.full((len(x),), sigma, device=self.device), features)
         return found
 
     def state_dict(self) -> dict[str, Any]:

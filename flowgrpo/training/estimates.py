@@ -88,6 +88,7 @@ class Estimate:
         resting: what stays in memory during an iteration, in bytes.
         passing: what comes and goes, one of them at a time, in bytes.
         start: bytes while the prompts are encoded, before the first iteration.
+        waiting: what is in host memory for this GPU, in bytes.
         flops: of an iteration, by part, on the GPU with the most to do.
         evaluation: FLOPs of an evaluation on the held-out prompts.
         iterations, evaluations: how many there are of each.
@@ -100,6 +101,7 @@ class Estimate:
     resting: dict[str, int]
     passing: dict[str, int]
     start: int
+    waiting: dict[str, int]
     flops: dict[str, float]
     evaluation: float
     iterations: int
@@ -157,6 +159,7 @@ def estimate(
     heldout = min(heldout, recipe.evaluate.prompts or heldout)
     cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
     resting = _resting(recipe, model, expected, share, gpus) | {"prompt embeddings": cached}
+    waiting = {name: resting.pop(name) for name in _waiting(recipe)}
     trained = 4 * model.trained if recipe.model.train == "lora" else 0
     evaluated = math.ceil(heldout / gpus) * recipe.evaluate.seeds
     steps = recipe.evaluate.steps or recipe.sampler.steps
@@ -166,7 +169,8 @@ def estimate(
         utilisation=utilisation,
         resting=resting,
         passing=_passing(recipe, model),
-        start=model.denoiser + model.vae + model.encoders + trained + cached,
+        start=model.denoiser + resting.get("VAE", 0) + model.encoders + trained + cached,
+        waiting=waiting,
         flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
         evaluation=evaluated * (steps * model.branches * model.evaluation.forward + model.decode_flops),
         iterations=recipe.run.iterations,
@@ -280,6 +284,13 @@ def _resting(recipe: Recipe, model: Model, expected: Forecast, share: int, gpus:
     }
 
 
+def _waiting(recipe: Recipe) -> list[str]:
+    """What of it is in host memory."""
+    offload, store = recipe.model.offload, recipe.rollout.store
+    asked = {"VAE": "vae" in offload, "text encoders": "text_encoders" in offload, "rollout states": store == "host"}
+    return [name for name, waits in asked.items() if waits]
+
+
 def _passing(recipe: Recipe, model: Model) -> dict[str, int]:
     """What an evaluation, a decoding and a gradient need beside that."""
     rollout, cost = recipe.rollout, model.evaluation
@@ -289,10 +300,13 @@ def _passing(recipe: Recipe, model: Model) -> dict[str, int]:
         gradient, held = model.branches * cost.saved + model.rows * cost.working, cost.saved
     # A compiled denoiser samples by its graph for training, which is let go after each call.
     graph = held if recipe.model.compile else 0
+    waiting = _waiting(recipe)
+    encoding = {"encoding": model.encoders} if "text encoders" in waiting else {}
     return {
         "sampling": rollout.batch * model.rows * (cost.working + graph),
-        "decoding": rollout.decode_batch * model.decode_bytes,
+        "decoding": rollout.decode_batch * model.decode_bytes + (model.vae if "VAE" in waiting else 0),
         "training": rollout.batch * gradient,
+        **encoding,
     }
 
 
@@ -354,7 +368,7 @@ def table(found: Estimate) -> list[str]:
     gib: Mapping[str, float] = {name: size / GIB for name, size in found.resting.items() if size >= 0.005 * GIB} | {
         f"{name} (one at a time)": size / GIB for name, size in found.passing.items()
     }
-    width = max(len(name) for name in [*gib, "most at once"])
+    width = max(len(name) for name in [*gib, "most at once", *(f"{name} (in host memory)" for name in found.waiting)])
     lines = [
         f"estimate for {found.gpus} × {found.gpu.label}, from shapes alone; rewards are not counted "
         "(docs/estimates.md)",
@@ -362,6 +376,7 @@ def table(found: Estimate) -> list[str]:
         *(f"    {name:<{width}}  {size:8.2f}" for name, size in gib.items()),
         f"    {'while encoding':<{width}}  {found.start / GIB:8.2f}",
         f"    {'most at once':<{width}}  {found.peak / GIB:8.2f}  of {found.gpu.gib:g}",
+        *(f"    {f'{name} (in host memory)':<{width}}  {size / GIB:8.2f}" for name, size in found.waiting.items()),
         f"  time, at an assumed {found.utilisation:.0%} of {found.gpu.tflops:g} TFLOP/s:",
         *(f"    {name:<{width}}  {duration(found.seconds(flops)):>8}" for name, flops in found.flops.items()),
         f"    {'iteration':<{width}}  {duration(found.iteration_seconds):>8}",

@@ -210,11 +210,12 @@ class NeighbourObjective(Unmeasured):
         policy.bind(experience.plan)
         velocity = policy.velocity_of(experience.prompts)
         new = velocity(transitions.x[states], transitions.step, transitions.prompt[states])
-        x, delta = transitions.x[states].float(), c.sigma - c.sigma_next
-        moved, before = x - delta * new.float(), x - delta * transitions.velocity[states].float()
+        x, old = (policy.brought(kept[states]).float() for kept in (transitions.x, transitions.velocity))
+        delta = c.sigma - c.sigma_next
+        moved, before = x - delta * new.float(), x - delta * old
         group = torch.tensor(transitions.prompt, device=x.device)
         own = torch.arange(states.start, states.stop, device=x.device)
-        log_ratio = neighbour_log_ratio(moved, before, transitions.x_next, group, own)
+        log_ratio = neighbour_log_ratio(moved, before, policy.brought(transitions.x_next), group, own)
         advantage = quasi_norm(advantages[transitions.node].to(x), group, p=self.options.get("p", 0.8))
         same = group[own][:, None] == group[None, :]
         size = same.sum(1, keepdim=True)
@@ -336,7 +337,7 @@ class ForwardObjective(Unmeasured):
     def _noised(self, experience: Experience, batch: _Images) -> tuple[Tensor, Tensor, Tensor]:
         """Clean latents, noise (one for the images of a prompt, as DGPO has it) and noised latents."""
         rollout = experience.rollout
-        x0 = rollout.x[batch.leaves.to(rollout.x.device)]
+        x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
         keys = [address(experience.keys[p], -1, batch.step) for p in rollout.leaf_prompt[batch.leaves].tolist()]
         noise = draw_noise(x0.shape[1:], keys, x0.device)
         sigma = experience.plan.sigmas[batch.step]

@@ -19,6 +19,7 @@ from ..configs.schema import AnyRecipe, LoraConfig, Recipe, RewardConfig, TextRe
 from ..pipelines.acceleration import Quantized, compile_blocks, quantization, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
+from ..pipelines.offload import place
 from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
@@ -205,7 +206,7 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     dtype = DTYPES[model.dtype]
     pipe = load_pipeline(folder, dtype, model.quantize) if pipe is None else pipe
     cast_base(pipe, dtype)
-    pipe.to(device)
+    place(pipe, device, model.offload)
     if model.attention is not None:
         use_attention(pipe, model.attention)
     call = call_arguments(folder, model.call)
@@ -249,6 +250,7 @@ def _flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) ->
         weight=objective.weight,
         batch=rollout.batch,
         decode_batch=rollout.decode_batch,
+        store=rollout.store,
         penalties=penalties_of(recipe) if objective.form == "transition" else (),
     )
 

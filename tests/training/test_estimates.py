@@ -212,3 +212,22 @@ def test_recipes_for_a_card_fit_on_it(source: str):
     found = estimate(load_image_recipe(source), machine["gpu"], machine["gpus"], prompts=machine.get("prompts"))
     assert found.peak < 0.92 * GPUS[machine["gpu"]].gib * GIB
     assert math.isfinite(found.run_seconds)
+
+
+def test_what_waits_in_host_memory_is_on_the_card_while_it_is_used():
+    plain = of()
+    model = model_of(recipe().model)
+    found = of(model={"offload": ["vae", "text_encoders"]}, rollout={"store": "host"})
+    assert found.waiting == {
+        "VAE": model.vae,
+        "text encoders": model.encoders,
+        "rollout states": plain.resting["rollout states"],
+    }
+    assert not found.waiting.keys() & found.resting.keys()
+    assert sum(plain.resting.values()) - sum(found.resting.values()) == sum(found.waiting.values())
+    assert found.passing["decoding"] - plain.passing["decoding"] == model.vae
+    assert found.passing["encoding"] == model.encoders
+    assert plain.start - found.start == model.vae
+    assert (plain.waiting, "encoding" in plain.passing) == ({}, False)
+    lines = [line for line in table(found) if "(in host memory)" in line]
+    assert [line.split("(")[0].strip() for line in lines] == ["VAE", "text encoders", "rollout states"]
