@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from .sharding import repeated_blocks
 from .weights import MODULE_NAMES, trainable_modules
 
 __all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]
@@ -107,7 +108,7 @@ def compile_blocks(pipe: Any, backend: str = "inductor") -> int:
     count = 0
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
     for key, module in trainable_modules(pipe).items():
-        blocks = _repeated(module)
+        blocks = repeated_blocks(module)
         if not blocks:
             name = type(module).__name__
             raise ValueError(f"{name} ({key}) has no repeated blocks to compile; turn model.compile off")
@@ -116,14 +117,6 @@ def compile_blocks(pipe: Any, backend: str = "inductor") -> int:
         module.forward = _with_graph(module.forward)
         count += len(blocks)
     return count
-
-
-def _repeated(module: nn.Module) -> list[nn.Module]:
-    """Blocks of the classes that the model names, or else what its lists of several modules hold."""
-    named = set(getattr(module, "_repeated_blocks", None) or ())
-    found = [part for part in module.modules() if type(part).__name__ in named]
-    lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) > 1]
-    return found or [block for stack in lists for block in stack]
 
 
 def _with_graph(forward: Any) -> Any:

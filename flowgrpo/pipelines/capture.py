@@ -58,14 +58,15 @@ def intercepting(
     modules = [module for name in names if isinstance(module := getattr(pipe, name), nn.Module)]
     if not modules:
         raise PipelineError(f"{type(pipe).__name__} has no component named 'transformer' or 'unet'")
-    originals = {id(module): (module, module.forward) for module in modules}
+    # What a call of a module looks up first: hooks, which gather the weights of a sharded one, belong to the forward.
+    originals = {id(module): (module, module._compiled_call_impl or module._call_impl) for module in modules}
 
     def substitute(forward: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: answer(forward, args, kwargs)
 
     with ExitStack() as stack:
         for module, forward in originals.values():
-            stack.enter_context(replaced(module, forward=substitute(forward)))
+            stack.enter_context(replaced(module, _compiled_call_impl=substitute(forward)))
         yield
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from diffusers.training_utils import EMAModel
 from torch import nn
+
+from .lockstep import exchanging
+from .sharding import cut_as, whole
 
 __all__ = ["Ema"]
 
@@ -48,6 +51,9 @@ class Ema:
         self._weights = weights
         self._average = EMAModel(self._parameters(), decay=decay)
         self._applied = False
+        shards = getattr(weights, "shards", None)
+        exchange = exchanging if shards is None else shards.steps.exchange
+        self._exchanged: Callable[[], AbstractContextManager[None]] = exchange(self._put, self._put_back)
 
     def _parameters(self) -> list[nn.Parameter]:
         return list(self._weights.named_parameters().values())
@@ -79,22 +85,28 @@ class Ema:
         """
         if self._applied:
             raise ValueError("Ema.applied() is already active; leave it before entering it again")
+        with self._exchanged():
+            yield
+
+    def _put(self) -> None:
         self._average.store(self._parameters())
         self._average.copy_to(self._parameters())
         self._applied = True
-        try:
-            yield
-        finally:
-            self._average.restore(self._parameters())
-            self._applied = False
+
+    def _put_back(self) -> None:
+        self._average.restore(self._parameters())
+        self._applied = False
 
     def state_dict(self) -> dict[str, Any]:
-        """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU)."""
+        """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU).
+
+        Of sharded weights all processes must call it; the first has the tensors.
+        """
         names = self._weights.named_parameters()
         shadows = self._average.shadow_params
         return {
             "steps": self.steps,
-            "average": {name: s.to("cpu", copy=True) for name, s in zip(names, shadows, strict=True)},
+            "average": {name: whole(s) for name, s in zip(names, shadows, strict=True)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -115,4 +127,4 @@ class Ema:
             )
         self.steps = int(state["steps"])
         for name, shadow in shadows.items():
-            shadow.copy_(average[name])
+            shadow.copy_(cut_as(shadow, average[name]))

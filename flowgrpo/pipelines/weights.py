@@ -6,8 +6,9 @@ are written in diffusers' own formats (`saving.py`); the moving average of the t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,10 +18,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .adapters import adapter_of
+from .borrowing import replaced
 from .ema import Ema
+from .lockstep import exchanging
 from .lora import LoraSpec, target_layers
 from .precision import cast_base
 from .saving import new_folder, save_lora, save_pipeline
+from .sharding import Shards, cut_as, whole
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -59,6 +63,7 @@ class TrainedWeights:
         kind: "lora" or "full".
         pipe: the pipeline.
         modules: component name -> denoiser.
+        shards: how full weights are shared out to several processes; None where each has them whole.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class TrainedWeights:
         pipe: Any,
         modules: dict[str, nn.Module],
         kind: Literal["lora", "full"],
-        reference: list[Tensor] | None = None,
+        shards: Shards | None = None,
     ) -> None:
         self.pipe = pipe
         self.modules = modules
@@ -76,8 +81,11 @@ class TrainedWeights:
             for key, module in modules.items()
         }
         self._had = {name for name, part in pipe.components.items() if part is not None}
-        self._reference = reference
+        self.shards = shards
+        self._reference: list[Tensor] | None = None
+        exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
+        self._as_reference = exchange(partial(self._switch_reference, True), partial(self._switch_reference, False))
 
     @classmethod
     def lora(
@@ -132,6 +140,7 @@ class TrainedWeights:
         param_dtype: torch.dtype = torch.float32,
         keep_reference: bool = False,
         modules: dict[str, nn.Module] | None = None,
+        shard: Callable[[dict[str, nn.Module]], Shards] | None = None,
     ) -> Self:
         """Train every weight of each denoiser; freeze the rest of the pipeline.
 
@@ -140,6 +149,7 @@ class TrainedWeights:
             param_dtype: dtype the trained weights are converted to.
             keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
             modules: what of `pipe.components` is trained, by name; None takes the denoisers.
+            shard: cuts the modules into shards, and puts those on the device.
         """
         modules = trainable_modules(pipe) if modules is None else modules
         _freeze(pipe)
@@ -147,7 +157,7 @@ class TrainedWeights:
             module.requires_grad_(True)
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(param_dtype)
-        weights = cls(pipe, modules, "full")
+        weights = cls(pipe, modules, "full", None if shard is None else shard(modules))
         if keep_reference:
             weights._reference = [parameter.detach().clone() for parameter in weights.parameters()]
         return weights
@@ -183,11 +193,8 @@ class TrainedWeights:
         if self._in_reference:
             yield
             return
-        self._switch_reference(True)
-        try:
+        with self._as_reference():
             yield
-        finally:
-            self._switch_reference(False)
 
     def _switch_reference(self, on: bool) -> None:
         self._in_reference = on
@@ -205,8 +212,11 @@ class TrainedWeights:
                 module.enable_adapters()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of the trained tensors on the CPU, by the names of `named_parameters`."""
-        return {name: p.detach().to("cpu", copy=True) for name, p in self.named_parameters().items()}
+        """Copies of the trained tensors on the CPU, by the names of `named_parameters`.
+
+        Of shards all processes must call it; the first has the tensors.
+        """
+        return {name: whole(p) for name, p in self.named_parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> None:
         """Copy tensors into the trained parameters, all or none.
@@ -238,7 +248,36 @@ class TrainedWeights:
                 + "; give the state saved with the same model, targets and rank"
             )
         for parameter, tensor in common.values():
-            parameter.data.copy_(tensor)
+            parameter.data.copy_(cut_as(parameter, tensor))
+
+    def backward(self, loss: Tensor) -> None:
+        """The backward pass of a loss; of shards, together with the other processes."""
+        if self.shards is None:
+            loss.backward()
+        else:
+            self.shards.steps.backward(loss)
+
+    def meet(self) -> None:
+        """Of shards, return once all processes call it: before anything else for which they need each other."""
+        if self.shards is not None:
+            self.shards.steps.meet()
+
+    @contextmanager
+    def in_one_place(self) -> Iterator[None]:
+        """Within this context the first process has the pipeline with whole modules on the CPU, so that it can `save`.
+
+        All processes must enter it. Without shards nothing happens.
+        """
+        if self.shards is None:
+            yield
+            return
+        sharded = self.modules
+        self.modules = self.shards.whole_modules() or sharded
+        try:
+            with replaced(self.pipe, **self.modules):
+                yield
+        finally:
+            self.modules = sharded
 
     def save(self, folder: str | Path, *, source: str | Path | None = None, overwrite: bool = False) -> None:
         """Write the trained weights in diffusers' own format; the folder appears whole or not at all.

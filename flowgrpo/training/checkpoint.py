@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file, save_file
 
+from ..pipelines.sharding import cut_optimizer_state, wholes
 from ..pipelines.weights import TrainedWeights
 
 
@@ -26,7 +27,27 @@ class Stateful(Protocol):
         """Continue from a state."""
 
 
-def write_checkpoint(folder: Path, iteration: int, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> None:
+class Gathered:
+    """The state of sharded weights, or of what works on them, as it was when this was made.
+
+    All processes must make it; only that of the first is whole.
+    """
+
+    def __init__(self, part: Stateful) -> None:
+        self._state: dict[str, Any] = wholes(part.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole tensors on the CPU."""
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Never called: a checkpoint is read into the part itself."""
+        raise NotImplementedError
+
+
+def write_checkpoint(
+    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Stateful]
+) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, and a file for each part."""
     save_file({k: v.contiguous() for k, v in weights.state_dict().items()}, folder / "trained.safetensors")
     for name, part in parts.items():
@@ -48,6 +69,8 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
         )
     weights.load_state_dict(load_file(folder / "trained.safetensors"))
     for name, part in parts.items():
-        part.load_state_dict(torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True))
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-    return int(state["iteration"])
+        # Mapped, for of shards each process needs only its own.
+        state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
+        part.load_state_dict(cut_optimizer_state(part, state) if isinstance(part, torch.optim.Optimizer) else state)
+    noted: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    return int(noted["iteration"])

@@ -147,7 +147,7 @@ class TransitionObjective:
             reduce="token",
             denom=rows,
         )
-        loss.backward()
+        self.policy.weights.backward(loss)
         for name, value in penalties.items():
             metrics[name] = _pair(value.detach())
         if self.balance is not None:
@@ -224,7 +224,7 @@ class NeighbourObjective(Unmeasured):
             surrogate=self.surrogate, weight=(1.0 / size).expand_as(log_ratio),
             penalty=None, reduce="token", denom=rows,
         )  # fmt: skip
-        loss.backward()
+        self.policy.weights.backward(loss)
         detached = log_ratio.detach()
         step = torch.full_like(detached, transitions.step, dtype=torch.long)
         total = experience.plan.num_steps
@@ -315,7 +315,7 @@ class ForwardObjective(Unmeasured):
             metrics["kl"] = _pair(apart.detach())
             loss = loss + self.recipe.objective.kl * apart
         kept = torch.ones_like(loss) if keep is None else keep[nodes].to(loss)
-        ((kept * loss).sum() / rows).backward()
+        self.policy.weights.backward((kept * loss).sum() / rows)
         step = torch.full_like(log_ratio, batch.step, dtype=torch.long)
         total = experience.plan.num_steps
         adv = advantages[nodes].to(log_ratio)

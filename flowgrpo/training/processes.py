@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, parse_flag_from_env, reduce
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..pipelines.policy import part_bounds
 
@@ -26,7 +27,16 @@ _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
 
 
 def launched() -> PartialState:
-    """accelerate's state of this process; without an accelerator the processes meet on the CPU."""
+    """accelerate's state of this process; without an accelerator the processes meet on the CPU.
+
+    Raises:
+        ValueError: they were launched with DeepSpeed.
+    """
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError(
+            "this was launched with DeepSpeed, whose engine would hide the model; use `accelerate launch --use_fsdp "
+            "--fsdp_version 2`, which shares out weights, gradients and optimizer, or --multi_gpu for a LoRA"
+        )
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
 
 
@@ -36,10 +46,17 @@ class Processes:
     Args:
         rank: number of this one.
         count: how many there are.
+        meet: called before all tell each other something; until then one may need another for sharded weights.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None) -> None:
         self.rank, self.count = rank, count
+        self._meet = meet
+
+    def meet(self) -> None:
+        """Return once no process needs another for sharded weights. All must call it."""
+        if self._meet is not None:
+            self._meet()
 
     @classmethod
     def of_this_run(cls) -> Processes:
@@ -60,7 +77,13 @@ class Processes:
 
     def gather(self, thing: T) -> list[T]:
         """What each process gives, by rank. All must call it."""
+        self.meet()
         return list(gather_object([thing])) if self.count > 1 else [thing]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over processes. All must call it."""
+        self.meet()
+        return tensor if self.count == 1 else reduce(tensor, "sum")
 
     def pool(self, items: Sequence[T], places: Sequence[int]) -> tuple[list[T], list[int]]:
         """The items of all processes in the order of their places, as one process would have them. All must call it.
@@ -82,9 +105,12 @@ class Processes:
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Give every process the sum of the gradients of all. All must call it.
 
-        Losses are divided by counts of the whole optimizer step; the mean of DDP would divide once more.
+        Losses are divided by counts of the whole optimizer step; the mean of DDP would divide once more. Those of
+        shards have been added in the backward pass.
         """
-        if self.count == 1:
+        self.meet()
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.count == 1 or not parameters:
             return
         known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
         # What has a gradient nowhere must stay without one, or the optimizer would still move it.

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
 from ..pipelines.saving import left_out
+from ..pipelines.sharding import Shards
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.guards import Guard, Guards
 from ..rewards.registry import RewardSpec
@@ -35,6 +36,7 @@ from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of, read_prompts, templated
+from .launching import sharding_of
 from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .processes import Processes, ended_together
@@ -168,9 +170,10 @@ class Session:
         if trackers:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
         device = self.accelerator.device
+        shard = sharding_of(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
-            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe)
+            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard)
         else:
             self.task = load_text_task(recipe, checked.folder, self.data, device)
 
@@ -200,13 +203,24 @@ def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
     return 2 * recipe.rollout.prompts * max(len(recipe.data.templates), 1) + heldout + 1
 
 
-def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device, pipe: Any = None) -> FlowTask:
-    """Load a pipeline unless one is given, put what is trained on it, encode the prompts and check that it replays."""
+def load_flow_task(
+    recipe: Recipe,
+    folder: str,
+    data: Data,
+    device: torch.device,
+    pipe: Any = None,
+    shard: Callable[[dict[str, torch.nn.Module]], Shards] | None = None,
+) -> FlowTask:
+    """Load a pipeline unless one is given, put what is trained on it, encode the prompts and check that it replays.
+
+    Full weights are cut by `shard`, where it is given, before they are moved to the device.
+    """
     model, sampler = recipe.model, recipe.sampler
     dtype = DTYPES[model.dtype]
     pipe = load_pipeline(folder, dtype, model.quantize) if pipe is None else pipe
     cast_base(pipe, dtype)
-    place(pipe, device, model.offload)
+    if shard is None:
+        place(pipe, device, model.offload)
     if model.attention is not None:
         use_attention(pipe, model.attention)
     call = call_arguments(folder, model.call)
@@ -214,7 +228,9 @@ def load_flow_task(recipe: Recipe, folder: str, data: Data, device: torch.device
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
     else:
-        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe))
+        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe), shard=shard)
+    if shard is not None:
+        place(pipe, device, model.offload)
     weights.gradient_checkpointing(model.gradient_checkpointing)
     if model.compile:
         compile_blocks(pipe)

@@ -12,16 +12,18 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..configs.schema import AnyRecipe, EmaConfig, Recipe
 from ..configs.sections import PROMPT
 from ..core.addressing import address
 from ..core.diagnostics import COLUMNS
 from ..pipelines.ema import Ema
+from ..pipelines.weights import TrainedWeights
 from ..rewards.guards import Alarm, Guards
 from ..rewards.runner import RewardBatch, RewardSet
 from .ahead import Ahead
-from .checkpoint import Stateful, read_checkpoint, write_checkpoint
+from .checkpoint import Gathered, Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
 from .combining import combine
 from .credit import credit_of, kept_nodes, leaf_advantages
@@ -119,7 +121,7 @@ class Trainer:
             task.compare_with(self.averages["anchor"].applied)
         self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
-        self.processes = Processes(accelerator.process_index, accelerator.num_processes)
+        self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
         self.places = self.processes.share(recipe.rollout.prompts)
         self.cuts = self.processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
         self.memory = Memory(recipe)
@@ -349,7 +351,7 @@ class Trainer:
         for step in range(settings.epochs * settings.updates):
             part = step % settings.updates
             rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.task.device)
-            rows = self.accelerator.reduce(rows, "sum").clamp(min=1.0)
+            rows = self.processes.add(rows).clamp(min=1.0)
             with self.clock.part(self.task.update_part):
                 self._settle(experience, part, advantages, keep)
             for batch in objective.batches(experience, part, keep):
@@ -368,11 +370,12 @@ class Trainer:
         """Let the objective know what the step needs to know of the batches of all processes."""
         sums = self.objective.measure(experience, part, advantages, keep)
         if sums is not None:
-            self.objective.settle(self.accelerator.reduce(sums, "sum"))
+            self.objective.settle(self.processes.add(sums))
 
     def _step(self) -> Tensor:
         self.processes.add_gradients(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         if not bool(torch.isfinite(norm)):
             raise FloatingPointError(
                 "the gradient is not finite; lower optimizer.learning_rate, or use model.dtype float32 or bfloat16"
@@ -431,20 +434,22 @@ class Trainer:
             self.run.index_samples(everything)
 
     def _checkpoint(self) -> None:
+        weights: TrainedWeights | Gathered = self.task.weights
+        parts = self.parts()
+        if self.task.weights.shards is not None:
+            self.processes.meet()
+            weights, parts = Gathered(weights), {name: Gathered(part) for name, part in parts.items()}
         if self.accelerator.is_main_process:
-            write = partial(
-                write_checkpoint,
-                iteration=self.next_iteration,
-                weights=self.task.weights,
-                parts=self.parts(),
-            )
+            write = partial(write_checkpoint, iteration=self.next_iteration, weights=weights, parts=parts)
             self.run.save_checkpoint(self.next_iteration, write, self.recipe.run.keep)
         self.accelerator.wait_for_everyone()
 
     def _save_results(self) -> None:
-        if self.accelerator.is_main_process:
-            with self.ema.applied() if self.ema else nullcontext():
-                self.task.weights.save(self.run.path / self.task.result, overwrite=True)
+        weights = self.task.weights
+        if self.accelerator.is_main_process or weights.shards is not None:
+            with self.ema.applied() if self.ema else nullcontext(), weights.in_one_place():
+                if self.accelerator.is_main_process:
+                    weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
 
 

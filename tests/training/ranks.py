@@ -1,6 +1,7 @@
 """Runs commands of flowgrpo, each in one or several processes as a launcher starts them: `python ranks.py JOBS.json`.
 
-A job has the `words` of the command, the `count` of processes and a `log`, the stem of the files for what each prints.
+A job has the `words` of the command, the `count` of processes and a `log`, the stem of the files for what each prints;
+`environment` holds what its launcher sets beside.
 The statuses with which they ended are written to `LOG.json`. Libraries are imported once, and processes forked.
 """
 
@@ -18,7 +19,7 @@ def entry(job: dict[str, Any], rank: int, port: int) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(job["count"]),
         "LOCAL_WORLD_SIZE": str(job["count"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "ACCELERATE_USE_CPU": "true",
+        "ACCELERATE_USE_CPU": "true", **job.get("environment", {}),
     }  # fmt: skip
     log = os.open(f"{job['log']}-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)

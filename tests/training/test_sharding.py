@@ -1,0 +1,188 @@
+"""Full weights in shards: two processes give the run of one, unequal work included, and go on with one; and errors."""
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+from safetensors.torch import load_file
+
+from flowgrpo.configs.load import dump_recipe, load_recipe
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.training.launching import sharding_of
+from flowgrpo.training.processes import launched
+from flowgrpo.training.run_folder import RunFolder
+from tests.training.test_processes import ITERATIONS, REWARDS, Runs, lines, numbers, printed, run_all, statuses
+
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
+    """Three prompts for two processes, so that their work is never equal.
+
+    `steps` has a reference, an average, batches that are skipped for want of a selected image, and an optimizer step
+    for which one process has nothing. `forward` samples with weights that lag behind, and has two forward passes in a
+    loss.
+    """
+    rewards = folder / "rewards.py"
+    rewards.write_text(REWARDS)
+    shared = [
+        *small,
+        "rollout={prompts: 3, group: 4, batch: 2, decode_batch: 4}",
+        f"rewards=[{{name: '{rewards}:level'}}, {{name: '{rewards}:contrast', weight: 0.5}}]",
+        f"evaluate={{every: 2, prompts: 1, seeds: 3, rewards: [{{name: '{rewards}:level'}}]}}",
+        f"run={{iterations: {ITERATIONS}, checkpoint_every: 1, keep: 9, sample_every: 1, seed: 0}}",
+        "model.train=full",
+        "model.gradient_checkpointing=true",
+    ]
+    optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.5, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
+    return {
+        "steps": load_recipe("default", [
+            *shared, optimizer, "objective.kl=0.1", "sampler.shared_noise=false", "advantage.select={keep: 2}",
+        ]),
+        "forward": load_recipe("diffusion_nft", [*shared, optimizer, "rollout.batch=4"]),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("sharding")
+    found, jobs = Runs(logs=folder), []
+    for name, recipe in recipes(small, folder).items():
+        source = folder / f"{name}.yaml"
+        source.write_text(dump_recipe(recipe))
+        found.two[name], found.one[name] = folder / f"{name}-two", folder / f"{name}-one"
+        words = ["train", str(source), "--out"]
+        jobs.append({"words": [*words, str(found.two[name])], "log": name, "count": 2, "environment": FSDP})
+        jobs.append({"words": [*words, str(found.one[name])], "log": f"{name}-one", "count": 1})
+    run_all(jobs, folder)
+    return found
+
+
+def resumed(run: Path, copy: Path, runs: Runs, count: int) -> Path:
+    """A copy of a finished run as it was after its first iteration, gone on with so many processes."""
+    shutil.copytree(run, copy)
+    for folder in RunFolder.open(copy).list_checkpoints()[1:]:
+        shutil.rmtree(folder)
+    shutil.rmtree(copy / "pipeline")
+    environment = FSDP if count > 1 else {}
+    words, log = ["resume", str(copy)], copy.name
+    run_all([{"words": words, "log": log, "count": count, "environment": environment}], runs.logs)
+    assert statuses(runs, log) == [0] * count, printed(runs, log, 0)
+    assert "resumed before iteration 1" in printed(runs, log, 0)
+    return copy
+
+
+def require_equal(run: Path, other: Path) -> None:
+    """The runs are one, but for the order in which gradients were added."""
+    for ours, theirs in zip(lines(run, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
+        assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-3, abs=1e-6, nan_ok=True)
+    for ours, theirs in zip(lines(run, "samples/index.jsonl"), lines(other, "samples/index.jsonl"), strict=True):
+        assert ours.pop("rewards") == pytest.approx(theirs.pop("rewards"), rel=1e-4)
+        assert ours == theirs
+    weights, expected = (load_file(weights_of(r / "pipeline")) for r in (run, other))
+    assert set(weights) == set(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+def weights_of(pipeline: Path) -> Path:
+    return pipeline / "transformer" / "diffusion_pytorch_model.safetensors"
+
+
+@pytest.mark.parametrize("name", ["steps", "forward"])
+def test_two_processes_with_a_shard_each_give_the_run_of_one(runs: Runs, name: str) -> None:
+    assert statuses(runs, name) == [0, 0], printed(runs, name, 0) + printed(runs, name, 1)
+    assert statuses(runs, f"{name}-one") == [0], printed(runs, f"{name}-one", 0)
+    require_equal(runs.two[name], runs.one[name])
+    record = lines(runs.two[name], "metrics.jsonl")[0]
+    assert record["ratio/first_error"] == 0.0
+    assert record["grad_norm"] > 0.0
+    assert "kl" in record
+
+
+def test_weights_move(runs: Runs, random_pipeline: Path) -> None:
+    before, after = load_file(weights_of(random_pipeline)), load_file(weights_of(runs.two["steps"] / "pipeline"))
+    assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-3
+
+
+def test_plain_diffusers_loads_the_result(runs: Runs) -> None:
+    folder, other = (r["steps"] / "pipeline" for r in (runs.two, runs.one))
+    configs = [json.loads((f / "transformer" / "config.json").read_text()) for f in (folder, other)]
+    assert configs[0] == configs[1]
+    module = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer")
+    saved = load_file(weights_of(folder))
+    assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["steps", "forward"])
+def test_a_sharded_run_goes_on_whole(runs: Runs, name: str, tmp_path: Path) -> None:
+    require_equal(resumed(runs.two[name], tmp_path / f"{name}-alone", runs, 1), runs.one[name])
+
+
+def test_a_whole_run_goes_on_sharded(runs: Runs, tmp_path: Path) -> None:
+    require_equal(resumed(runs.one["steps"], tmp_path / "steps-shared", runs, 2), runs.one["steps"])
+
+
+def test_checkpoints_hold_whole_tensors(runs: Runs) -> None:
+    ours, theirs = (RunFolder.open(r["steps"]).list_checkpoints()[0] for r in (runs.two, runs.one))
+    assert sorted(p.name for p in ours.iterdir()) == sorted(p.name for p in theirs.iterdir())
+    moments, expected = (torch.load(folder / "optimizer.pt")["state"] for folder in (ours, theirs))
+    for number, entry in expected.items():
+        for key, value in entry.items():
+            assert type(moments[number][key]) is torch.Tensor
+            torch.testing.assert_close(moments[number][key], value, rtol=1e-4, atol=1e-7)
+
+
+# -- what the launcher asks for ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "override", "words"),
+    [
+        ({"FSDP_VERSION": "1"}, "default", "model.train=full", "launch with --fsdp_version 2"),
+        ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "default", "model.train=full", "--fsdp_reshard_after_forward true"),
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, "default", "model.train=full", "--fsdp_offload_params false"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "default", "model.train=full", "set model.gradient_checkpointing"),
+        ({}, "default", "model={train: full, compile: true}", "turn model.compile off"),
+        ({}, "text", "model.train=full", "model.train lora"),
+    ],
+)
+def test_what_does_not_fit_shards_is_refused(
+    environment: dict[str, str], name: str, override: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in {**FSDP, **environment}.items():
+        monkeypatch.setenv(key, value)
+    recipe = load_recipe(name, [override])
+    assert sharding_of(recipe, accelerator(1)) is None
+    with pytest.raises(ValueError, match=words):
+        sharding_of(recipe, accelerator(2))
+
+
+def test_mixed_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in FSDP.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(ValueError, match="launch with --mixed_precision no"):
+        sharding_of(load_recipe("default", ["model.train=full"]), accelerator(2, "bf16"))
+
+
+def test_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in FSDP.items():
+        monkeypatch.setenv(key, value)
+    assert sharding_of(load_recipe("default", []), accelerator(2)) is None
+
+
+def test_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ValueError, match="use `accelerate launch --use_fsdp"):
+        launched()
+
+
+def accelerator(count: int, precision: str = "no") -> Any:
+    return SimpleNamespace(
+        num_processes=count, state=SimpleNamespace(), device=torch.device("cpu"), mixed_precision=precision
+    )
