@@ -91,7 +91,7 @@ class SamplerConfig(Section):
     plan: Literal["window", "branch", "spine", "ode"] = "window"
     steps: int = Field(10, ge=2)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
-    kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage"] = "flow_sde"
+    kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage", "ddim"] = "flow_sde"
     eta: float | None = Field(None, ge=0)
     shared_noise: bool = Field(True, description="The samples of a prompt start from one noise.")
     solver: Literal["euler", "dpmpp_2m"] = "euler"

@@ -1,4 +1,4 @@
-"""Any unmodified diffusers flow-matching pipeline as a velocity, a decoder and a source of noise.
+"""Any unmodified diffusers pipeline as a flow-matching velocity, a decoder and a source of noise.
 
 The pipeline's own `__call__` is what evaluates a state: guidance, packing, resolution-dependent shift and
 the choice between experts are then the pipeline's, by construction. A scheduler of ours ends the call at
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .borrowing import replaced
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
+from .noise_prediction import state_norm
 from .recorder import Recorder, Schedule, Stop, is_flow_table
 from .replay import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, Replay
 from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stacked
@@ -30,7 +31,7 @@ class Probe:
     Attributes:
         latent_shape: shape of the state in the denoising loop, without batch.
         dtype: dtype of that state, the pipeline's choice.
-        sigmas: T+1 noise levels, shift included, strictly falling from at most 1 to 0.
+        sigmas: T+1 noise levels of flow matching, shift included, strictly falling from at most 1 to 0.
         timesteps: T values, as the pipeline passes them to its denoiser.
     """
 
@@ -44,7 +45,8 @@ class Denoiser:
     """Velocity, decoding and initial noise of a pipeline.
 
     Sigma is the noise level of x = (1 - sigma) * data + sigma * noise, the velocity is dx/dsigma (noise -
-    data); tables of pipelines that count the other way (`invert_sigmas`) are turned round.
+    data); tables of pipelines that count the other way (`invert_sigmas`) are turned round, and those of models
+    that predict noise are put in these coordinates (`noise_prediction`).
 
     Embeddings are padded to the longest prompt of a call by some pipelines: a prediction then depends on
     its neighbours by rounding. Score a state beside the neighbours it was rolled out with if ratios must be
@@ -62,7 +64,8 @@ class Denoiser:
             `call` does not have.
 
     Raises:
-        ValueError: if an argument does not fit the pipeline, or the pipeline is not a flow-matching one.
+        ValueError: if an argument does not fit the pipeline, or the pipeline is neither a flow-matching one nor one
+            that predicts noise.
     """
 
     def __init__(
@@ -113,7 +116,9 @@ class Denoiser:
             self._require_own_table(self.variant, table)
             raw = torch.tensor(table, dtype=torch.float32)
             raw = 1.0 - raw if self._recorder.inverted else raw
-            self._table = Schedule(raw, self._timesteps_at(raw[:-1]))
+            process = self._recorder.process
+            find = self._timesteps_at if process is None else process.timesteps_at
+            self._table = Schedule(raw, find(raw[:-1]))
         self.sigmas = table
 
     def velocity(self, x: Tensor, i: int, prompts: Sequence[str]) -> Tensor:
@@ -125,27 +130,41 @@ class Denoiser:
             prompts: N texts.
 
         Returns:
-            [N, *latent_shape] float32 (what the pipeline predicted, exactly), with gradient if that is
-            enabled.
+            [N, *latent_shape] float32 (what the pipeline predicted, exactly, or the velocity that a prediction
+            of noise implies), with gradient if that is enabled.
 
         Raises:
             ValueError: if x, i or prompts do not fit.
             PipelineError: if the pipeline evaluates another state than x, or `self_check` finds no variant.
         """
-        if self.variant == "auto":
-            self.self_check(prompts[:2])
-        self._require_state(x, prompts)
-        if not 0 <= i < len(self.sigmas) - 1:
-            raise ValueError(f"step i is {i}; the bound table has steps 0 to {len(self.sigmas) - 2}")
+        process = self._recorder.process
+        if process is None:
+            predicted = self.prediction(x, i, prompts).float()
+            return -predicted if self._recorder.inverted else predicted
+        self._require(x, i, prompts)
+        x, sigma = x.to(self.probe.dtype), self.sigmas[i]
+        return process.velocity(self.prediction(process.entered(x, sigma), i, prompts), x, sigma)
 
-        def predict(x: Tensor, prompts: Sequence[str]) -> Tensor:
-            return self._replay.predict(self.variant, x, self._table, i, prompts)
+    def prediction(self, z: Tensor, i: int, prompts: Sequence[str]) -> Tensor:
+        """What the pipeline hands its scheduler at step i for a state of its own loop.
 
-        return self.as_velocity(self._by_kin(predict, x.to(self.probe.dtype), prompts))
+        Args:
+            z: [N, *latent_shape], any float dtype; that of `velocity`, but for models that predict noise.
+            i: index into the bound table, 0 <= i < T.
+            prompts: N texts.
 
-    def as_velocity(self, prediction: Tensor) -> Tensor:
-        """What a pipeline hands its scheduler, as dx/dsigma in float32."""
-        return -prediction.float() if self._recorder.inverted else prediction.float()
+        Returns:
+            [N, *latent_shape], in the dtype the pipeline predicts in.
+
+        Raises:
+            ValueError, PipelineError: as `velocity`.
+        """
+        self._require(z, i, prompts)
+
+        def predict(z: Tensor, prompts: Sequence[str]) -> Tensor:
+            return self._replay.predict(self.variant, z, self._table, i, prompts)
+
+        return self._by_kin(predict, z.to(self.probe.dtype), prompts)
 
     @property
     def replay(self) -> Replay:
@@ -181,8 +200,13 @@ class Denoiser:
 
         return self._by_kin(decode, x.to(self.probe.dtype), prompts)
 
+    @property
+    def initial_std(self) -> float:
+        """Of the states that a rollout begins with, in flow-matching coordinates."""
+        return 1.0 if self._recorder.process is None else state_norm(self.sigmas[0])
+
     def initial_noise(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Standard normal states in loop layout, float32 on the CPU.
+        """Normal states of `initial_std` in loop layout, float32 on the CPU.
 
         Args:
             generators: N CPU generators, one a sample, so that a sample does not depend on its batch.
@@ -190,7 +214,8 @@ class Denoiser:
         Returns:
             [N, *latent_shape].
         """
-        return torch.stack([torch.randn(self.probe.latent_shape, generator=g) for g in generators])
+        drawn = torch.stack([torch.randn(self.probe.latent_shape, generator=g) for g in generators])
+        return self.initial_std * drawn
 
     def self_check(self, prompts: Sequence[str], seed: int = 0) -> str:
         """Choose the lightest variant and decoder that reproduce the pipeline's own loop exactly.
@@ -258,8 +283,8 @@ class Denoiser:
         if own is None or not is_flow_table(own.sigmas, inverted=inverted) or not seen:
             table = None if own is None else own.sigmas.tolist()
             raise ValueError(
-                f"{type(self.pipe).__name__} with {type(self.pipe.scheduler).__name__} has no flow-matching "
-                f"schedule: sigmas must fall strictly from at most 1 to 0, got {table}"
+                f"{type(self.pipe).__name__} with {type(self.pipe.scheduler).__name__} has no table of "
+                f"noise levels: sigmas must fall strictly from at most 1 to 0, got {table}"
             )
         sigmas = 1.0 - own.sigmas if inverted else own.sigmas
         timesteps = tuple(float(t) for t in own.timesteps)
@@ -291,6 +316,13 @@ class Denoiser:
                 f"{type(self.pipe).__name__} is replayed by {variant!r}, which works with its own table "
                 f"only: choose num_steps (now {self.num_steps}) instead of binding other sigmas"
             )
+
+    def _require(self, x: Tensor, i: int, prompts: Sequence[str]) -> None:
+        if self.variant == "auto":
+            self.self_check(prompts[:2])
+        self._require_state(x, prompts)
+        if not 0 <= i < len(self.sigmas) - 1:
+            raise ValueError(f"step i is {i}; the bound table has steps 0 to {len(self.sigmas) - 2}")
 
     def _require_state(self, x: Tensor, prompts: Sequence[str]) -> None:
         _require_texts(prompts)

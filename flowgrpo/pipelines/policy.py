@@ -312,7 +312,7 @@ class FlowPolicy:
         runner = RolloutRunner(
             self.velocity_of(prompts), plan, probe.latent_shape,
             dtype=probe.dtype, device=self.device, batch=self.batch,
-            cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide,
+            cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide, initial_std=self.denoiser.initial_std,
             store=self.store,
         )  # fmt: skip
         chosen = chunk or slice(0, len(keys))

@@ -14,6 +14,8 @@ from diffusers.configuration_utils import FrozenDict
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteSchedulerOutput
 from torch import Tensor
 
+from .noise_prediction import NoiseProcess
+
 StepHook = Callable[[int, Tensor, Tensor], Tensor]
 """(step index, prediction, state) -> next state, all of the loop-state shape; may raise `Stop`."""
 
@@ -54,27 +56,27 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
     `arm`. The config is the shipped one, completed by that of the flow-matching Euler scheduler, because
     pipelines read it.
 
+    Attributes:
+        process: what a model that predicts noise was trained on; None for flow matching.
+
     Args:
         shipped: the scheduler the pipeline came with. Not modified.
 
     Raises:
-        ValueError: if `shipped` says that the model predicts something other than a flow-matching velocity.
+        ValueError: if `shipped` says that the model predicts something that is no flow-matching velocity and cannot be
+            made one.
     """
 
     def __init__(self, shipped: Any) -> None:
-        prediction = shipped.config.get("prediction_type", "flow_prediction")
-        if prediction != "flow_prediction":
-            raise ValueError(
-                f"{type(shipped).__name__} has prediction_type {prediction!r}, so this is no flow-matching "
-                "pipeline; use one whose scheduler is FlowMatchEulerDiscreteScheduler or has "
-                "prediction_type 'flow_prediction'"
-            )
+        flow = shipped.config.get("prediction_type", "flow_prediction") == "flow_prediction"
+        process = None if flow else NoiseProcess(shipped)
         names = set(inspect.signature(FlowMatchEulerDiscreteScheduler.__init__).parameters) - {"self"}
         config = {name: value for name, value in shipped.config.items() if name in names}
         config.setdefault("shift", shipped.config.get("flow_shift", 1.0))
         super().__init__(**config)
         self._internal_dict = FrozenDict({**self.config, **shipped.config})
-        self.init_noise_sigma = getattr(shipped, "init_noise_sigma", 1.0)
+        self.process = process
+        self.init_noise_sigma = getattr(shipped, "init_noise_sigma", 1.0) if process is None else 1.0
         self.inverted = bool(config.get("invert_sigmas", False))
         self.own: Schedule | None = None
         self._shipped = shipped
@@ -104,7 +106,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return self
 
     def scale_model_input(self, sample: Tensor, timestep: Any = None) -> Tensor:
-        """Flow matching feeds the state as it is."""
+        """Flow matching and DDIM feed the state as it is."""
         return sample
 
     def set_timesteps(
@@ -137,6 +139,8 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         self._taken = 0
 
     def _own_table(self, request: dict[str, Any]) -> Schedule:
+        if self.process is not None:
+            return Schedule(*self.process.table(request))
         if request.keys() <= inspect.signature(self._shipped.set_timesteps).parameters.keys():
             scheduler = copy.deepcopy(self._shipped)
             scheduler.set_timesteps(**request)

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peft import get_peft_model_state_dict
 from torch import Tensor, nn
@@ -86,12 +86,10 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
             "target_modules": sorted(config.target_modules),
             "bias": config.bias,
         }
-        writer(
-            folder,
-            weight_name=file,
-            transformer_lora_layers=_on_cpu(get_peft_model_state_dict(module, adapter_name=adapter)),
-            transformer_lora_adapter_metadata=metadata,
-        )
+        kind = "unet" if name == "unet" else "transformer"
+        layers = _on_cpu(get_peft_model_state_dict(module, adapter_name=adapter))
+        given: dict[str, Any] = {f"{kind}_lora_layers": layers, f"{kind}_lora_adapter_metadata": metadata}
+        writer(folder, weight_name=file, **given)
 
 
 def save_pipeline(

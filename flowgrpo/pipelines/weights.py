@@ -1,7 +1,7 @@
 """The trained part of a diffusers pipeline: a LoRA adapter, or all weights of the denoiser.
 
-The denoiser is `pipe.transformer`, and `pipe.transformer_2` too in two-expert pipelines (Wan 2.2). Results
-are written in diffusers' own formats (`saving.py`); the moving average of the trained weights is in `ema.py`.
+The denoiser is `pipe.transformer`, and `pipe.transformer_2` too in two-expert pipelines (Wan 2.2), or `pipe.unet`.
+Results are written in diffusers' own formats (`saving.py`); the moving average of the trained weights is in `ema.py`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
-MODULE_NAMES = ("transformer", "transformer_2")
+MODULE_NAMES = ("transformer", "transformer_2", "unet")
 _ADAPTER = "default"
 
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
-    """The denoisers of a pipeline by component name: `transformer`, and `transformer_2` where there is one.
+    """The denoisers of a pipeline by component name: `transformer`, and `transformer_2` where there is one, or `unet`.
 
     Raises:
-        ValueError: the pipeline has neither.
+        ValueError: the pipeline has none.
     """
     modules = {name: getattr(pipe, name, None) for name in MODULE_NAMES}
     found = {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
     if not found:
         others = sorted(name for name, part in pipe.components.items() if isinstance(part, nn.Module))
         raise ValueError(
-            f"{type(pipe).__name__} has no `transformer` to train (modules: {', '.join(others) or 'none'}); "
-            "load it with its transformer, or use a flow-matching pipeline that has one"
+            f"{type(pipe).__name__} has no `transformer` or `unet` to train (modules: {', '.join(others) or 'none'}); "
+            "load it with its denoiser, or use a pipeline that has one"
         )
     return found
 
@@ -100,7 +100,7 @@ class TrainedWeights:
         """Freeze the pipeline and add one trainable LoRA adapter to each denoiser.
 
         Args:
-            pipe: any pipeline with a `transformer`, without adapters.
+            pipe: any pipeline with a `transformer` or `unet`, without adapters.
             spec: rank, scale and target layers.
             seed: of the initial A matrices. Global random state is neither read nor changed.
             param_dtype: dtype of A and B; float32 also on a half-precision base, as updates of 1e-4 relative
@@ -145,7 +145,7 @@ class TrainedWeights:
         """Train every weight of each denoiser; freeze the rest of the pipeline.
 
         Args:
-            pipe: any pipeline with a `transformer`.
+            pipe: any pipeline with a `transformer` or `unet`.
             param_dtype: dtype the trained weights are converted to.
             keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
             modules: what of `pipe.components` is trained, by name; None takes the denoisers.
@@ -285,7 +285,7 @@ class TrainedWeights:
         LoRA: `pytorch_lora_weights.safetensors` with rank and alpha in its metadata, for
         `pipe.load_lora_weights(folder)`. A second expert has its own file, for
         `pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights_transformer_2.safetensors",
-        load_into_transformer_2=True)`. Where the pipeline class loads no LoRA, its transformer does, by
+        load_into_transformer_2=True)`. Where the pipeline class loads no LoRA, its denoiser does, by
         `pipe.transformer.load_lora_adapter(folder, weight_name="pytorch_lora_weights.safetensors",
         prefix=None)`.
 

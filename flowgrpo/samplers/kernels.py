@@ -7,7 +7,7 @@ from ``sigma`` to ``sigma_next < sigma`` (``delta`` is their difference) is, for
     mean = (1 - sigma_next) x0_hat + kappa x1_hat,        x_next = mean + std * noise,
 
 so a kernel is only the pair ``(std, kappa)``. Those of a reverse SDE (Flow, Dance, Wan, SAGE) have
-``kappa = sigma_next - std**2 / (2 sigma)``; CPS has ``kappa**2 + std**2 = sigma_next**2``.
+``kappa = sigma_next - std**2 / (2 sigma)``; CPS and DDIM have ``kappa**2 + std**2 = sigma_next**2``.
 
 Log-probabilities are averaged, not summed, over the ``D`` elements of a latent, as in every paper's code: a
 ratio here is the true transition ratio to the power ``1/D``, and clip ranges are quoted on that scale.
@@ -103,10 +103,22 @@ def sage(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, floa
     return _reverse_sde(sigma, sigma_next, max(0.0, eta**2 * (integral - (sigma - sigma_next))))
 
 
+def ddim(sigmas: Sequence[float], i: int, eta: float = 1.0) -> tuple[float, float]:
+    """``(std, kappa)`` of DDIM (arXiv:2010.02502, Eq. 16) in the coordinates of flow matching.
+
+    With the noise-to-signal ratio ``r = sigma / (1 - sigma)``: ``std**2 = eta**2 sigma_next**2 (1 - (r_next / r)**2)``,
+    ``kappa**2 + std**2 = sigma_next**2``. At 1 this is the posterior of DDPM; the step to 0 is deterministic.
+    """
+    sigma, sigma_next = sigmas[i], sigmas[i + 1]
+    shrunk = sigma_next * (1.0 - sigma) / ((1.0 - sigma_next) * sigma)
+    std = eta * sigma_next * math.sqrt(1.0 - shrunk**2)
+    return std, math.sqrt(max(0.0, sigma_next**2 - std**2))
+
+
 KernelFunction = Callable[..., tuple[float, float]]
 
 KERNELS: dict[str, KernelFunction] = {
-    kernel.__name__: kernel for kernel in (ode, flow_sde, dance_sde, wan_sde, cps, sage)
+    kernel.__name__: kernel for kernel in (ode, flow_sde, dance_sde, wan_sde, cps, sage, ddim)
 }
 
 
@@ -116,7 +128,7 @@ class Kernel:
 
     Attributes:
         name: key of `KERNELS`.
-        eta: noise level, at least 0 (``cps``: an angle, at most 1); None takes the function's default.
+        eta: noise level, at least 0 (``cps``, ``ddim``: at most 1); None takes the function's default.
 
     Raises:
         ValueError: unknown name or noise level out of range.
@@ -134,6 +146,10 @@ class Kernel:
             raise ValueError(f"kernel '{self.name}': eta is {self.eta}; use a finite number of at least 0")
         if self.name == "cps" and self.eta > 1.0:
             raise ValueError(f"kernel 'cps': eta is {self.eta}; it is an angle of eta * 90 degrees, use 0 to 1")
+        if self.name == "ddim" and self.eta > 1.0:
+            raise ValueError(
+                f"kernel 'ddim': eta is {self.eta}; above 1 more noise is drawn than the level holds, use 0 to 1"
+            )
 
     def coefficients(self, sigmas: Sequence[float], i: int) -> Coefficients:
         """The transition of step `i` of a table of ``T + 1`` noise levels.

@@ -182,6 +182,7 @@ class RolloutRunner:
             prompts can be replayed alone (several optimizer steps per rollout).
         guide: if given, adds to the noise of the main line's stochastic steps.
         store: makes of the states of trained edges, and of the final ones, what is kept of them.
+        initial_std: of the noises that the trees begin with.
     """
 
     def __init__(
@@ -196,12 +197,14 @@ class RolloutRunner:
         cuts: Sequence[int] = (),
         guide: Guide | None = None,
         store: Store | None = None,
+        initial_std: float = 1.0,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
         self.velocity, self.plan, self.shape, self.guide = velocity, plan, tuple(shape), guide
         self.store: Store = store or _as_it_is
         self.dtype, self.device, self.batch, self.cuts = dtype, torch.device(device), batch, tuple(cuts)
+        self.initial_std = initial_std
 
     @torch.no_grad()
     def run(self, keys: Sequence[int], first: int = 0) -> Rollout:
@@ -216,7 +219,7 @@ class RolloutRunner:
         root_keys = [address(key, 0, r) for key in keys for r in range(plan.roots)]
         common = [address(key, 0, -1) for key in keys]
         front = _Front(
-            self._spread_noise(root_keys, common, plan.root_spread).to(self.dtype),
+            (self.initial_std * self._spread_noise(root_keys, common, plan.root_spread)).to(self.dtype),
             list(range(len(roots))),
             root_keys,
             [p for p, _ in roots],

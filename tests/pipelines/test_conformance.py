@@ -37,6 +37,10 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient"
         ("WanPipeline, 2.2 with two experts", "direct", "unmodified"),
         ("HiDreamImagePipeline", "direct", "adapter"),
         ("LTXImageToVideoPipeline", "relay", "adapter"),
+        ("StableDiffusionPipeline", "direct", "unmodified"),
+        ("StableDiffusionPipeline, v-prediction", "direct", "unmodified"),
+        ("StableDiffusionXLPipeline", "direct", "unmodified"),
+        ("CogVideoXPipeline", "direct", "unmodified"),
     ],
 )
 def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
-    DDIMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
     StableDiffusion3Pipeline,
@@ -399,10 +398,3 @@ def test_states_that_do_not_fit_are_named() -> None:
         d.velocity(x, 3, PROMPTS)
     with pytest.raises(RuntimeError, match="not finite"):
         d.velocity(torch.full_like(x, torch.nan), 0, PROMPTS)
-
-
-def test_pipelines_that_predict_noise_are_refused() -> None:
-    pipe = copy.copy(tiny("sd3"))
-    pipe.__dict__["scheduler"] = DDIMScheduler()
-    with pytest.raises(ValueError, match="prediction_type 'epsilon'"):
-        Denoiser(pipe, num_steps=STEPS, call=CALL["sd3"])

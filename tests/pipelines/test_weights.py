@@ -216,7 +216,7 @@ def test_errors_say_what_to_write_instead() -> None:
     with pytest.raises(ValueError, match="already has the adapters default"):
         TrainedWeights.lora(pipe, SPEC, seed=0)
     pipe.transformer = None
-    with pytest.raises(ValueError, match=r"no `transformer` to train \(modules: text_encoder, vae\)"):
+    with pytest.raises(ValueError, match=r"no `transformer` or `unet` to train \(modules: text_encoder, vae\)"):
         trainable_modules(pipe)
     for fields in ({"rank": 0}, {"alpha": 0}, {"targets": ()}, {"targets": "to_q"}, {"dropout": 1.0}):
         with pytest.raises(ValueError, match=f"LoraSpec.{next(iter(fields))} is"):

@@ -71,12 +71,26 @@ def sage_step(x, v, sigmas, i, eta):
     return x + dt * v + 0.5 * variance * score, math.sqrt(variance)
 
 
+def ddim_step(x, v, sigmas, i, eta):
+    """DDIM's published update of a variance-preserving state, from that of flow matching and back."""
+    (a, b, size), (a_next, b_next, size_next) = (
+        ((1 - s) / math.hypot(1 - s, s), s / math.hypot(1 - s, s), math.hypot(1 - s, s)) for s in sigmas[i : i + 2]
+    )
+    epsilon = x + (1 - sigmas[i]) * v
+    # The clean prediction is published as (z - b epsilon) / a, which nothing is at a = 0.
+    clean = (x / size - b * epsilon) / a if a else x - v
+    std = eta * math.sqrt(b_next**2 / b**2 * (1 - a**2 / a_next**2))
+    mean = a_next * clean + math.sqrt(b_next**2 - std**2) * epsilon
+    return mean * size_next, std * size_next
+
+
 PUBLISHED = {
     "flow_sde": flow_grpo_step,
     "wan_sde": wan_step,
     "dance_sde": dance_step,
     "cps": cps_step,
     "sage": sage_step,
+    "ddim": ddim_step,
 }
 
 
@@ -172,6 +186,17 @@ def test_jacobian_is_the_derivative_of_the_mean(name, eta, levels, first) -> Non
     step(v, torch.zeros(1, 1), c, x_next=torch.zeros(1, 1)).mean.sum().backward()
     assert v.grad is not None
     assert v.grad.item() == pytest.approx(analytic, rel=1e-4, abs=1e-6 * (1 + abs(c.kappa)))
+
+
+def test_ddim_is_the_posterior_of_ddpm() -> None:
+    """By hand, from a = .8 and b = .6 to a = .96 and b = .28: std² = .28² / .6² (1 - .8² / .96²) = .06654."""
+    c = Kernel("ddim").coefficients((0.6 / 1.4, 0.28 / 1.24, 0.0), 0)
+    assert c.std * 1.24 == pytest.approx(math.sqrt(0.0665432))
+    assert c.kappa * 1.24 == pytest.approx(math.sqrt(0.0784 - 0.0665432))
+    assert Kernel("ddim", 0.5).coefficients((0.6 / 1.4, 0.28 / 1.24, 0.0), 0).std == pytest.approx(0.5 * c.std)
+    first, last = (Kernel("ddim").coefficients((1.0, 0.5, 0.0), i) for i in (0, 1))
+    assert (first.std, first.kappa) == (0.5, 0.0)
+    assert (last.std, last.kappa) == (0.0, 0.0)
 
 
 def test_flow_sde_noise_is_bounded_and_continuous_at_the_start() -> None:

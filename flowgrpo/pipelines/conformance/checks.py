@@ -66,8 +66,7 @@ def replay(subject: Subject) -> str:
     """Every step of the pipeline's own stochastic loop comes out again, to the last bit, with gradient enabled."""
     denoiser, record = subject.known, subject.record(seed=7)
     for i, x in enumerate(record.states):
-        found = denoiser.velocity(x, i, record.prompts).detach()
-        expected = denoiser.as_velocity(record.predictions[i])
+        found, expected = denoiser.prediction(x, i, record.prompts).detach(), record.predictions[i]
         if not torch.equal(found, expected):
             raise Failure(f"step {i} differs by {(found - expected).abs().max().item():.2g}")
     return f"{len(record.states)} steps {denoiser.variant}: error 0"
@@ -266,7 +265,7 @@ def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
     if loader is None:
         for name, file in zip(names, files):
             getattr(pipe, name).load_lora_adapter(folder, weight_name=file, prefix=None)
-        return "transformer.load_lora_adapter (the class loads no LoRA)"
+        return f"{names[0]}.load_lora_adapter (the class loads no LoRA)"
     loader(folder, weight_name=files[0])
     if len(names) > 1:
         loader(folder, weight_name=files[1], load_into_transformer_2=True)

@@ -36,8 +36,6 @@ REASONS: dict[str, str] = {
     "SanaSprintImg2ImgPipeline": "TrigFlow, as SanaSprintPipeline",
     "LTX2Pipeline": "two states, picture and sound, and two steps at each noise level",
     "SkyReelsV2DiffusionForcingPipeline": "a noise level of its own for each frame",
-    "DreamLitePipeline": "its denoiser is a `unet`, which nothing here trains",
-    "DreamLiteMobilePipeline": "its denoiser is a `unet`, which nothing here trains",
     "GlmImagePipeline": "draws its prior tokens from the global random state in each call, in an order that depends on "
     "the batch",
 }

@@ -1,0 +1,135 @@
+"""Models of the variance-preserving process (DDPM, arXiv:2006.11239) as flow-matching velocities.
+
+Such a model is trained on `z = a x0 + b n` with `a**2 + b**2 = 1`. Divided by `a + b` that is `x = (1 - sigma) x0 +
+sigma n` with `sigma = b / (a + b)`, the state of flow matching: a change of coordinates, after which every kernel,
+plan, solver and ratio holds as it stands. In them `n - x0`, with the two as the model predicts them, is the velocity,
+Euler's step is DDIM's with eta 0 (arXiv:2010.02502, Eq. 12), and DDIM's with any eta is the kernel `ddim`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DDIMScheduler
+from diffusers.schedulers import KarrasDiffusionSchedulers
+from torch import Tensor
+
+PREDICTIONS = ("epsilon", "v_prediction", "sample")
+
+
+def state_norm(sigma: float) -> float:
+    """`1 / (a + b)`: the factor from z to x at a noise level, between 0.7 and 1; it is 1 at 0 and at 1."""
+    return math.hypot(1.0 - sigma, sigma)
+
+
+class NoiseProcess:
+    """What a model of the variance-preserving process was trained on, and what its predictions mean.
+
+    Attributes:
+        prediction: one of `PREDICTIONS`.
+        levels: [N] float32, sigma of each training timestep, strictly rising.
+
+    Args:
+        shipped: scheduler of the pipeline. Of a solver other than DDIM only the timesteps of DDIM are taken.
+
+    Raises:
+        ValueError: a prediction, a solver or an option that no change of coordinates turns into flow matching.
+    """
+
+    def __init__(self, shipped: Any) -> None:
+        name, config = type(shipped).__name__, shipped.config
+        self.prediction: str = config["prediction_type"]
+        if self.prediction not in PREDICTIONS:
+            raise ValueError(
+                f"{name} has prediction_type {self.prediction!r}; use a pipeline with flow_prediction, or one of "
+                f"{', '.join(PREDICTIONS)}"
+            )
+        for option in ("clip_sample", "thresholding"):
+            if config.get(option):
+                raise ValueError(
+                    f"{name} has {option}: it cuts the clean prediction at each step, which a rollout does not; load "
+                    f"the pipeline with {option}=False in its scheduler if it is one of latents"
+                )
+        self._scheduler = _ddim(shipped)
+        alphas = self._scheduler.alphas_cumprod.double()
+        a, b = alphas.sqrt(), (1.0 - alphas).sqrt()
+        self.levels: Tensor = (b / (a + b)).float()
+
+    def table(self, request: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Sigmas [T+1], the last one 0, and integer timesteps [T].
+
+        The last step ends at the data, also where the configuration ends it at the first noise level
+        (`set_alpha_to_one` off): no noise is left in what is decoded.
+
+        Args:
+            request: arguments of the pipeline's `set_timesteps`.
+
+        Raises:
+            ValueError: a table that is not asked for by its length, or a prediction of noise where nothing else is.
+        """
+        if "num_inference_steps" not in request or {"timesteps", "sigmas"} & request.keys():
+            raise ValueError(f"a pipeline that predicts {self.prediction} is given num_inference_steps, not a table")
+        scheduler = copy.deepcopy(self._scheduler)
+        scheduler.set_timesteps(request["num_inference_steps"])
+        timesteps = scheduler.timesteps.cpu()
+        sigmas = torch.cat([self.levels[timesteps], torch.zeros(1)])
+        if self.prediction == "epsilon" and float(sigmas[0]) >= 1.0:
+            raise ValueError(
+                "the scheduler begins at pure noise (rescale_betas_zero_snr), where a prediction of the noise says "
+                "nothing of the image; turn that off, or use a model with v_prediction"
+            )
+        return sigmas, timesteps
+
+    def timesteps_at(self, sigmas: Tensor) -> Tensor:
+        """Timesteps [T] of sigmas [T], in between those of training where need be.
+
+        Raises:
+            ValueError: a level above the last one of training.
+        """
+        if float(sigmas.max()) > float(self.levels[-1]):
+            raise ValueError(
+                f"sigmas begin at {float(sigmas.max()):.4g}, and this model was trained up to "
+                f"{float(self.levels[-1]):.4g}; begin there or below"
+            )
+        known = self.levels.double().numpy()
+        found = torch.from_numpy(np.interp(sigmas.double().numpy(), known, np.arange(len(known))))
+        return found.long() if torch.equal(found, found.round()) else found.float()
+
+    def entered(self, x: Tensor, sigma: float) -> Tensor:
+        """The state z that the pipeline knows, in the dtype of x."""
+        return (x.float() / state_norm(sigma)).to(x.dtype)
+
+    def velocity(self, prediction: Tensor, x: Tensor, sigma: float) -> Tensor:
+        """`n - x0` in float32, from what the model predicts at x [N, ...], a state of flow matching."""
+        prediction, x = prediction.float(), x.float()
+        if self.prediction == "epsilon":
+            return (prediction - x) / (1.0 - sigma)
+        if self.prediction == "sample":
+            return (x - prediction) / sigma
+        norm = state_norm(sigma)
+        return prediction / norm + (2.0 * sigma - 1.0) / norm**2 * x
+
+
+def _ddim(shipped: Any) -> Any:
+    """A DDIM scheduler with the noise levels of a pipeline's own."""
+    name = type(shipped).__name__
+    alphas = getattr(shipped, "alphas_cumprod", None)
+    if name.endswith("DDIMScheduler"):
+        return copy.deepcopy(shipped)
+    if name in KarrasDiffusionSchedulers.__members__ and alphas is not None:
+        known = inspect.signature(DDIMScheduler.__init__).parameters
+        made = DDIMScheduler(**{key: value for key, value in shipped.config.items() if key in known})
+        # Some solvers keep the end of a zero-terminal table off 0.
+        if torch.allclose(made.alphas_cumprod, alphas.cpu().float(), rtol=1e-5, atol=1e-6):
+            return made
+    raise ValueError(
+        f"{name} (prediction_type {shipped.config['prediction_type']!r}) has other noise levels than DDIM; if the "
+        "model allows DDIM, load the pipeline with the DDIM scheduler of its family (DDIMScheduler, "
+        "CogVideoXDDIMScheduler), made by from_config of this one's config"
+    )
