@@ -269,6 +269,8 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
     if get_origin(annotation) is list:
         (entry,) = get_args(annotation)
         least = max([getattr(m, "min_length", 0) for m in metadata], default=0)
+        if get_origin(entry) is Literal:
+            return f"list of {allowed(entry, [])}"
         bound = "one or more " if least == 1 else f"at least {least} " if least else ""
         return f"list of {bound}{_PLURAL.get(entry, 'rewards')}"
     if get_origin(annotation) is tuple:

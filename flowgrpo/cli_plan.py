@@ -70,6 +70,8 @@ def _print_counts(recipe: Recipe) -> None:
         f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
         f"images an iteration, {recipe.run.iterations} iterations"
     )
+    if recipe.rollout.chunk is not None:
+        say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; what follows does not depend on it")
     say(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"

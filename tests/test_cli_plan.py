@@ -31,6 +31,19 @@ def test_the_embedded_world_is_estimated_only_if_a_card_is_named():
     assert "4 iterations" in output
 
 
+def test_a_plan_in_chunks_has_the_same_counts():
+    whole, chunks = plan("default", *SMALL), plan("default", *SMALL, "rollout.chunk=2")
+    line = "sampled and decoded 2 prompts at a time; what follows does not depend on it\n"
+    assert line in chunks
+    assert chunks.replace(line, "") == whole
+
+
+def test_what_waits_in_host_memory_is_a_row_of_the_estimate():
+    output = plan("default", "--gpu", "4090", *SMALL, "model.offload=[vae]", "rollout.store=host")
+    assert "VAE (in host memory)" in output
+    assert "rollout states (in host memory)" in output
+
+
 def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
     output = plan("default", "model.path=somebody/something", *SMALL)
     assert "per prompt, by window of trained steps:" in output
