@@ -28,10 +28,9 @@ def test_evaluations_come_before_backward_passes_and_those_before_meeting(wanted
 class Diary(nn.Module):
     """y = w·x. Writes down which weight it had at each evaluation and backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: float, done: list[Any]) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-        self.done: list[Any] = []
+        self.weight, self.done = nn.Parameter(torch.tensor(weight)), done
 
     def forward(self, x: Tensor) -> Tensor:
         self.done.append((float(self.weight.detach()), torch.is_grad_enabled()))
@@ -42,13 +41,15 @@ class Diary(nn.Module):
 
 
 class Worker:
-    """One process, in a thread."""
+    """One process, in a thread, with two experts."""
 
     def __init__(self, tell: Callable[[int], Sequence[int]]) -> None:
-        self.module = Diary()
-        self.steps = Lockstep([self.module], tell)
+        self.done: list[Any] = []
+        self.module, self.second = Diary(2.0, self.done), Diary(3.0, self.done)
+        self.steps = Lockstep([self.module, self.second], tell)
         self.average = self.steps.exchange(lambda: self.put(5.0), lambda: self.put(2.0))
-        self.module(torch.zeros(2))  # all have evaluated once
+        for module in (self.module, self.second):  # all have evaluated once
+            module(torch.zeros(2))
         self.steps.meet()
 
     def put(self, value: float) -> None:
@@ -96,8 +97,8 @@ def gradients(workers: Sequence[Worker]) -> list[float]:
 
 def test_who_has_nothing_to_do_takes_part_with_gradients_of_zero() -> None:
     workers, _ = together(lambda w: [w.train(3.0), w.train(4.0)], lambda w: None)
-    assert workers[0].module.done == workers[1].module.done
-    assert workers[0].module.done[1:] == [(2.0, True), "backward"] * 2
+    assert workers[0].done == workers[1].done
+    assert workers[0].done[2:] == [(2.0, True), "backward"] * 2
     assert gradients(workers) == [7.0, 0.0]
 
 
@@ -114,8 +115,20 @@ def test_unequal_work_is_done_in_one_order() -> None:
     workers, found = together(one, other, lambda w: w.train(1000.0))
     assert found == [15.0, 35.0, None]
     assert gradients(workers) == [11.0, 100.0, 1000.0]
-    assert workers[0].module.done == workers[1].module.done == workers[2].module.done
+    assert workers[0].done == workers[1].done == workers[2].done
     assert [w.module.weight.item() for w in workers] == [2.0, 2.0, 2.0]
+
+
+def test_experts_are_told_apart() -> None:
+    def second(worker: Worker) -> float:
+        with torch.no_grad():
+            return float(worker.second(torch.ones(1))[0])
+
+    workers, found = together(lambda w: w.train(3.0), second)
+    assert found == [None, 3.0]
+    assert workers[0].done == workers[1].done
+    assert workers[0].done[2:] == [(2.0, True), (3.0, False), "backward"]
+    assert gradients(workers) == [3.0, 0.0]
 
 
 def test_an_exchange_within_another_is_refused() -> None:
