@@ -91,7 +91,9 @@ app.command()(evaluate)
 def bench(
     name: Annotated[
         str,
-        typer.Argument(help="diagnosis, prefix, batches, overhead, interruption, iteration, shared-prefix, or claims."),
+        typer.Argument(
+            help="diagnosis, prefix, batches, overhead, interruption, iteration, signal, shared-prefix, or claims."
+        ),
     ],
     words: Annotated[
         list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
@@ -116,9 +118,10 @@ def bench(
         return claims(settings, methods, out or results / "report", say, report_only)
     from .training.bench import MEASUREMENTS
     from .training.bench_model import iteration
+    from .training.bench_signal import signal
     from .training.bench_text import TEXT_MEASUREMENTS
 
-    measurements = {**MEASUREMENTS, "iteration": iteration}
+    measurements = {**MEASUREMENTS, "iteration": iteration, "signal": signal}
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
