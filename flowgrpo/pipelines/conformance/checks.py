@@ -253,9 +253,7 @@ def lora(subject: Subject) -> str:
     subject.pipe = pipe = None
     plain = subject.fresh()
     by = _load_adapter(plain, folder, list(weights.modules))
-    if not torch.equal(_trained_velocity(subject, subject.on(plain)), expected):
-        raise Failure(f"another prediction after {by}")
-    return f"{len(weights.parameters())} tensors by {by}: same prediction"
+    return f"{len(weights.parameters())} tensors by {by}: {_same_prediction(subject, plain, expected, by)}"
 
 
 def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
@@ -281,9 +279,16 @@ def _whole_weights(subject: Subject, pipe: object) -> str:
     plain = subject.fresh()
     for name, module in weights.modules.items():
         setattr(plain, name, type(module).from_pretrained(subject.folder / "weights" / name).to(subject.device))
-    if not torch.equal(_trained_velocity(subject, subject.on(plain)), expected):
-        raise Failure("another prediction after from_pretrained")
-    return "full weights by from_pretrained: same prediction"
+    return f"full weights by from_pretrained: {_same_prediction(subject, plain, expected, 'from_pretrained')}"
+
+
+def _same_prediction(subject: Subject, plain: object, expected: Tensor, by: str) -> str:
+    """Of a pipeline that loaded the weights; some CPU libraries round by where in memory a weight lies."""
+    found = _trained_velocity(subject, subject.on(plain))
+    error = float((found - expected).abs().max() / expected.abs().max())
+    if not error <= min(_rounding(subject), 64 * torch.finfo(subject.dtype).eps):
+        raise Failure(f"another prediction after {by} (relative error {error:.1e})")
+    return "same prediction" if error == 0.0 else f"same prediction to rounding ({error:.1e})"
 
 
 @torch.no_grad()
