@@ -53,6 +53,7 @@ class PromptCache:
         device: where entries are kept; None leaves them where they were computed.
         most: entries kept while the text encoders are there; the one asked for longest ago goes first, and is encoded
             again if it is asked for. None keeps all.
+        spare: bytes up to which entries are kept beyond that.
 
     Raises:
         ValueError: if the pipeline has no `encode_prompt`, or has a cache already.
@@ -64,6 +65,7 @@ class PromptCache:
         call: Mapping[str, Any] | None = None,
         device: torch.device | str | None = None,
         most: int | None = None,
+        spare: int = 0,
     ) -> None:
         if not hasattr(pipe, "encode_prompt"):
             raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
@@ -73,7 +75,8 @@ class PromptCache:
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
-        self.most = most
+        self.most, self.spare = most, spare
+        self._bytes = 0
         self._caller = PipelineCall(pipe, call or {})
         self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
         self._signature = inspect.signature(pipe.encode_prompt)
@@ -228,9 +231,11 @@ class PromptCache:
                     self._layouts[context] = layout_of(one, encoded(2, pair))
                 found = encoded(1, {name: [value] for name, value in row.items()})
             self._entries[key] = _moved(found, self.device)
+            self._bytes += _size(self._entries[key])
         entry = self._entries[key] = self._entries.pop(key)
-        if self.most is not None and not self._released and len(self._entries) > self.most:
-            del self._entries[next(iter(self._entries))]
+        if self.most is not None and not self._released:
+            while len(self._entries) > self.most and self._bytes > self.spare:
+                self._bytes -= _size(self._entries.pop(next(iter(self._entries))))
         return entry
 
 
@@ -268,6 +273,11 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for part in nested for tensor in _tensors(part)]
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors in an entry."""
+    return sum(tensor.nbytes for tensor in _tensors(value))
 
 
 def _listed(row: dict[str, Any]) -> str:

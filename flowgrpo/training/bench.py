@@ -215,7 +215,8 @@ def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> d
 def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 15) -> dict[str, Any]:
     """A whole iteration against the bare forward and backward calls of the same denoiser on the same batches.
 
-    Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward.
+    Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward. Those
+    of a reference are among them, with the weights that are trained in place.
     """
     trainer = _trainer(recipe, folder)
     task = flow_task(trainer)
@@ -251,10 +252,14 @@ def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
     rows = trainer.data.train.take(0, prompts)
     texts = [row.text for row in rows]
     rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
-    sampled = len(calls)
     velocity = policy.velocity_of(texts)
-    for transitions, batch in batches_of(rollout):
-        with torch.no_grad():
+    with torch.no_grad():
+        # Those without a gradient first: sampling, and the reference where a penalty asks for it.
+        if {"kl", "w2"} & set(policy.penalties):
+            for transitions, batch in batches_of(rollout):
+                replay(velocity, transitions, batch)
+        sampled = len(calls)
+        for transitions, batch in batches_of(rollout):
             replay(velocity, transitions, batch)
     handle.remove()
     began = time.perf_counter()

@@ -49,6 +49,8 @@ from .trainer import Data, Reporter, Trainer
 
 UNTRAINED = "arithmetic:untrained"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SPARE_EMBEDDINGS = 64 * 2**20
+"""Bytes of prompt embeddings that are kept beyond `kept_prompts`: a dozen of a large model, all of the embedded one."""
 
 
 def embedded_pipeline() -> Path:
@@ -234,7 +236,7 @@ def load_flow_task(
     weights.gradient_checkpointing(model.gradient_checkpointing)
     if model.compile:
         compile_blocks(pipe)
-    cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)))
+    cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS)
     if model.release_text_encoders:
         asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
         cache.encode(row.prompt for row in [*data.train.rows, *data.heldout, *asked])

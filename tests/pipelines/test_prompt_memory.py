@@ -43,6 +43,27 @@ def test_the_prompt_asked_for_longest_ago_is_encoded_again_to_the_same_bits(coun
         assert rows == [1, 1, 1, 1]
 
 
+def test_what_fits_into_the_spare_memory_is_kept_beyond_the_number(counting: tuple[Any, list[int]]):
+    pipe, rows = counting
+    prompts = ["a red circle", "a blue square", "a green star", "a red star"]
+    with PromptCache(pipe, CALL) as cache:
+        embedding(cache, prompts[0])
+        size = cache._bytes
+    with PromptCache(pipe, CALL, most=1, spare=3 * size) as cache:
+        embedding(cache, prompts[0])
+        rows.clear()
+        for prompt in prompts[:3] * 2:
+            embedding(cache, prompt)
+        assert rows == [1, 1]  # three fit, whatever the number says
+        embedding(cache, prompts[3])  # the first goes
+        assert cache._bytes == 3 * size
+        for prompt in prompts[1:]:
+            embedding(cache, prompt)
+        assert rows == [1, 1, 1]
+        embedding(cache, prompts[0])
+        assert rows == [1, 1, 1, 1]
+
+
 def test_nothing_is_forgotten_without_a_limit_or_once_the_encoders_are_gone(counting: tuple[Any, list[int]]):
     pipe, rows = counting
     prompts = ["a red circle", "a blue square", "a green star"]
