@@ -36,6 +36,13 @@ def plan(
         typer.Option(help="Card of the estimate: h100, h200, a100, l40s or 4090; that of the hardware part."),
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="How many; those of the hardware part.")] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            help="What they share out, for the estimate: fsdp2 (full weights and all that belongs to them) or zero2 "
+            "(gradients and optimizer)."
+        ),
+    ] = None,
     utilisation: Annotated[float, typer.Option(help="Share of the card's peak, for the estimate of time.")] = 0.35,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,
 ) -> None:
@@ -57,9 +64,9 @@ def plan(
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
     machine = machine_of(source)
-    if gpu is not None or gpus is not None or recipe.model.path != "scenes":
+    if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
-        _print_estimate(recipe, card, count, utilisation, machine.get("prompts"))
+        _print_estimate(recipe, card, count, utilisation, machine.get("prompts"), sharding)
 
 
 def _print_counts(recipe: Recipe) -> None:
@@ -95,17 +102,24 @@ def _print_counts(recipe: Recipe) -> None:
         say(f"note: {warning}")
 
 
-def _print_estimate(recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None) -> None:
-    from .training.estimates import GPUS, estimate, table
+def _print_estimate(
+    recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None, sharding: str | None
+) -> None:
+    from .training.estimates import GPUS, SHARDING, estimate, table
 
     try:
-        found = estimate(recipe, gpu, gpus, utilisation, prompts)
+        found = estimate(recipe, gpu, gpus, utilisation, prompts, sharding)
     except ValueError as error:
-        if gpu not in GPUS or not 0 < utilisation <= 1:
+        if gpu not in GPUS or not 0 < utilisation <= 1 or sharding not in (None, *SHARDING):
             raise
         return say(f"no estimate of memory and time: {error}")
     for line in table(found):
         say(line)
+    if sharding is not None and found.sharding is None:
+        why = (
+            "one GPU has everything" if gpus == 1 else "FSDP2 shares out full weights, and a LoRA is whole on each GPU"
+        )
+        say(f"  note: {sharding} changes nothing here: {why}")
 
 
 def _plan_text(recipe: TextRecipe) -> None:

@@ -44,6 +44,15 @@ def test_what_waits_in_host_memory_is_a_row_of_the_estimate():
     assert "rollout states (in host memory)" in output
 
 
+def test_a_launch_with_shards_is_estimated_as_such():
+    output = plan("default", "--gpus", "4", "--sharding", "fsdp2", *SMALL, "model.train=full")
+    assert "estimate for 4 × H100 SXM, full weights in shards by FSDP2, from shapes alone" in output
+    assert "changes nothing" not in output
+    lora = plan("default", "--gpus", "4", "--sharding", "fsdp2", *SMALL)
+    assert "note: fsdp2 changes nothing here: FSDP2 shares out full weights, and a LoRA is whole on each GPU" in lora
+    assert "note: zero2 changes nothing here: one GPU has everything" in plan("default", "--sharding", "zero2", *SMALL)
+
+
 def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
     output = plan("default", "model.path=somebody/something", *SMALL)
     assert "per prompt, by window of trained steps:" in output
@@ -55,10 +64,11 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
     [
         (("default", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
         (("default", "--gpu", "h100", "--utilisation", "1.5"), "use a share in"),
+        (("default", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
     ],
 )
 def test_impossible_machines_are_refused(words: tuple[str, ...], said: str):
-    with pytest.raises(ValueError, match="GPU") as caught:
+    with pytest.raises(ValueError, match="use") as caught:
         plan(*words)
     assert said in str(caught.value)
 

@@ -10,7 +10,8 @@ from flowgrpo.configs.layers import machine_of
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import ModelConfig, Recipe
 from flowgrpo.pipelines.architectures import architecture_of, built
-from flowgrpo.training.estimates import GIB, GPUS, Estimate, duration, estimate, model_of, table
+from flowgrpo.training.estimated_models import model_of
+from flowgrpo.training.estimates import GIB, GPUS, Estimate, duration, estimate, table
 from flowgrpo.training.planning import forecast
 from flowgrpo.training.session import model_folder
 
