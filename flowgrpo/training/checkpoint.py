@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..pipelines.sharding import cut_optimizer_state, wholes
+from ..pipelines.sharding import wholes
 from ..pipelines.weights import TrainedWeights
 
 
@@ -71,6 +71,6 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
     for name, part in parts.items():
         # Mapped, for of shards each process needs only its own.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
-        part.load_state_dict(cut_optimizer_state(part, state) if isinstance(part, torch.optim.Optimizer) else state)
+        part.load_state_dict(state)
     noted: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
     return int(noted["iteration"])

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..configs.schema import AnyRecipe, EmaConfig, Recipe
 from ..configs.sections import PROMPT
@@ -28,9 +27,9 @@ from .clock import Clock
 from .combining import combine
 from .credit import credit_of, kept_nodes, leaf_advantages
 from .data import PromptRow, PromptStream, columns_of, templated
-from .learning_rate import learning_rate
 from .memory import Memory
 from .objectives import Objective
+from .optimizer import Optimizer
 from .pooled import Pooled, pooled
 from .processes import Processes, ended_together
 from .readings import as_reported, held_back, readers, reading_record, shaped
@@ -103,16 +102,7 @@ class Trainer:
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
         self.run, self.accelerator, self.reporter = run, accelerator, reporter
         self.guards = guards or Guards([], [])
-        settings = recipe.optimizer
-        self.parameters = task.weights.parameters()
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-            eps=settings.eps,
-        )
-        wanted: dict[str, EmaConfig | None] = {"ema": settings.ema}
+        wanted: dict[str, EmaConfig | None] = {"ema": recipe.optimizer.ema}
         if isinstance(recipe, Recipe):
             wanted |= {"anchor": recipe.objective.anchor, "old": recipe.objective.old}
         self.averages = {name: _average(task, chosen) for name, chosen in wanted.items() if chosen}
@@ -122,6 +112,7 @@ class Trainer:
         self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
+        self.optimizer = Optimizer(recipe, task.weights, self.processes)
         self.places = self.processes.share(recipe.rollout.prompts)
         self.cuts = self.processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
         self.memory = Memory(recipe)
@@ -373,21 +364,10 @@ class Trainer:
             self.objective.settle(self.processes.add(sums))
 
     def _step(self) -> Tensor:
-        self.processes.add_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if not bool(torch.isfinite(norm)):
-            raise FloatingPointError(
-                "the gradient is not finite; lower optimizer.learning_rate, or use model.dtype float32 or bfloat16"
-            )
-        taken = int(next(iter(self.optimizer.state.values()))["step"]) if self.optimizer.state else 0
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.recipe, taken)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = self.optimizer.step()
         for average in self.averages.values():
             average.step()
-        return norm.detach().cpu()
+        return norm
 
     # -- records -----------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ def gradient_of(trainer: Trainer, form: str) -> tuple[list[torch.Tensor], list[t
     for batch in objective.batches(e, 0, None):
         outcome = objective.backward(e, batch, advantages, None, count)
         assert float(outcome.error) == 0.0
-    found = [p.grad.clone() for p in trainer.parameters if p.grad is not None]
+    found = [p.grad.clone() for p in trainer.task.weights.parameters() if p.grad is not None]
     trainer.optimizer.zero_grad()
     log_probs, mask = trainer.task.policy.log_probs(e, list(range(8)))  # type: ignore[attr-defined]
     total = torch.where(mask, log_probs, 0.0).sum(1)
@@ -54,7 +54,7 @@ def gradient_of(trainer: Trainer, form: str) -> tuple[list[torch.Tensor], list[t
             # At a ratio of 1 it is REINFORCE.
             loss = loss - (a * total[mine]).sum() / 8
     loss.backward()
-    expected = [p.grad.clone() for p in trainer.parameters if p.grad is not None]
+    expected = [p.grad.clone() for p in trainer.task.weights.parameters() if p.grad is not None]
     return found, expected
 
 
