@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Lockstep", "exchanging", "turn"]
+__all__ = ["Lockstep", "exchanging", "teller", "turn"]
 
 MEET, BACKWARD, EVALUATE = range(3)
 """What a process may be about to do; numbers from `EVALUATE` on name a module, the weights it holds, and the mode."""
@@ -34,6 +35,19 @@ def turn(wanted: Sequence[int]) -> int:
     """
     evaluations = Counter(step for step in wanted if step >= EVALUATE)
     return evaluations.most_common(1)[0][0] if evaluations else max(wanted)
+
+
+def teller() -> Callable[[int], list[int]]:
+    """What gives a number to all processes, and returns that of each, by rank. All must make it."""
+    # On the CPU, so that telling the others does not wait for the accelerator.
+    group = dist.new_group(backend="gloo")
+
+    def tell(step: int) -> list[int]:
+        found = torch.zeros(dist.get_world_size(group), dtype=torch.long)
+        dist.all_gather_into_tensor(found, torch.tensor([step]), group=group)
+        return found.tolist()
+
+    return tell
 
 
 def exchanging(enter: Callable[[], None], leave: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
@@ -59,10 +73,17 @@ class Lockstep:
     Args:
         modules: the same on all processes, in the same order.
         tell: gives what this process is about to do to all, and returns what each is about to do, by rank.
+        release: drops whole weights that an evaluation has left, for its backward pass, in place of the shards.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], tell: Callable[[int], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        tell: Callable[[int], Sequence[int]],
+        release: Callable[[], None] | None = None,
+    ) -> None:
         self._modules, self._tell = list(modules), tell
+        self.release = release or _nothing
         self._inputs: list[tuple[Any, Any] | None] = [None] * len(self._modules)
         self._exchanges: list[tuple[Callable[[], None], Callable[[], None]]] = [(_nothing, _nothing)]
         self._held = 0
@@ -104,6 +125,7 @@ class Lockstep:
         """Return once all processes call it; until then take part in what the others do."""
         self._agree(MEET)
         self._company.clear()
+        self.release()
 
     def _agree(self, mine: int) -> None:
         while (step := turn(self._tell(mine))) != mine:
@@ -117,12 +139,17 @@ class Lockstep:
 
     def _forward(self, number: int, *args: Any, **kwargs: Any) -> Any:
         module = self._modules[number]
+        # What is left differs between processes, and each must gather for the others.
+        self.release()
         try:
             return module._call_impl(*args, **kwargs)
         except Exception:
             if (reset := getattr(module, "reset_iter_state", None)) is not None:
                 reset()
             raise
+        finally:
+            if not torch.is_grad_enabled():
+                self.release()
 
     def _take_part(self, step: int) -> None:
         if step == BACKWARD:
@@ -154,6 +181,7 @@ class Lockstep:
     def _hold(self, number: int) -> None:
         if number == self._held:
             return
+        self.release()
         self._exchanges[self._held][1]()
         self._exchanges[number][0]()
         self._held = number

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
-from .lockstep import Lockstep
+from .lockstep import Lockstep, teller
 
 __all__ = ["Shards", "cut_as", "cut_optimizer_state", "repeated_blocks", "whole", "wholes"]
 
@@ -39,32 +39,31 @@ class Shards:
     Args:
         modules: component name -> denoiser, with the weights in place; all trained, of one dtype.
         mesh: of one dimension, with all processes.
+        keep: keep what an evaluation with gradients has gathered for its backward pass.
 
     Attributes:
         steps: keeps the processes in step.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], mesh: DeviceMesh) -> None:
+    def __init__(self, modules: Mapping[str, nn.Module], mesh: DeviceMesh, keep: bool = False) -> None:
         self._modules, self._kinds = dict(modules), {name: type(module) for name, module in modules.items()}
         for module in modules.values():
             for part in [*reversed(repeated_blocks(module)), module]:
                 part.register_forward_hook(_of_their_own)
-                # What an evaluation leaves gathered would outlast an exchange of the weights.
-                fully_shard(part, mesh=mesh, reshard_after_forward=True)
+                fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     # Sums alone: gloo has no other reduction.
                     part.set_force_sum_reduction_for_comms(True)
                     part.set_gradient_divide_factor(1.0)
-        # On the CPU, so that telling the others does not wait for the accelerator.
-        group = dist.new_group(backend="gloo")
+        # What an evaluation leaves gathered would outlast an exchange of the weights.
+        self.steps = Lockstep(list(modules.values()), teller(), self._release if keep else None)
 
-        def tell(step: int) -> list[int]:
-            found = torch.zeros(dist.get_world_size(group), dtype=torch.long)
-            dist.all_gather_into_tensor(found, torch.tensor([step]), group=group)
-            return found.tolist()
-
-        self.steps = Lockstep(list(modules.values()), tell)
+    def _release(self) -> None:
+        for module in self._modules.values():
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
 
     def whole_modules(self) -> dict[str, nn.Module]:
         """The modules as they were before they were cut, with the present weights, on the CPU of the first process.

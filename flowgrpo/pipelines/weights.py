@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from .adapters import adapter_of
 from .borrowing import replaced
 from .ema import Ema
-from .lockstep import exchanging
+from .lockstep import Lockstep, exchanging
 from .lora import LoraSpec, target_layers
 from .precision import cast_base
 from .saving import new_folder, save_lora, save_pipeline
@@ -64,6 +64,7 @@ class TrainedWeights:
         pipe: the pipeline.
         modules: component name -> denoiser.
         shards: how full weights are shared out to several processes; None where each has them whole.
+        steps: keeps processes in step that need each other for a backward pass; None where each has its own.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class TrainedWeights:
         }
         self._had = {name for name, part in pipe.components.items() if part is not None}
         self.shards = shards
+        self.steps: Lockstep | None = None if shards is None else shards.steps
         self._reference: list[Tensor] | None = None
         exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
@@ -163,7 +165,9 @@ class TrainedWeights:
         return weights
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters by name, as `transformer.<name within the module>`, in a fixed order."""
+        """Trained parameters, or their shards, by name: `transformer.<name within the module>`, in a fixed order."""
+        if self.steps is not None:
+            self.steps.release()
         return {
             f"{key}.{name}": module.get_parameter(name)
             for key, module in self.modules.items()
@@ -251,16 +255,16 @@ class TrainedWeights:
             parameter.data.copy_(cut_as(parameter, tensor))
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of a loss; of shards, together with the other processes."""
-        if self.shards is None:
+        """The backward pass of a loss; of what processes hold together, with the others."""
+        if self.steps is None:
             loss.backward()
         else:
-            self.shards.steps.backward(loss)
+            self.steps.backward(loss)
 
     def meet(self) -> None:
-        """Of shards, return once all processes call it: before anything else for which they need each other."""
-        if self.shards is not None:
-            self.shards.steps.meet()
+        """Return once no process needs another for a backward pass or for weights. All must call it."""
+        if self.steps is not None:
+            self.steps.meet()
 
     @contextmanager
     def in_one_place(self) -> Iterator[None]:

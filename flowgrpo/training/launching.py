@@ -38,11 +38,6 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
         ),
         (plugin.fsdp_version != 2, "FSDP version 1 is not supported; launch with --fsdp_version 2"),
         (
-            not plugin.reshard_after_forward,
-            "weights stay gathered after a forward pass, and would outlast an exchange for their average; launch with "
-            "--fsdp_reshard_after_forward true",
-        ),
-        (
             isinstance(plugin.cpu_offload, CPUOffloadPolicy),
             "shards are not kept on the CPU; launch with --fsdp_offload_params false",
         ),
@@ -56,4 +51,4 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
         if found:
             raise ValueError(message)
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    return partial(Shards, mesh=mesh)
+    return partial(Shards, mesh=mesh, keep=not plugin.reshard_after_forward)

@@ -1,24 +1,32 @@
 """Full weights in shards: two processes give the run of one, unequal work included, and go on with one; and errors."""
 
 import json
+import multiprocessing
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from diffusers import SD3Transformer2DModel
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.pipelines.sharding import Shards
 from flowgrpo.training.launching import sharding_of
-from flowgrpo.training.processes import launched
 from flowgrpo.training.run_folder import RunFolder
+from tests.training.ranks import free_port
 from tests.training.test_processes import ITERATIONS, REWARDS, Runs, lines, numbers, printed, run_all, statuses
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+KEPT = {"FSDP_RESHARD_AFTER_FORWARD": "false"}
 
 
 def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
@@ -59,17 +67,20 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
         words = ["train", str(source), "--out"]
         jobs.append({"words": [*words, str(found.two[name])], "log": name, "count": 2, "environment": FSDP})
         jobs.append({"words": [*words, str(found.one[name])], "log": f"{name}-one", "count": 1})
+        kept = found.two[f"{name}-kept"] = folder / f"{name}-kept"
+        jobs.append({"words": [*words, str(kept)], "log": f"{name}-kept", "count": 2, "environment": FSDP | KEPT})
     run_all(jobs, folder)
     return found
 
 
-def resumed(run: Path, copy: Path, runs: Runs, count: int) -> Path:
+def resumed(run: Path, copy: Path, runs: Runs, count: int, launched: Mapping[str, str] = FSDP) -> Path:
     """A copy of a finished run as it was after its first iteration, gone on with so many processes."""
     shutil.copytree(run, copy)
     for folder in RunFolder.open(copy).list_checkpoints()[1:]:
         shutil.rmtree(folder)
-    shutil.rmtree(copy / "pipeline")
-    environment = FSDP if count > 1 else {}
+    for result in ("lora", "pipeline"):
+        shutil.rmtree(copy / result, ignore_errors=True)
+    environment = dict(launched) if count > 1 else {}
     words, log = ["resume", str(copy)], copy.name
     run_all([{"words": words, "log": log, "count": count, "environment": environment}], runs.logs)
     assert statuses(runs, log) == [0] * count, printed(runs, log, 0)
@@ -84,10 +95,15 @@ def require_equal(run: Path, other: Path) -> None:
     for ours, theirs in zip(lines(run, "samples/index.jsonl"), lines(other, "samples/index.jsonl"), strict=True):
         assert ours.pop("rewards") == pytest.approx(theirs.pop("rewards"), rel=1e-4)
         assert ours == theirs
-    weights, expected = (load_file(weights_of(r / "pipeline")) for r in (run, other))
+    weights, expected = (load_file(result_of(r)) for r in (run, other))
     assert set(weights) == set(expected)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+def result_of(run: Path) -> Path:
+    lora = run / "lora" / "pytorch_lora_weights.safetensors"
+    return lora if lora.exists() else weights_of(run / "pipeline")
 
 
 def weights_of(pipeline: Path) -> Path:
@@ -103,6 +119,13 @@ def test_two_processes_with_a_shard_each_give_the_run_of_one(runs: Runs, name: s
     assert record["ratio/first_error"] == 0.0
     assert record["grad_norm"] > 0.0
     assert "kl" in record
+
+
+@pytest.mark.parametrize("name", ["steps", "forward"])
+def test_so_they_do_where_weights_stay_gathered_until_the_backward_pass(runs: Runs, name: str) -> None:
+    assert statuses(runs, f"{name}-kept") == [0, 0], printed(runs, f"{name}-kept", 0)
+    require_equal(runs.two[f"{name}-kept"], runs.one[name])
+    assert lines(runs.two[f"{name}-kept"], "metrics.jsonl")[0]["ratio/first_error"] == 0.0
 
 
 def test_weights_move(runs: Runs, random_pipeline: Path) -> None:
@@ -138,6 +161,60 @@ def test_checkpoints_hold_whole_tensors(runs: Runs) -> None:
             torch.testing.assert_close(moments[number][key], value, rtol=1e-4, atol=1e-7)
 
 
+class Stack(nn.Module):
+    """Two blocks of three weights, whose sum multiplies x."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight.sum()
+
+
+def gathered_weights(port: int, folder: str) -> None:
+    """Alone in its group: which weights are whole after an evaluation, and after its backward pass."""
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    found = {}
+    for keep in (False, True):
+        stack = Stack()
+        shards = Shards({"transformer": stack}, init_device_mesh("cpu", (1,)), keep=keep)
+
+        def whole(stack: nn.Module = stack) -> list[bool]:
+            return [not isinstance(value, DTensor) for value in stack.parameters()]
+
+        with torch.no_grad():
+            stack(torch.ones(2))
+        states = [whole()]
+        made = stack(torch.ones(2))
+        states.append(whole())
+        shards.steps.backward(made.sum())
+        states.append(whole())
+        stack(torch.ones(2))
+        shards.steps.meet()
+        states.append(whole())
+        found[str(keep)] = [all(state) if state[0] == state[-1] else None for state in states]
+    (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=gathered_weights, args=(free_port(), str(tmp_path)))
+    process.start()
+    process.join()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {"False": [False, False, False, False], "True": [False, True, False, False]}
+
+
 # -- what the launcher asks for ------------------------------------------------------------------------------------
 
 
@@ -145,7 +222,6 @@ def test_checkpoints_hold_whole_tensors(runs: Runs) -> None:
     ("environment", "name", "override", "words"),
     [
         ({"FSDP_VERSION": "1"}, "default", "model.train=full", "launch with --fsdp_version 2"),
-        ({"FSDP_RESHARD_AFTER_FORWARD": "false"}, "default", "model.train=full", "--fsdp_reshard_after_forward true"),
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "default", "model.train=full", "--fsdp_offload_params false"),
         ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "default", "model.train=full", "set model.gradient_checkpointing"),
         ({}, "default", "model={train: full, compile: true}", "turn model.compile off"),
@@ -174,12 +250,6 @@ def test_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in FSDP.items():
         monkeypatch.setenv(key, value)
     assert sharding_of(load_recipe("default", []), accelerator(2)) is None
-
-
-def test_deepspeed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ValueError, match="use `accelerate launch --use_fsdp"):
-        launched()
 
 
 def accelerator(count: int, precision: str = "no") -> Any:
