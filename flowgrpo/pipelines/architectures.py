@@ -22,6 +22,10 @@ _VAE = {
     "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 16,
     "use_quant_conv": False, "use_post_quant_conv": False,
 }  # fmt: skip
+_SD_VAE = {
+    "block_out_channels": [128, 256, 512, 512], "down_block_types": ["DownEncoderBlock2D"] * 4,
+    "up_block_types": ["UpDecoderBlock2D"] * 4, "layers_per_block": 2, "latent_channels": 4,
+}  # fmt: skip
 _CAUSAL_VAE: dict[str, Any] = {"base_dim": 96, "z_dim": 16, "dim_mult": [1, 2, 4, 4]}
 _WAN = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256}
 
@@ -74,8 +78,28 @@ KNOWN = {
         ("AutoencoderKLWan", _CAUSAL_VAE),
         {"UMT5-XXL": UMT5_XXL},
     ),
+    "stable-diffusion-v1-5/stable-diffusion-v1-5": Architecture(
+        ("UNet2DConditionModel", {"sample_size": 64, "cross_attention_dim": 768}),
+        ("AutoencoderKL", _SD_VAE),
+        {"CLIP-L": CLIP_L},
+    ),
+    "stabilityai/stable-diffusion-xl-base-1.0": Architecture(
+        (
+            "UNet2DConditionModel",
+            {
+                "sample_size": 128, "cross_attention_dim": 2048, "block_out_channels": [320, 640, 1280],
+                "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"],
+                "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+                "attention_head_dim": [5, 10, 20], "transformer_layers_per_block": [1, 2, 10],
+                "use_linear_projection": True, "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+                "projection_class_embeddings_input_dim": 2816,
+            },
+        ),
+        ("AutoencoderKL", _SD_VAE),
+        {"CLIP-L": CLIP_L, "CLIP-G": CLIP_G},
+    ),
 }  # fmt: skip
-"""Model ids of the recipes that come with the package. Configurations left out are the classes' own defaults."""
+"""Models that recipes may name by their id. Configurations left out are the classes' own defaults."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +114,7 @@ class Family:
         negative: that argument asks for a `negative_prompt` too.
         together: whether both evaluations are one call with twice the rows.
         float32: whether the pipeline keeps its states in float32 whatever the dtype of its weights.
+        alike: whether blocks with equal weights cost the same. Those of a U-Net may be of different resolutions.
     """
 
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
@@ -99,6 +124,7 @@ class Family:
     negative: bool
     together: bool
     float32: bool
+    alike: bool = True
 
     def branches(self, call: Mapping[str, Any]) -> int:
         """Evaluations of the denoiser for one state."""
@@ -158,11 +184,38 @@ def _wan(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: 
     }
 
 
+def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows: int) -> dict[str, Any]:
+    inputs: dict[str, Any] = {
+        "sample": torch.empty(rows, config["in_channels"], *latent[1:]),
+        "timestep": torch.empty(rows),
+        "encoder_hidden_states": torch.empty(rows, tokens, config["cross_attention_dim"]),
+    }
+    kind = config.get("addition_embed_type")
+    if kind == "text_time":
+        times = SDXL_TIMES * config["addition_time_embed_dim"]
+        pooled = config["projection_class_embeddings_input_dim"] - times
+        inputs["added_cond_kwargs"] = {
+            "text_embeds": torch.empty(rows, pooled),
+            "time_ids": torch.empty(rows, SDXL_TIMES),
+        }
+    elif kind is not None or config.get("class_embed_type") is not None or config.get("encoder_hid_dim") is not None:
+        raise ValueError(
+            "no estimate for a UNet2DConditionModel with inputs other than those of Stable Diffusion and SDXL "
+            f"(addition_embed_type {kind!r}, class_embed_type {config.get('class_embed_type')!r}, encoder_hid_dim "
+            f"{config.get('encoder_hid_dim')!r})"
+        )
+    return inputs
+
+
+SDXL_TIMES = 6
+"""Sizes and corners of the picture that SDXL is told, a number each."""
+
 FAMILIES = {
     "SD3Transformer2DModel": Family(_sd3, 333, 77, "guidance_scale", False, True, False),
     "FluxTransformer2DModel": Family(_flux, 512, 0, "true_cfg_scale", True, False, False),
     "QwenImageTransformer2DModel": Family(_qwen, None, 0, "true_cfg_scale", True, False, False),
     "WanTransformer3DModel": Family(_wan, 512, 0, "guidance_scale", False, False, True),
+    "UNet2DConditionModel": Family(_unet, 77, 77, "guidance_scale", False, True, False, alike=False),
 }
 
 
@@ -182,14 +235,15 @@ def architecture_of(path: str) -> Architecture:
         return KNOWN[path]
     index = _read(folder / "model_index.json")
     part = {name: value[1] for name, value in index.items() if isinstance(value, list) and value[1] is not None}
-    if part.get("transformer") not in FAMILIES or "vae" not in part:
+    key = "unet" if "unet" in part else "transformer"
+    if part.get(key) not in FAMILIES or "vae" not in part:
         raise ValueError(
-            f"{path}: no estimate for a pipeline with the denoiser {part.get('transformer', 'none')}; there is one for "
+            f"{path}: no estimate for a pipeline with the denoiser {part.get(key, 'none')}; there is one for "
             f"{', '.join(FAMILIES)}"
         )
     encoders = [name for name in part if name.startswith("text_encoder") and (folder / name).is_dir()]
     return Architecture(
-        (part["transformer"], _read(folder / "transformer" / "config.json")),
+        (part[key], _read(folder / key / "config.json")),
         (part["vae"], _read(folder / "vae" / "config.json")),
         {name: _stored_numbers(folder / name) for name in encoders},
         experts=2 if "transformer_2" in part else 1,

@@ -147,15 +147,14 @@ class _Block:
     streams: int
 
 
-def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1) -> Footprint:
+def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, alike: bool = True) -> Footprint:
     """The cost of `module(**inputs)`, all of it on `meta`; what requires a gradient is trained.
-
-    Of blocks that are equal in their weights' shapes one is run, and counts as often as it is there.
 
     Args:
         module: a denoiser that can checkpoint its blocks.
-        inputs: tensors on `meta`.
+        inputs: tensors on `meta`, which may be in dicts.
         rows: of the inputs. A single one may need fewer copies than its share of several.
+        alike: of blocks that are equal in their weights' shapes run one, and count it as often as it is there.
     """
     constants = _constants(module)
     fixed = {tensor.untyped_storage()._cdata for tensor in constants}
@@ -170,7 +169,7 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1) -> Fo
         calls.append((block, args, kwargs, found))
         return found
 
-    with _shortened(module) as repeats:
+    with _shortened(module) if alike else contextlib.nullcontext() as counts:
         with torch.no_grad(), _Tally(), live:
             module(**inputs, return_dict=False)
         with _checkpointing(module, watched), tally.flops, tally, saved.hooks(), torch.enable_grad():
@@ -178,7 +177,14 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1) -> Fo
             forward, kept = tally.total, saved.bytes
             prediction.backward(torch.empty_like(prediction))
     entering = _storages([(args, kwargs) for _, args, kwargs, _ in calls])
-    blocks = [_alone(*call, constants) for call in calls]
+    known: dict[Any, _Block] = {}
+    blocks = []
+    for call in calls:
+        kind = (_kind(call[0]), tuple(value.shape for value in tree_leaves(call[1:3]) if isinstance(value, Tensor)))
+        if kind not in known:
+            known[kind] = _alone(*call, constants)
+        blocks.append(known[kind])
+    repeats = [1] * len(blocks) if counts is None else counts
     more = [(count - 1, block) for count, block in zip(repeats, blocks, strict=True)]
     entered = sum(size for key, size in entering.items() if key not in fixed)
     return Footprint(
@@ -232,8 +238,7 @@ def _shortened(module: nn.Module) -> Iterator[list[int]]:
     for name, stack in stacks.items():
         kinds: dict[Any, list[nn.Module]] = {}
         for block in stack:
-            shapes = tuple((key, value.shape, value.requires_grad) for key, value in block.named_parameters())
-            kinds.setdefault((type(block), shapes), []).append(block)
+            kinds.setdefault(_kind(block), []).append(block)
         counts += [len(blocks) for blocks in kinds.values()]
         setattr(module, name, nn.ModuleList([blocks[0] for blocks in kinds.values()]))
     try:
@@ -241,6 +246,11 @@ def _shortened(module: nn.Module) -> Iterator[list[int]]:
     finally:
         for name, stack in stacks.items():
             setattr(module, name, stack)
+
+
+def _kind(block: nn.Module) -> Any:
+    """What blocks have in common whose cost is the same for equal inputs."""
+    return type(block), tuple((key, value.shape, value.requires_grad) for key, value in block.named_parameters())
 
 
 def _constants(module: nn.Module) -> list[Tensor]:

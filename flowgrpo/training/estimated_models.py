@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ..configs.schema import LoraConfig, ModelConfig
 from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_shape
@@ -118,11 +119,12 @@ def _denoiser(
         weights = TrainedWeights.full(pipe, modules=modules)
     settings: Any = module.config
     with torch.device("meta"):
-        inputs = FAMILIES[name].inputs(settings, latent, tokens, ROWS)
-        cast = {key: value.to(dtype) if isinstance(value, torch.Tensor) else value for key, value in inputs.items()}
-        evaluation = footprint(module, cast, ROWS)
+        family = FAMILIES[name]
+        inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))
+        evaluation = footprint(module, inputs, ROWS, alike=family.alike)
     blocks = [_numbers(block) for block in repeated_blocks(module)]
-    texts = [inputs[key] for key in ("encoder_hidden_states", "pooled_projections") if key in inputs]
+    given = inputs | inputs.get("added_cond_kwargs", {})
+    texts = [given[key] for key in ("encoder_hidden_states", "pooled_projections", "text_embeds") if key in given]
     return _Denoiser(
         bytes=size,
         trained=sum(parameter.numel() for parameter in weights.parameters()),

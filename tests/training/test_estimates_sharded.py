@@ -1,7 +1,6 @@
 """Memory of processes that share out weights or the optimizer: by hand, and what FSDP2 really gathers."""
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from diffusers import SD3Transformer2DModel
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from flowgrpo.pipelines.footprint import Footprint
@@ -20,6 +18,7 @@ from flowgrpo.training.estimated_memory import Shares, passing, resting
 from flowgrpo.training.estimated_models import Model
 from flowgrpo.training.estimates import estimate, table
 from flowgrpo.training.planning import forecast
+from tests.allocation import most_bytes
 from tests.training.test_estimates import recipe
 
 FULL = {"train": "full"}
@@ -102,19 +101,6 @@ def mesh() -> Iterator[DeviceMesh]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield init_device_mesh("cpu", (8,))
     dist.destroy_process_group()
-
-
-def most_bytes(work: Callable[[], object], trace: Path) -> int:
-    """The most that was allocated at once, beside what was before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        work()
-    found.export_chrome_trace(str(trace))
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event.get("name") == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event["ts"]):
-        now += event["args"]["Bytes"]
-        most = max(most, now)
-    return most
 
 
 def test_fsdp2_gathers_what_is_counted(mesh: DeviceMesh, tmp_path: Path) -> None:
