@@ -11,7 +11,7 @@ from .objectives import compares_with_base
 from .planning import Forecast
 
 BUCKET = 500_000_000
-"""Numbers that DeepSpeed adds over processes at a time, unless its configuration says otherwise."""
+"""Numbers of the tensor in which DeepSpeed adds gradients over processes, however few there are."""
 
 SHARDING = {"fsdp2": "full weights in shards by FSDP2", "zero2": "the optimizer in parts by ZeRO-2"}
 """What several processes may share out, by the name that `flowgrpo plan` has for it."""
@@ -122,5 +122,5 @@ def _gathered(model: Model, shares: Shares) -> tuple[int, int]:
         blocks = 4 * (model.outside + 2 * model.block)
         return blocks, blocks
     if shares.name == "zero2":
-        return 0, 4 * (model.trained + min(model.trained, BUCKET))
+        return 0, 4 * (model.trained + BUCKET)
     return 0, 0
