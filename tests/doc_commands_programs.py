@@ -204,6 +204,8 @@ def _accelerate(reader: Reader, example: Example, words: list[str]) -> None:
     plain = [word.removesuffix(")") for word in words if word != "$(which"]
     told = launch_command_parser().parse_args([re.sub(r"^[A-Z_]+$", "1", word) for word in plain[2:]])
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
+    if told.use_deepspeed and importlib.util.find_spec("deepspeed") is None:
+        return None
     begun = next(at for at, word in enumerate(plain) if Path(word).name == "flowgrpo")
     plain[plain.index("--num_processes") + 1] = "2"
     own = environment(reader.stock.checkout.folder, {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})

@@ -1,18 +1,25 @@
-"""What accelerate's launcher asks of the weights: shards, by FSDP2."""
+"""What accelerate's launcher asks for: weights in shards, by FSDP2, or the optimizer in parts, by DeepSpeed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin, parse_flag_from_env
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, parse_flag_from_env
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 from ..configs.schema import AnyRecipe, Recipe
 from ..pipelines.sharding import Shards
+from ..pipelines.weights import TrainedWeights
+from .optimizer import Optimizer, Stepper
+from .processes import Processes
+from .zero import ZeroOptimizer
+
+OFFLOADED = ("optimizer", "param")
 
 
 def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[str, nn.Module]], Shards] | None:
@@ -47,8 +54,67 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
         ),
         (recipe.model.compile, "sharded blocks are not compiled; turn model.compile off"),
     ]
+    _refuse(faults)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    return partial(Shards, mesh=mesh, keep=not plugin.reshard_after_forward)
+
+
+def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | None:
+    """The section `zero_optimization` for DeepSpeed, if the launcher asks for it (`--use_deepspeed`).
+
+    Raises:
+        ValueError: the launcher's options do not fit; says which to change.
+    """
+    if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") or accelerator.num_processes == 1:
+        return None
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None) or DeepSpeedPlugin()
+    config, norm = plugin.deepspeed_config, recipe.optimizer.max_grad_norm
+    zero = {key: value for key, value in config["zero_optimization"].items() if value != "auto"}
+    sections = [name for name in ("optimizer", "scheduler") if name in config]
+    _refuse(
+        [
+            (
+                zero.get("stage") != 2,
+                f"ZeRO stage {zero.get('stage')} is not supported; launch with --zero_stage 2, or for weights in "
+                "shards with --use_fsdp --fsdp_version 2 in place of --use_deepspeed",
+            ),
+            (
+                any((zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in OFFLOADED),
+                "nothing is offloaded to the CPU or to disks; launch with --offload_optimizer_device none "
+                "--offload_param_device none",
+            ),
+            (
+                accelerator.mixed_precision != "no",
+                "the trained weights are kept in float32, whose small updates another format would lose; launch with "
+                "--mixed_precision no, and set model.dtype for the frozen ones",
+            ),
+            (
+                config.get("gradient_accumulation_steps", "auto") not in ("auto", 1),
+                "how much makes an optimizer step is the recipe's (optimizer.updates, rollout.batch); launch with "
+                "--gradient_accumulation_steps 1",
+            ),
+            (
+                config.get("gradient_clipping", "auto") not in ("auto", norm),
+                f"--gradient_clipping {config.get('gradient_clipping')} is not optimizer.max_grad_norm, {norm}, which "
+                "counts; leave it out",
+            ),
+            (
+                bool(sections),
+                f"DeepSpeed's configuration has the section {' and '.join(sections)}, and AdamW and its schedule are "
+                "the recipe's (optimizer); take it out",
+            ),
+        ]
+    )
+    return {key: value for key, value in zero.items() if not key.startswith("offload_")}
+
+
+def optimizer_of(recipe: AnyRecipe, accelerator: Accelerator, weights: TrainedWeights, processes: Processes) -> Stepper:
+    """What moves the trained weights, as the launcher asks; raises as `zero_of`."""
+    zero = zero_of(recipe, accelerator)
+    return Optimizer(recipe, weights, processes) if zero is None else ZeroOptimizer(recipe, weights, processes, zero)
+
+
+def _refuse(faults: Sequence[tuple[bool, str]]) -> None:
     for found, message in faults:
         if found:
             raise ValueError(message)
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    return partial(Shards, mesh=mesh, keep=not plugin.reshard_after_forward)

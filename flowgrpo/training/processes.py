@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, parse_flag_from_env, reduce
+from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_from_env, reduce
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -30,12 +30,12 @@ def launched() -> PartialState:
     """accelerate's state of this process; without an accelerator the processes meet on the CPU.
 
     Raises:
-        ValueError: they were launched with DeepSpeed.
+        ValueError: they were launched with DeepSpeed, and it is not installed.
     """
-    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not is_deepspeed_available():
         raise ValueError(
-            "this was launched with DeepSpeed, whose engine would hide the model; use `accelerate launch --use_fsdp "
-            "--fsdp_version 2`, which shares out weights, gradients and optimizer, or --multi_gpu for a LoRA"
+            "this was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
+            "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs nothing more"
         )
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
 
@@ -46,7 +46,7 @@ class Processes:
     Args:
         rank: number of this one.
         count: how many there are.
-        meet: called before all tell each other something; until then one may need another for sharded weights.
+        meet: called before all tell each other something; until then one may need another.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None) -> None:
@@ -54,7 +54,7 @@ class Processes:
         self._meet = meet
 
     def meet(self) -> None:
-        """Return once no process needs another for sharded weights. All must call it."""
+        """Return once no process needs another for a backward pass or for weights. All must call it."""
         if self._meet is not None:
             self._meet()
 

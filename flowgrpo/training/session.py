@@ -36,7 +36,7 @@ from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
 from .data import PromptRow, PromptStream, columns_of, read_prompts, templated
-from .launching import sharding_of
+from .launching import sharding_of, zero_of
 from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .processes import Processes, ended_together
@@ -173,6 +173,7 @@ class Session:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
         device = self.accelerator.device
         shard = sharding_of(recipe, self.accelerator)
+        zero_of(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
             self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard)

@@ -168,7 +168,7 @@ class TokenObjective:
         """Add the gradient of one batch of completions."""
         scored = self._scored(experience, batch, advantages, keep)
         loss, metrics = self._loss(experience, scored, rows)
-        loss.backward()
+        self.policy.weights.backward(loss)
         mask, old, device = scored.mask, scored.old, self.policy.device
         count = mask.sum().float()
         metrics["sampler_gap"] = torch.stack([scored.gap.abs().sum(), count])

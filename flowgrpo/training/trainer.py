@@ -27,9 +27,9 @@ from .clock import Clock
 from .combining import combine
 from .credit import credit_of, kept_nodes, leaf_advantages
 from .data import PromptRow, PromptStream, columns_of, templated
+from .launching import optimizer_of
 from .memory import Memory
 from .objectives import Objective
-from .optimizer import Optimizer
 from .pooled import Pooled, pooled
 from .processes import Processes, ended_together
 from .readings import as_reported, held_back, readers, reading_record, shaped
@@ -112,7 +112,7 @@ class Trainer:
         self.clock = Clock(task.device, task.clock_parts)
         self.next_iteration = 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
-        self.optimizer = Optimizer(recipe, task.weights, self.processes)
+        self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)
         self.places = self.processes.share(recipe.rollout.prompts)
         self.cuts = self.processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
         self.memory = Memory(recipe)
@@ -414,10 +414,10 @@ class Trainer:
             self.run.index_samples(everything)
 
     def _checkpoint(self) -> None:
+        self.processes.meet()
         weights: TrainedWeights | Gathered = self.task.weights
-        parts = self.parts()
+        parts = {**self.parts(), "optimizer": Gathered(self.optimizer)}
         if self.task.weights.shards is not None:
-            self.processes.meet()
             weights, parts = Gathered(weights), {name: Gathered(part) for name, part in parts.items()}
         if self.accelerator.is_main_process:
             write = partial(write_checkpoint, iteration=self.next_iteration, weights=weights, parts=parts)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,12 @@ def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def launched(overrides: list[str], folder: Path, count: int) -> None:
+def launched(overrides: list[str], folder: Path, count: int, asked: Mapping[str, str]) -> None:
     """A run by so many processes of one thread each, started as a launcher does."""
     jobs = folder.with_suffix(".json")
     words = ["train", "text", *overrides, "--out", str(folder)]
-    jobs.write_text(json.dumps([{"words": words, "count": count, "log": str(folder.with_name("log"))}]))
+    job = {"words": words, "count": count, "log": str(folder.with_name("log")), "environment": dict(asked)}
+    jobs.write_text(json.dumps([job]))
     script = Path(__file__).with_name("ranks.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(script), str(jobs)], check=True, env=environment, timeout=300)
@@ -50,11 +52,11 @@ def launched(overrides: list[str], folder: Path, count: int) -> None:
     assert json.loads(folder.with_name("log.json").read_text()) == [0] * count, "\n".join(printed)
 
 
-def both(overrides: list[str], tmp_path: Path) -> list[dict]:
-    """The records of a run in one process, after it was compared with the same in two."""
+def both(overrides: list[str], tmp_path: Path, asked: Mapping[str, str] = {}) -> list[dict]:
+    """The records of a run in one process, after it was compared with the same in two, launched as asked."""
     one, two = tmp_path / "one", tmp_path / "two"
-    launched(overrides, one, 1)
-    launched(overrides, two, 2)
+    launched(overrides, one, 1, {})
+    launched(overrides, two, 2, asked)
     assert lines_of(one / "samples" / "index.jsonl") == lines_of(two / "samples" / "index.jsonl")
     records = [lines_of(folder / "metrics.jsonl") for folder in (one, two)]
     for mine, theirs in zip(*records, strict=True):
@@ -62,7 +64,7 @@ def both(overrides: list[str], tmp_path: Path) -> list[dict]:
         for name in mine:
             if not name.startswith("time/") and name != "steps":
                 assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (mine["iteration"], name)
-    weights = [load_file(folder / "lora" / "adapter_model.safetensors") for folder in (one, two)]
+    weights = [load_file(next(folder.glob("*/*model.safetensors"))) for folder in (one, two)]
     assert weights[0].keys() == weights[1].keys()
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-5), name
@@ -71,6 +73,14 @@ def both(overrides: list[str], tmp_path: Path) -> list[dict]:
 
 def test_two_processes_make_the_run_of_one(overrides: list[str], tmp_path: Path) -> None:
     assert sum(record.get("replayed", 0) for record in both(overrides, tmp_path)) > 0
+
+
+def test_so_they_do_with_full_weights_and_an_optimizer_in_parts(overrides: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    zero = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "2"}
+    records = both([*overrides, "model.train=full", "optimizer.learning_rate=0.001"], tmp_path, zero)
+    assert records[0]["ratio/first_error"] == 0.0
+    assert records[0]["grad_norm"] > 0
 
 
 def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
