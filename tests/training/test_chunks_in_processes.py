@@ -9,6 +9,7 @@ import pytest
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.training.interruption import contents
+from tests.training import test_sharding
 from tests.training.test_processes import Runs, lines, printed, require_equal, run_all, shortened, statuses
 
 REWARDS = """
@@ -64,6 +65,7 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
     kinds: dict[str, tuple[list[str], dict[str, str]]] = {
         "updates": (["optimizer.updates=2", "advantage.scale=batch"], {}),
         "rounds": (["advantage.estimator=cumulative"], {"budget": budget}),
+        "shards": (["model.train=full"], {}),
     }
 
     def job(name: str, words: list[str], count: int, **environment: str) -> None:
@@ -78,14 +80,14 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
             recipe = load_recipe("default", [*overrides(small, rewards, chunk, **rollout), *more])
             (folder / f"{name}.yaml").write_text(dump_recipe(recipe))
         found.one[kind] = train(f"{kind}-one", f"{kind}-whole", 1)
-        found.two[kind] = train(f"{kind}-two", kind, 2)
+        found.two[kind] = train(f"{kind}-two", kind, 2, **(test_sharding.FSDP if kind == "shards" else {}))
     for count, name in ((1, "one"), (2, "two")):
         getattr(found, name)["killed"] = train(f"killed-{name}", "updates", count, KILLED_AT=KILLED[name])
     found.two["refused"] = train("refused-two", "updates", 2, REFUSED_FROM="0,2")
     run_all(jobs, folder)
     jobs.clear()
     found.one["fewer"] = Path(shutil.copytree(found.two["killed"], folder / "fewer"))
-    for kind in kinds:
+    for kind in ("updates", "rounds"):
         found.one[f"{kind}-alone"] = shortened(found.two[kind], folder / f"{kind}-alone", 1)
         job(f"{kind}-alone", ["resume", str(found.one[f"{kind}-alone"])], 1)
     job("resumed-one", ["resume", str(found.one["killed"])], 1)
@@ -118,6 +120,13 @@ def test_two_processes_in_chunks_give_the_run_of_one_at_once(runs: Runs, kind: s
     for record in early:
         path = Path("samples") / record["image"]
         assert (runs.two[kind] / path).read_bytes() == (runs.one[kind] / path).read_bytes()
+
+
+def test_processes_that_share_weights_sample_unequal_numbers_of_chunks(runs: Runs) -> None:
+    """While one samples its second chunk the other has none, and takes part in what gathers the weights."""
+    require_ended(runs, "shards-two", [0, 0])
+    test_sharding.require_equal(runs.two["shards"], runs.one["shards"])
+    assert [len(calls(runs, "shards-two", rank)) for rank in (0, 1)] == [4, 2]
 
 
 def test_each_process_has_its_own_chunks_scored_in_a_thread(runs: Runs) -> None:
