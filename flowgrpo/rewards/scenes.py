@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from ..scenes.draw import COLOURS, SHAPES, Thing, mask
+from ..scenes.draw import COLOURS, SHAPES, SIZE, Thing, mask
 from ..scenes.prompts import Item, read_items
 from .base import Scores
 
@@ -31,6 +31,7 @@ MIN_QUALITY = 0.72
 UNRELATED = 0.25
 _GRID = 16
 _TICKS = np.linspace(-2.4, 2.4, _GRID)
+_PLACES = np.arange(SIZE + 2.0)
 _COLOUR_NAMES = tuple(COLOURS)
 _PALETTE = np.asarray(list(COLOURS.values()), dtype=np.float32)
 
@@ -53,22 +54,23 @@ class Found:
         return self.quality >= MIN_QUALITY
 
 
-def _hats(at: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Weights [len(at), size] of linear interpolation at the positions `at`; 0 where they are off the samples."""
-    inside = (at >= 0) & (at <= size - 1)
-    return np.maximum(1 - np.abs(at[:, None] - np.arange(size)), 0) * inside[:, None]
+def _hats(centres: NDArray[np.float64], spread: float, sizes: tuple[int, int]) -> list[NDArray[np.float64]]:
+    """For each axis weights [ticks, size] of linear interpolation at the ticks; 0 where they are off its samples."""
+    at = (centres[:, None] + _TICKS * spread)[..., None]
+    weights = np.maximum(1 - np.abs(at - _PLACES[: max(sizes)]), 0)
+    weights *= (at >= 0) & (at <= np.reshape(sizes, (2, 1, 1)) - 1)
+    return [w[:, :size] for w, size in zip(weights, sizes)]
 
 
 def _normalised(patch: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
     """A coverage patch resampled to a fixed grid spanning ±2.4 of its mass' standard deviation, and its centre x, y."""
-    total = patch.sum()
-    rows, columns = np.arange(patch.shape[0]), np.arange(patch.shape[1])
+    rows, columns = _PLACES[: patch.shape[0]], _PLACES[: patch.shape[1]]
     by_row, by_column = patch.sum(1), patch.sum(0)
+    total = patch.sum()
     y, x = (by_row @ rows) / total, (by_column @ columns) / total
-    spread = np.sqrt((by_row @ (rows - y) ** 2 + by_column @ (columns - x) ** 2) / (2 * total) + 1e-6)
-    ticks = _TICKS * spread
-    resampled = _hats(y + ticks, patch.shape[0]) @ patch @ _hats(x + ticks, patch.shape[1]).T
-    return resampled.astype(np.float32), float(x), float(y)
+    spread = math.sqrt((by_row @ (rows - y) ** 2 + by_column @ (columns - x) ** 2) / (2 * total) + 1e-6)
+    down, across = _hats(np.array([y, x]), spread, (patch.shape[0], patch.shape[1]))
+    return (down @ patch @ across.T).astype(np.float32), float(x), float(y)
 
 
 @lru_cache(maxsize=1)
@@ -103,22 +105,25 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     Each pixel is explained as `ground + cover · (colour − ground)` by the palette colour with the smallest
     residual; cover of at least half belongs to a component. Components below a few pixels are noise.
     """
-    border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
-    ground = np.median(border, axis=0)
+    # Colours are planes here, and all pixels of one lie together: a third less time than with pixels of colours.
+    planes = image.transpose(2, 0, 1)
+    border = np.concatenate([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], axis=1)
+    middle = border.shape[1] // 2
+    ground = np.sort(border, axis=1)[:, middle - 1 : middle + 1].mean(1)
     direction = _PALETTE - ground
-    offset = image - ground
     length = (direction**2).sum(1)
-    cover = offset @ (direction / length[:, None]).T
+    cover = (direction / length[:, None]) @ (planes.reshape(3, -1) - ground[:, None])
     # |offset - cover · direction|² = |offset|² - cover² · |direction|²: smallest where the last term is largest.
-    owner = (cover**2 * length).argmax(-1)
-    strength = np.take_along_axis(cover, owner[..., None], -1)[..., 0].clip(0.0, 1.0)
-    solid = strength >= MIN_COVER
+    explained = cover**2 * length[:, None]
+    owned = explained == explained.max(0)
+    strength = np.where(owned, cover, 0.0).max(0).clip(max=1.0).reshape(image.shape[:2])
+    solid = owned.reshape(-1, *strength.shape) & (strength >= MIN_COVER)
     things: list[Found] = []
-    for colour in np.unique(owner[solid]):
-        labels, _ = ndimage.label(solid & (owner == colour))
+    for colour in np.flatnonzero(np.count_nonzero(solid, axis=(1, 2)) >= MIN_AREA):
+        labels, _ = ndimage.label(solid[colour])
         for index, box in enumerate(ndimage.find_objects(labels), start=1):
             own = labels[box] == index
-            if own.sum() < MIN_AREA:
+            if np.count_nonzero(own) < MIN_AREA:
                 continue
             rows = slice(max(box[0].start - 1, 0), box[0].stop + 1)
             columns = slice(max(box[1].start - 1, 0), box[1].stop + 1)
