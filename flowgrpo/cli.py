@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from .cli_gallery import gallery
+from .cli_heap import keep_freed_memory
 from .cli_output import console, say, say_once, timed_report
 from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
@@ -170,6 +171,7 @@ def build_arithmetic_command(
 
 def main() -> None:
     """Entry point: errors a user can mend are one message, not a traceback."""
+    keep_freed_memory()
     try:
         app()
     except Exception as error:
