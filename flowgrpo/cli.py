@@ -119,10 +119,11 @@ def bench(
         return claims(settings, methods, out or results / "report", say, report_only)
     from .training.bench import MEASUREMENTS
     from .training.bench_model import iteration
+    from .training.bench_overhead import overhead
     from .training.bench_signal import signal
     from .training.bench_text import TEXT_MEASUREMENTS
 
-    measurements = {**MEASUREMENTS, "iteration": iteration, "signal": signal}
+    measurements = {**MEASUREMENTS, "overhead": overhead, "iteration": iteration, "signal": signal}
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")

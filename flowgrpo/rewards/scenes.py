@@ -31,6 +31,8 @@ MIN_QUALITY = 0.72
 UNRELATED = 0.25
 _GRID = 16
 _TICKS = np.linspace(-2.4, 2.4, _GRID)
+_CROSS = ndimage.generate_binary_structure(2, 1)
+_NOTHING = np.float32(0)
 _PLACES = np.arange(SIZE + 2.0)
 _COLOUR_NAMES = tuple(COLOURS)
 _PALETTE = np.asarray(list(COLOURS.values()), dtype=np.float32)
@@ -90,6 +92,12 @@ def _grown(own: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return grown
 
 
+def _extent(line: NDArray[np.bool_]) -> slice:
+    """From one pixel before the first that is set to one after the last, as far as the picture goes."""
+    places = line.nonzero()[0]
+    return slice(max(int(places[0]) - 1, 0), int(places[-1]) + 2)
+
+
 def _name(normalised: NDArray[np.float32]) -> tuple[str, float]:
     flat = normalised.ravel()
     templates = _templates()
@@ -116,11 +124,15 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     # |offset - cover · direction|² = |offset|² - cover² · |direction|²: smallest where the last term is largest.
     explained = cover**2 * length[:, None]
     owned = explained == explained.max(0)
-    strength = np.where(owned, cover, 0.0).max(0).clip(max=1.0).reshape(image.shape[:2])
+    strength = (cover * owned).max(0).clip(max=1.0).reshape(image.shape[:2])
     solid = owned.reshape(-1, *strength.shape) & (strength >= MIN_COVER)
     things: list[Found] = []
-    for colour in np.flatnonzero(np.count_nonzero(solid, axis=(1, 2)) >= MIN_AREA):
-        labels, _ = ndimage.label(solid[colour])
+    for colour, plane in zip(_COLOUR_NAMES, solid):
+        if np.count_nonzero(plane) < MIN_AREA:
+            continue
+        down, right = _extent(plane.any(1)), _extent(plane.any(0))
+        labels, _ = ndimage.label(plane[down, right], _CROSS)
+        covers = strength[down, right]
         for index, box in enumerate(ndimage.find_objects(labels), start=1):
             own = labels[box] == index
             if np.count_nonzero(own) < MIN_AREA:
@@ -128,13 +140,13 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
             rows = slice(max(box[0].start - 1, 0), box[0].stop + 1)
             columns = slice(max(box[1].start - 1, 0), box[1].stop + 1)
             around = labels[rows, columns]
-            near = _grown(around == index) & ((around == 0) | (around == index))
-            patch = np.where(near, strength[rows, columns], 0.0).astype(np.float32)
+            own = around == index
+            near = _grown(own) & ((around == 0) | own)
+            patch = np.where(near, covers[rows, columns], _NOTHING)
             normalised, x, y = _normalised(patch)
             shape, quality = _name(normalised)
-            things.append(
-                Found(shape, _COLOUR_NAMES[colour], x + columns.start, y + rows.start, float(patch.sum()), quality)
-            )
+            x, y = x + (columns.start + right.start), y + (rows.start + down.start)
+            things.append(Found(shape, colour, x, y, float(patch.sum()), quality))
     return things
 
 

@@ -19,8 +19,6 @@ from ..core.addressing import address
 from ..core.diagnostics import COLUMNS, step_statistics, summarise
 from ..pipelines.policy import Experience, FlowPolicy
 from ..samplers.kernels import guard_weight, jacobian
-from ..samplers.plans import Plan
-from ..samplers.rollout import batches_of, replay
 from .interruption import interruption
 from .planning import planner
 from .run_folder import RunFolder
@@ -212,85 +210,10 @@ def _gradient(trainer: Trainer, experience: Experience, advantages: Tensor) -> d
     return found
 
 
-def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 15) -> dict[str, Any]:
-    """A whole iteration against the bare forward and backward calls of the same denoiser on the same batches.
-
-    Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward. Those
-    of a reference are among them, with the weights that are trained in place. A run encodes each of its prompts once;
-    here that is done first, and every iteration is charged its share, the time of all over the run's iterations.
-    """
-    trainer = _trainer(recipe, folder)
-    task = flow_task(trainer)
-    encoding = _encoding_seconds(trainer)
-    trainer.iterate(0)
-    whole, bare, parts = [], [], []
-    for k in range(1, repeats + 1):
-        trainer.clock.lap()
-        began = time.perf_counter()
-        record = trainer.iterate(k)
-        whole.append(time.perf_counter() - began + encoding / recipe.run.iterations)
-        parts.append({key: value for key, value in record.items() if key.startswith("time/")})
-        bare.append(_bare_seconds(trainer, task.plan_for(k)))
-    ratios = sorted(w / b for w, b in zip(whole, bare))
-    middle = len(ratios) // 2
-    seconds = sorted(whole)[middle]
-    images = recipe.rollout.prompts * task.plan_for(0).counts().leaves
-    report(f"iteration {seconds:.2f} s for {images} images; bare denoiser calls {sorted(bare)[middle]:.2f} s")
-    report(f"ratio, median of {repeats}: {ratios[middle]:.3f} (from {ratios[0]:.3f} to {ratios[-1]:.3f})")
-    shares = {key: sum(p[key] for p in parts) / sum(whole) for key in parts[0]}
-    report("  ".join(f"{key.removeprefix('time/')} {share:.1%}" for key, share in shares.items()))
-    report(f"encoding the prompts, once a run: {encoding:.1f} s, in {recipe.run.iterations} iterations")
-    return {"encoding_seconds": encoding, "seconds": whole, "bare_seconds": bare, "ratio": ratios[middle], "shares": shares, "images": images}
-
-
-def _encoding_seconds(trainer: Trainer) -> float:
-    """Time to encode every prompt that the run's iterations can draw, and as many as that."""
-    rows = trainer.data.train.rows
-    count = min(len(rows), trainer.recipe.run.iterations * trainer.recipe.rollout.prompts)
-    began = time.perf_counter()
-    flow_task(trainer).policy.denoiser.pipe.encode_prompt.prompt_cache.ready([row.prompt for row in rows[:count]])
-    return time.perf_counter() - began
-
-
-def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
-    """Time of the transformer alone for one iteration of a plan."""
-    policy, prompts = flow_task(trainer).policy, trainer.recipe.rollout.prompts
-    pipe = policy.denoiser.pipe
-    transformer = pipe.transformer
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    handle = transformer.register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append((args, kwargs)), with_kwargs=True
-    )
-    rows = trainer.data.train.take(0, prompts)
-    texts = [row.text for row in rows]
-    rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
-    velocity = policy.velocity_of(texts)
-    with torch.no_grad():
-        # Those without a gradient first: sampling, and the reference where a penalty asks for it.
-        if {"kl", "w2"} & set(policy.penalties):
-            for transitions, batch in batches_of(rollout):
-                replay(velocity, transitions, batch)
-        sampled = len(calls)
-        for transitions, batch in batches_of(rollout):
-            replay(velocity, transitions, batch)
-    handle.remove()
-    began = time.perf_counter()
-    with torch.no_grad():
-        for args, kwargs in calls[:sampled]:
-            transformer(*args, **kwargs)
-    for args, kwargs in calls[sampled:]:
-        output = transformer(*args, **kwargs)
-        (output[0] if isinstance(output, tuple) else output.sample).float().square().mean().backward()
-    taken = time.perf_counter() - began
-    trainer.optimizer.zero_grad(set_to_none=True)
-    return taken
-
-
 MEASUREMENTS: dict[str, Callable[[Recipe, Path, Report], dict[str, Any]]] = {
     "diagnosis": diagnosis,
     "prefix": prefix,
     "batches": batches,
-    "overhead": overhead,
     "interruption": interruption,
 }
 
