@@ -137,6 +137,8 @@ class Prompt(str):
 
 def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
     """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
+    if together == "all" and not any(isinstance(prompt, Prompt) and prompt.call for prompt in prompts):
+        return [list(range(len(prompts)))]
     groups: dict[Any, list[int]] = {}
     for row, prompt in enumerate(prompts):
         mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, Prompt) and prompt.call else None

@@ -77,6 +77,7 @@ class PromptCache:
         self.device = None if device is None else torch.device(device)
         self.most, self.spare = most, spare
         self._bytes = 0
+        self._latest: tuple[Any, Any] | None = None
         self._caller = PipelineCall(pipe, call or {})
         self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
         self._signature = inspect.signature(pipe.encode_prompt)
@@ -188,6 +189,10 @@ class PromptCache:
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments |= arguments.pop(name, {})
+        target = torch.device(arguments.get("device") or self.pipe._execution_device)
+        asked = (target, arguments) if _plain(arguments) else None
+        if asked is not None and self._latest is not None and self._latest[0] == asked:
+            return self._latest[1]
         if arguments.get("prompt") is None or any(fingerprint(value) is None for value in arguments.values()):
             # Embeddings supplied by the caller, or conditions that no key can stand for.
             return self._encode_prompt(*args, **kwargs)
@@ -205,9 +210,10 @@ class PromptCache:
         marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
         found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}
         entries = [found[mark] for mark, _ in marked]
-        target = torch.device(arguments.get("device") or self.pipe._execution_device)
-        whole = entries[0] if len(entries) == 1 else joined(self._layouts[context], entries)
-        return _moved(whole, target)
+        whole = _moved(entries[0] if len(entries) == 1 else joined(self._layouts[context], entries), target)
+        # Every step of a rollout asks for the same.
+        self._latest = (asked, whole) if asked is not None and _size(whole) <= self.spare else None
+        return whole
 
     def _entry(self, context: Any, row: dict[str, Any], others: dict[str, Any], counts: set[str]) -> Any:
         key = (context, tuple((name, value if isinstance(value, str) else fingerprint(value))
@@ -266,6 +272,16 @@ def _moved(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_moved(item, device) for item in value])
     return value
+
+
+def _plain(arguments: Mapping[str, Any]) -> bool:
+    """Whether all values are texts, lists of them, or settings, which can be compared with `==`."""
+    return all(
+        value is None
+        or isinstance(value, (str, bool, int, float, torch.device, torch.dtype))
+        or (isinstance(value, list) and all(type(item) is str for item in value))
+        for value in arguments.values()
+    )
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -209,11 +210,11 @@ class TrainedWeights:
                 parameter.data.copy_(kept)
                 kept.copy_(current)
             return
+        # As `disable_adapters` and `enable_adapters` of diffusers, which look up the version of peft at each call.
         for module in self.modules.values():
-            if on:
-                module.disable_adapters()
-            else:
-                module.enable_adapters()
+            for layer in module.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    layer.enable_adapters(not on)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the trained tensors on the CPU, by the names of `named_parameters`.

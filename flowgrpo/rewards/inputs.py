@@ -30,12 +30,12 @@ class Inputs:
     first: int = 0
 
     def take(self, rows: list[int]) -> tuple[Any, list[str], dict[str, list[Any]], list[int] | None]:
-        # Indexing copies, so a scorer that writes into its images cannot spoil anyone else's.
-        samples = (
-            self.samples[rows].float().clamp(0, 1)
-            if isinstance(self.samples, Tensor)
-            else [self.samples[i] for i in rows]
-        )
+        if isinstance(self.samples, Tensor):
+            chosen = self.samples if rows == list(range(len(self.samples))) else self.samples[rows]
+            # Clamping copies, so a scorer that writes into its images cannot spoil anyone else's.
+            samples: Any = chosen.float().clamp(0, 1)
+        else:
+            samples = [self.samples[i] for i in rows]
         columns = {name: [column[i] for i in rows] for name, column in self.columns.items()}
         groups = None if self.groups is None else [self.groups[i] for i in rows]
         return samples, [self.prompts[i] for i in rows], columns, groups
