@@ -41,6 +41,8 @@ class Encodings:
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
+        # Listing a pipeline's parts reads the signature of its class, too slow for every call.
+        self._encoders = [name for name in pipe.components if name.startswith("image_encoder")]
         self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._most = _LEAST
 
@@ -58,8 +60,9 @@ class Encodings:
             vae = getattr(self.pipe, "vae", None)
             if isinstance(vae, nn.Module) and hasattr(vae, "encode"):
                 stack.enter_context(replaced(vae, encode=self._remembered("vae", vae.encode)))
-            for name, part in self.pipe.components.items():
-                if name.startswith("image_encoder") and isinstance(part, nn.Module):
+            for name in self._encoders:
+                part = getattr(self.pipe, name)
+                if isinstance(part, nn.Module):
                     stack.enter_context(replaced(part, forward=self._remembered(name, part.forward)))
             yield
 
