@@ -64,7 +64,7 @@ class CurriculumConfig(Section):
 
 
 class DataConfig(Section):
-    """Prompt files: .txt (a prompt a line), .jsonl or .csv (a `prompt` column, other columns go to the rewards)."""
+    """Prompt files: .txt (a prompt a line), .jsonl, .json, .csv, .tsv, .parquet (a `prompt`; rewards get the rest)."""
 
     train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")

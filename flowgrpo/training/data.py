@@ -19,6 +19,8 @@ from ..pipelines.pictures import Picture
 from ..text.parts import Parts
 
 IMAGE = "image"
+# What DrawBench and UniGenBench call the column `prompt`.
+OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
 
 
@@ -63,12 +65,13 @@ def read_prompts(source: str) -> list[PromptRow]:
 
     `.txt`: a prompt a line. `.jsonl`: an object a line, `.json`: a list of objects or texts, `.csv` and `.tsv`: a
     header, `.parquet` (with pyarrow installed): a table; these need a column `prompt`, and others go to the rewards by
-    name. A prompt may be a conversation, a list of objects with `role` and `content`. `scenes:train`,
-    `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout` are the embedded sets.
+    name. Without it, one of `OTHER_NAMES` is the prompt; capitals do not matter. A prompt may be a conversation, a list
+    of objects with `role` and `content`. `scenes:train`, `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout`
+    are the embedded sets.
 
     Raises:
-        ValueError: a missing or empty file, an unknown ending, an unreadable line or one without a prompt; the
-            message names file and line (of a `.json` list, the entry).
+        ValueError: a missing or empty file, an unknown ending, an unreadable line or one without a prompt, or with
+            several of the other names and no `prompt`; the message names file and line (of a `.json` list, the entry).
     """
     path = prompt_path(source)
     if path.suffix.lower() == ".parquet":
@@ -91,8 +94,7 @@ def read_prompts(source: str) -> list[PromptRow]:
             raise ValueError(f"{path} holds {type(listed).__name__}; give a JSON list of prompts or objects")
         entries, unit = list(enumerate(listed, 1)), "entry"
     elif ending in (".csv", ".tsv"):
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if ending == ".tsv" else ",")
-        entries = [(reader.line_num, dict(row)) for row in reader]
+        entries = _table(path, text, "\t" if ending == ".tsv" else ",")
     else:
         raise ValueError(
             f"{path}: prompt files end in .txt, .jsonl, .json, .csv, .tsv or .parquet, not {ending or 'nothing'!r}"
@@ -126,11 +128,30 @@ def _json(path: Path, number: int, text: str) -> Any:
         raise ValueError(f"{path}, line {line}: not JSON ({error.msg} at column {error.colno})") from None
 
 
+def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
+    # Unless it is strict, a cell whose quotes do not pair loses them, or takes in the lines that follow.
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    try:
+        return [(reader.line_num, dict(row)) for row in reader]
+    except csv.Error as error:
+        if mark == "\t":
+            # PartiPrompts is not quoted, and begins a prompt with the words that are to be written, in quotes.
+            plain = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE)
+            return [(plain.line_num, dict(row)) for row in plain]
+        raise ValueError(
+            f"{path}, line {reader.line_num + 1}: not a table ({error}); a cell that begins with a quote must end with "
+            "one, and quotes within it are doubled"
+        ) from None
+
+
 def _row(place: str, index: int, entry: Any) -> PromptRow:
     if isinstance(entry, str):
         entry = {"prompt": entry}
     known = {key.lower(): key for key in entry if isinstance(key, str)} if isinstance(entry, dict) else {}
-    key = known.get("prompt")
+    others = [known[name] for name in OTHER_NAMES if name in known]
+    key = known.get("prompt", others[0] if others else None)
+    if "prompt" not in known and len(others) > 1:
+        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; call the one that is meant `prompt`")
     if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
         raise ValueError(f"{place}: no `prompt` (it has {have or 'nothing'})")

@@ -100,6 +100,9 @@ def test_only_line_feeds_end_a_line(tmp_path: Path, character: str):
         ("p.json", '["a", {"tag": "x"}]', ["entry 2", "no `prompt`", "tag"]),
         ("p.csv", "text,n\na,1\n", ["line 2", "no `prompt`", "text, n"]),
         ("p.csv", "prompt,n\n", ["holds no prompt"]),
+        ("p.csv", 'prompt,n\na,1\n"OPEN" on a sign,2\nb,3\n', ["line 3", "not a table", "must end with one"]),
+        ("p.csv", 'prompt,n\na,1\n"a sign,2\nb,3\n', ["line 3", "not a table"]),
+        ("p.csv", "prompt_en,prompt_zh\na,b\n", ["line 2", "prompt_en and prompt_zh", "call the one that is meant"]),
         ("p.txt", " \n\n", ["holds no prompt"]),
         ("p.txt", b"caf\xe9\n", ["not UTF-8", "byte 3"]),
         ("p.md", "a\n", [".txt, .jsonl, .json, .csv, .tsv or .parquet", "'.md'"]),
@@ -198,6 +201,53 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install pyarrow" in refused(written(tmp_path, "p.parquet", "a"))
+
+
+INCLUDE = [{"class": "dog", "count": 1}, {"class": "cat", "count": 2, "color": "red", "position": ["left of", 0]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        (
+            "evaluation_metadata.jsonl",
+            json.dumps({"tag": "position", "include": INCLUDE, "prompt": "red cats left of a dog"}),
+            [PromptRow(0, "red cats left of a dog", {"tag": "position", "include": INCLUDE})],
+        ),
+        ("ocr.txt", 'A sign that says "OPEN"', [PromptRow(0, 'A sign that says "OPEN"')]),
+        ("hpdv2_anime.json", '["a", "b"]', [PromptRow(0, "a"), PromptRow(1, "b")]),
+        (
+            "hpdv2_train.json",
+            '[{"prompt": "a", "file_path": ["1.jpg", "2.jpg"], "human_preference": [1, 0]}]',
+            [PromptRow(0, "a", {"file_path": ["1.jpg", "2.jpg"], "human_preference": [1, 0]})],
+        ),
+        (
+            "drawbench.csv",
+            'Prompts,Category\nA red car.,Colors\n"A sign that says ""Hi"".",Text\n',
+            [
+                PromptRow(0, "A red car.", {"Category": "Colors"}),
+                PromptRow(1, 'A sign that says "Hi".', {"Category": "Text"}),
+            ],
+        ),
+        (
+            "PartiPrompts.tsv",
+            'Prompt\tCategory\tChallenge\tNote\n"A B" on a wall\tArtifacts\tWriting\t\nbond\tAbstract\tBasic\tis "x"\n',
+            [
+                PromptRow(0, '"A B" on a wall', {"Category": "Artifacts", "Challenge": "Writing", "Note": ""}),
+                PromptRow(1, "bond", {"Category": "Abstract", "Challenge": "Basic", "Note": 'is "x"'}),
+            ],
+        ),
+        (
+            "test_prompts_en.csv",
+            'index,prompt_en,sub_dims_en\n0,a fox,"{""Testpoints"": [""Style""]}"\n',
+            [PromptRow(0, "a fox", {"index": "0", "sub_dims_en": '{"Testpoints": ["Style"]}'})],
+        ),
+        ("test_prompts_zh.csv", "index,prompt_zh\n7,一只狐狸\n", [PromptRow(0, "一只狐狸", {"index": "7"})]),
+        ("videos.csv", "prompt_zh,prompt\n狐狸,a fox\n", [PromptRow(0, "a fox", {"prompt_zh": "狐狸"})]),
+    ],
+)  # fmt: skip
+def test_files_of_the_field_are_read_as_they_come(tmp_path: Path, name: str, content: str, rows: list[PromptRow]):
+    assert read_prompts(written(tmp_path, name, content)) == rows
 
 
 def test_a_template_goes_around_the_last_message() -> None:
