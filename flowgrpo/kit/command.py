@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..rewards.base import RewardSpec
+from ..training.reporting import Reporter
 from ..training.run_folder import write_text
-from ..training.trainer import Reporter
 from .findings import Report
 from .optimise import optimise, read_samples, report_change
 from .sheet import write_sheet

@@ -16,9 +16,9 @@ from ..configs.load import load_recipe
 from ..configs.schema import AnyRecipe
 from ..rewards.base import RewardSpec
 from ..rewards.pixels import load_picture
+from ..training.reporting import Reporter
 from ..training.run_folder import RunFolder
 from ..training.session import start
-from ..training.trainer import Reporter
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
 

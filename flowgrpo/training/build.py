@@ -24,8 +24,8 @@ from ..text.sampling import sample_completions
 from .data import columns_of, read_prompts
 from .inference import generate, open_model
 from .run_folder import write_text
+from .samples import EVALUATION_SEED
 from .session import quiet_libraries
-from .trainer import EVALUATION_SEED
 
 SAMPLING_STEPS = 10
 RECORD = "build.json"

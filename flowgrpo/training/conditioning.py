@@ -10,8 +10,7 @@ from typing import Any
 
 from ..configs.schema import Recipe
 from ..pipelines.pictures import Picture
-from .data import IMAGE, PromptRow, with_pictures
-from .trainer import Data
+from .data import IMAGE, Data, PromptRow, with_pictures
 
 Parameters = Mapping[str, inspect.Parameter]
 

@@ -263,3 +263,11 @@ class PromptStream:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
             chosen += [self.rows[int(k)] for k in order[place : place + count - len(chosen)]]
         return chosen
+
+
+@dataclass
+class Data:
+    """Training prompts as a stream, and held-out prompts."""
+
+    train: PromptStream
+    heldout: list[PromptRow]

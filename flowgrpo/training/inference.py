@@ -19,10 +19,10 @@ from .data import columns_of
 from .processes import launched
 from .records import sample_records
 from .run_folder import save_image
+from .samples import EVALUATION_SEED
 from .session import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries, read_data, reward_specs
 from .text_inference import iterations_done, new_index, open_language_model, task_of, write_completions
 from .text_policy import complete
-from .trainer import EVALUATION_SEED
 
 
 def open_model(model: str, dtype: torch.dtype = torch.float32, *, base: bool = False) -> tuple[Any, dict[str, Any]]:

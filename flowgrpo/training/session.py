@@ -35,17 +35,18 @@ from .balance import Balance
 from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
-from .data import PromptRow, PromptStream, columns_of, read_prompts, templated
+from .data import Data, PromptRow, PromptStream, columns_of, read_prompts, templated
 from .launching import sharding_of, zero_of
 from .objectives import compares_with_base, form_of, penalties_of
 from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .processes import Processes, ended_together
+from .reporting import Reporter
 from .run_folder import RunFolder
 from .tasks import FlowTask, Task
 from .text_parts import PartRatios
 from .text_policy import TextPolicy
 from .text_task import TextTask
-from .trainer import Data, Reporter, Trainer
+from .trainer import Trainer
 
 UNTRAINED = "arithmetic:untrained"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,62 +18,29 @@ from ..core.addressing import address
 from ..core.diagnostics import COLUMNS
 from ..pipelines.ema import Ema
 from ..pipelines.weights import TrainedWeights
-from ..rewards.guards import Alarm, Guards
+from ..rewards.guards import Guards
 from ..rewards.runner import RewardBatch, RewardSet
+from .advantages import combined, node_advantages
 from .ahead import Ahead
 from .checkpoint import Gathered, Stateful, read_checkpoint, write_checkpoint
 from .clock import Clock
-from .combining import combine
-from .credit import credit_of, kept_nodes, leaf_advantages
-from .data import PromptRow, PromptStream, columns_of, templated
+from .credit import kept_nodes
+from .data import Data, PromptRow, templated
 from .launching import optimizer_of
 from .memory import Memory
 from .objectives import Objective
 from .pooled import Pooled, pooled
 from .processes import Processes, ended_together
-from .readings import as_reported, held_back, readers, reading_record, shaped
-from .records import (  # fmt: skip
-    joint_record,
-    joint_update,
-    number,
-    reward_means,
-    reward_record,
-    sample_records,
-    track_samples,
-    update_record,
-)
+from .readings import as_reported, readers, reading_record
+from .records import joint_record, joint_update, reward_record, update_record
+from .reporting import Reporter
 from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
+from .samples import Batch, asked, evaluated
 from .tasks import Collected, Task
 from .text_replay import replay_successes
 from .text_task import TextTask
 from .text_visits import moved_since
-
-EVALUATION_SEED = 20_260_101
-
-
-class Reporter(Protocol):
-    """Whatever shows the progress of a run."""
-
-    def started(self, trainer: Trainer) -> None:
-        """Called once, before the first iteration."""
-
-    def iteration(self, record: Mapping[str, Any]) -> None:
-        """Called after each iteration with what goes into the metrics."""
-
-    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
-        """Called after each evaluation."""
-
-    def alarm(self, alarm: Alarm) -> None:
-        """Called when a reward that is watched has fallen."""
-
-
-@dataclass
-class Data:
-    """Training prompts as a stream, and held-out prompts."""
-
-    train: PromptStream
-    heldout: list[PromptRow]
 
 
 class Trainer:
@@ -219,7 +185,8 @@ class Trainer:
         records, sizes = zip(*self.processes.gather((experience.record(), len(scores.values))))
         record |= joint_record(records, sizes)
         if iteration % self.recipe.run.sample_every == 0:
-            self._save_samples("train", iteration, self.places, rows, experience, scores)
+            batch = Batch(self.places, rows, experience, scores)
+            batch.save("train", iteration, self.run, self.processes, self.accelerator)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
 
@@ -232,7 +199,7 @@ class Trainer:
         if not self.in_rounds:
             rows, experience = self.collect(iteration, ahead)
             with self.clock.part("reward"):
-                scores = ahead.scores(*_asked(rows, experience))
+                scores = ahead.scores(*asked(rows, experience))
             if self.memory.successes is not None:
                 experience, scores = replay_successes(self.memory.successes, rows, experience, scores)
             return rows, experience, scores
@@ -248,7 +215,7 @@ class Trainer:
 
         def scored(part: Collected, prompts: Sequence[int]) -> RewardBatch:
             with self.clock.part("reward"):
-                return ahead.scores(*_asked([rows[p] for p in prompts], part))
+                return ahead.scores(*asked([rows[p] for p in prompts], part))
 
         def pool(numbers: list[float]) -> tuple[list[float], list[int]]:
             return self.processes.pool(numbers, self.places)
@@ -280,12 +247,11 @@ class Trainer:
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all leaves, whole groups at a time."""
-        return rewards.score(*_asked(rows, experience))
+        return rewards.score(*asked(rows, experience))
 
     def combined(self, scores: RewardBatch, experience: Collected) -> RewardBatch:
         """The rewards as the recipe combines them."""
-        likely = getattr(experience, "log_probs", None)
-        return combine(scores, experience.groups, self.recipe.rewards, self.recipe.advantage, likely)
+        return combined(self.recipe, scores, experience)
 
     def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
         """[N] advantages of the nodes; a step has that of the node it leads to.
@@ -294,6 +260,10 @@ class Trainer:
         iteration.
         """
         return self._advantages(self._pooled(rows, experience, scores), scores, experience)
+
+    def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
+        model = self.task.credit_model()
+        return node_advantages(self.recipe, self.memory, everyone, scores, experience, model).to(self.task.device)
 
     def _pooled(self, rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch) -> Pooled:
         settings, moved = self.recipe.advantage, None
@@ -307,26 +277,6 @@ class Trainer:
             self.processes, self.places, rows, experience, scores, settings.stratum, settings.shaping,
             readers(self.recipe), moved,
         )  # fmt: skip
-
-    def _advantages(self, everyone: Pooled, scores: RewardBatch, experience: Collected) -> Tensor:
-        settings = self.recipe.advantage
-        if settings.credit == "leaf" or self.memory.estimates:
-            whole = combine(
-                everyone.scores, everyone.groups, self.recipe.rewards, settings, everyone.log_probs
-            )  # fmt: skip
-            if self.memory.estimates:
-                leaf = self.memory.advantages(
-                    whole, everyone.prompts, everyone.groups, everyone.outcomes, everyone.divergence
-                )
-            else:
-                leaf = leaf_advantages(whole, everyone, settings, self.recipe.rewards)
-            found = experience.node_advantages(shaped(leaf, everyone, settings.shaping)[everyone.mine])
-        else:
-            combined = self.combined(scores, experience)
-            found = credit_of(settings)(experience, combined, settings, self.task.credit_model())
-        found = held_back(found.nan_to_num(), everyone, experience, settings.uncertainty)
-        clamped = found if settings.clamp is None else found.clamp(-settings.clamp, settings.clamp)
-        return clamped.to(self.task.device)
 
     # -- the update --------------------------------------------------------------------------------------------
 
@@ -375,43 +325,12 @@ class Trainer:
         """Sample every held-out prompt with fixed seeds, with the averaged weights."""
         if not self.data.heldout:
             return {}
-        places = self.processes.share(len(self.data.heldout))
-        rows = [self.data.heldout[place] for place in places]
-        keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
-        experience, scores = None, None
-        if rows:  # there may be fewer prompts than processes
-            with self.ema.applied() if self.ema else nullcontext():
-                experience = self.task.evaluation(rows, keys, self.clock)
-            scores = self.score(self.evaluation, rows, experience)
-        mine = [] if scores is None else scores.values.tolist()
-        owners = [] if experience is None else [places[p] for p in experience.prompt_of_sample]
-        means = reward_means(torch.tensor(self.processes.pool(mine, owners)[0]))
-        record = {f"eval/{name}": number(mean) for name, mean in zip(self.evaluation.names, means)}
-        self._save_samples("eval", iteration, places, rows, experience, scores)
+        batch, record = evaluated(
+            self.task, self.data.heldout, self.evaluation, self.ema, self.processes, self.clock
+        )  # fmt: skip
+        batch.save("eval", iteration, self.run, self.processes, self.accelerator)
         self.reporter.evaluation(iteration, record)
         return record
-
-    def _save_samples(
-        self,
-        phase: str,
-        iteration: int,
-        places: Sequence[int],
-        rows: Sequence[PromptRow],
-        experience: Collected | None,
-        scores: RewardBatch | None,
-    ) -> None:
-        """Each process writes its images, the main one the index of all; `places` number the prompts of this one."""
-        owners = [] if experience is None else [places[p] for p in experience.prompt_of_sample]
-        numbers = self.processes.pool(owners, owners)[1]
-        lines: list[dict[str, Any]] = []
-        if experience is not None and scores is not None:
-            records = sample_records(rows, experience, scores, numbers)
-            lines = self.run.write_samples(phase, iteration, experience.samples, records, numbers)
-            if self.accelerator.is_main_process:
-                track_samples(self.accelerator.trackers, phase, iteration, experience.samples, records)
-        everything = self.processes.pool(lines, owners)[0]
-        if self.accelerator.is_main_process:
-            self.run.index_samples(everything)
 
     def _checkpoint(self) -> None:
         self.processes.meet()
@@ -433,15 +352,8 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
 
-def _asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
-    """What rewards are asked of a rollout of the prompts: samples, texts, columns and groups."""
-    owners = [rows[p] for p in experience.prompt_of_sample]
-    columns = columns_of(owners, getattr(experience, "parts", None))
-    return experience.samples, [row.text for row in owners], columns, experience.groups
-
-
 def _begin(ahead: Ahead, rows: Sequence[PromptRow], chunk: Collected) -> None:
-    ahead.begin(*_asked(rows, chunk))
+    ahead.begin(*asked(rows, chunk))
 
 
 def _average(task: Task, settings: EmaConfig) -> Ema:

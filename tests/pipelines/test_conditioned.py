@@ -18,10 +18,10 @@ from flowgrpo.pipelines.conformance.run import TINY
 from flowgrpo.pipelines.pictures import Picture
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.conditioning import call_parameters, take_pictures
-from flowgrpo.training.data import PromptRow, PromptStream, read_prompts
+from flowgrpo.training.data import Data, PromptRow, PromptStream, read_prompts
 from flowgrpo.training.inference import generate
 from flowgrpo.training.session import call_arguments, start
-from flowgrpo.training.trainer import Data, Trainer
+from flowgrpo.training.trainer import Trainer
 
 KIND = "FluxKontextPipeline"
 REWARD = """

@@ -12,8 +12,8 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
+from flowgrpo.training.samples import EVALUATION_SEED
 from flowgrpo.training.session import read_data, start
-from flowgrpo.training.trainer import EVALUATION_SEED
 
 JPEG = "evaluate.rewards=[{name: jpeg_incompressibility}]"
 

@@ -125,7 +125,7 @@ def test_a_round_for_every_prompt_is_the_plain_rollout(lines: tuple[str, list[st
     assert second["rounds"] == 1
     same = ("reward/total", "grad_norm", "loss", "log_ratio_sq")
     assert {name: first[name] for name in same} == {name: second[name] for name in same}
-    for one, other in zip(plain.parameters, rounds.parameters):
+    for one, other in zip(plain.task.weights.parameters(), rounds.task.weights.parameters()):
         assert torch.equal(one, other)
 
 

@@ -1,0 +1,27 @@
+"""What a run tells whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..rewards.guards import Alarm
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+class Reporter(Protocol):
+    """Whatever shows the progress of a run."""
+
+    def started(self, trainer: Trainer) -> None:
+        """Called once, before the first iteration."""
+
+    def iteration(self, record: Mapping[str, Any]) -> None:
+        """Called after each iteration with what goes into the metrics."""
+
+    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
+        """Called after each evaluation."""
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Called when a reward that is watched has fallen."""
