@@ -64,7 +64,7 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
     for k, part in enumerate(layout.parts):
         column = [entry[k] for entry in entries]
         if part.kind == "rows":
-            lengths = [entry.shape[part.dim + 1] for entry in column if entry.ndim > part.dim + 1]
+            lengths = _lengths(column, part.dim, lengths)
         if part.kind == "mask" and len(set(lengths)) > 1:
             device = next(item.device for item in parts if isinstance(item, Tensor))
             positions = torch.arange(max(lengths), device=device)
@@ -73,6 +73,13 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
         else:
             parts.append(joined(part, column))
     return type(entries[0])(parts) if isinstance(entries[0], (list, tuple)) else parts
+
+
+def _lengths(rows: Sequence[Tensor], dim: int, before: list[int]) -> list[int]:
+    """Of single prompts, by the first dimension in which they differ; a pooled embedding says nothing about it."""
+    sizes = list(zip(*(row.shape for row in rows)))
+    differing = [list(each) for d, each in enumerate(sizes) if d != dim and len(set(each)) > 1]
+    return differing[0] if differing else before if len(sizes) < 3 else []
 
 
 def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:

@@ -224,6 +224,35 @@ def test_every_kind_of_output_is_joined_as_the_pipeline_would() -> None:
                 assert found is expected is None or torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_mask_is_as_long_as_its_prompts_wherever_their_tokens_stand(pooled: bool) -> None:
+    """BRIA Fibo 2 stacks several layers before the tokens: [B, layers, L, D]. A pooled embedding has no length."""
+
+    def encoded(*lengths: int) -> tuple[Any, ...]:
+        even = len(set(lengths)) == 1
+        mask = torch.tensor([[j < length for j in range(max(lengths))] for length in lengths])
+        layers = torch.ones(len(lengths), 2, max(lengths), 4)
+        for k, length in enumerate(lengths):
+            layers[k, :, length:] = 0.0
+        return (layers, *([torch.ones(len(lengths), 4)] if pooled else []), None if even else mask)
+
+    layout = layout_of(encoded(3), encoded(3, 5))
+    found = joined(layout, [encoded(length) for length in (2, 4, 3)])
+    assert torch.equal(found[0], encoded(2, 4, 3)[0])
+    assert found[-1].tolist() == [[True, True, False, False], [True] * 4, [True, True, True, False]]
+    assert joined(layout, [encoded(4), encoded(4)])[-1] is None
+
+
+def test_a_second_prompt_has_a_mask_of_its_own() -> None:
+    """Of guidance: positive prompts of two lengths, and one negative prompt for both."""
+    layout = layout_of((torch.ones(1, 3, 4), None, torch.ones(1, 2, 4), None),
+                       (torch.ones(2, 5, 4), torch.ones(2, 5), torch.ones(2, 5, 4), torch.ones(2, 5)))  # fmt: skip
+    one, two = ((torch.ones(1, length, 4), None, torch.ones(1, 2, 4), None) for length in (3, 4))
+    _, mask, _, negative_mask = joined(layout, [one, two])
+    assert mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert negative_mask is None
+
+
 def test_an_output_that_cannot_be_split_by_prompt_is_refused() -> None:
     first, second = (torch.zeros(1, 2), torch.ones(4)), (torch.zeros(1, 2), torch.zeros(4))
     layout = layout_of(first, (torch.zeros(2, 2), torch.ones(4)))
