@@ -161,8 +161,15 @@ def exact_decoder(replay: Replay, own: Schedule, record: Record) -> str:
 
 
 def stacked(images: Any) -> Tensor:
-    """One tensor of a pipeline's images, which may come as a list."""
-    return images if isinstance(images, Tensor) else torch.stack(list(images))
+    """One tensor [N, 3, H, W], of videos [N, F, 3, H, W], of a pipeline's images, which may come as a list.
+
+    Images with an opacity are laid on white.
+    """
+    found: Tensor = images if isinstance(images, Tensor) else torch.stack(list(images))
+    if found.ndim >= 4 and found.shape[-3] == 4:
+        colour, opacity = found.split((3, 1), dim=-3)
+        return 1.0 - opacity * (1.0 - colour)
+    return found
 
 
 def _first(replay: Replay, names: Sequence[str], fault_of: Callable[[str], str | None], what: str) -> str:

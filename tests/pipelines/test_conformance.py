@@ -34,6 +34,9 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient"
     [
         ("Flux2KleinPipeline", "inject", "unmodified"),
         ("MochiPipeline", "relay", "unmodified"),
+        ("QwenImage21Pipeline", "direct", "unmodified"),
+        ("BriaFibo2Pipeline", "direct", "unmodified"),
+        ("MotifVideoPipeline", "direct", "unmodified"),
         ("WanPipeline, 2.2 with two experts", "direct", "unmodified"),
         ("HiDreamImagePipeline", "direct", "adapter"),
         ("LTXImageToVideoPipeline", "relay", "adapter"),

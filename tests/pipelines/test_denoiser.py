@@ -17,6 +17,7 @@ from diffusers import (
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.recorder import Recorder, Schedule
 from flowgrpo.pipelines.replay import VARIANTS
+from flowgrpo.pipelines.selfcheck import stacked
 from tests.tiny_pipelines import CALL, TINY
 
 KEYS = tuple(TINY)
@@ -398,3 +399,14 @@ def test_states_that_do_not_fit_are_named() -> None:
         d.velocity(x, 3, PROMPTS)
     with pytest.raises(RuntimeError, match="not finite"):
         d.velocity(torch.full_like(x, torch.nan), 0, PROMPTS)
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_pictures_with_an_opacity_are_laid_on_white(video: bool) -> None:
+    pixels = torch.tensor([[0.2, 0.4, 0.6, 0.0], [0.2, 0.4, 0.6, 0.5], [0.2, 0.4, 0.6, 1.0]])
+    images = pixels[:, None, :, None, None] if video else pixels[:, :, None, None]
+    found = stacked(images)
+    assert found.shape == ((3, 1, 3, 1, 1) if video else (3, 3, 1, 1))
+    expected = torch.tensor([[1.0, 1.0, 1.0], [0.6, 0.7, 0.8], [0.2, 0.4, 0.6]])
+    assert torch.allclose(found.reshape(3, 3), expected, atol=1e-7)
+    assert torch.equal(stacked(list(images[..., :3, :, :])), images[..., :3, :, :])

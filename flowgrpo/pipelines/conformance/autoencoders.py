@@ -51,6 +51,19 @@ def qwenimage(levels: int = 2, width: int = 8) -> Any:
     )
 
 
+def qwenimage21() -> Any:
+    """`AutoencoderKLQwenImage21`: sixteenfold, with an opacity."""
+    return diffusers.AutoencoderKLQwenImage21(
+        base_dim=4,
+        decoder_base_dim=4,
+        z_dim=4,
+        dim_mult=[1, 1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=list(_MEAN),
+        latents_std=list(_STD),
+    )
+
+
 def wan(channels: int = 4, **settings: Any) -> Any:
     """`AutoencoderKLWan`: eightfold in space, fourfold in time."""
     return diffusers.AutoencoderKLWan(

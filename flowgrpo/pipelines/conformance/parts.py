@@ -289,3 +289,17 @@ def t5_gemma() -> Any:
     # Filled in by the configuration of the whole model, which the encoder alone does not have.
     config.dropout_rate = 0.0
     return T5GemmaEncoder(config)
+
+
+def t5_gemma2() -> Any:
+    """`T5Gemma2Encoder`, as Motif-Video reads prompts."""
+    from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2EncoderConfig
+    from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
+
+    text = {**decoder_sizes(), "layer_types": ["full_attention"] * 2, "query_pre_attn_scalar": 8}
+    vision = {"model_type": "siglip_vision_model", "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH,
+              "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}  # fmt: skip
+    config = T5Gemma2EncoderConfig(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    # As in `t5_gemma`.
+    config.text_config.dropout_rate = config.dropout_rate = 0.0
+    return T5Gemma2Encoder(config, eoi_token_index=EOS)

@@ -22,11 +22,20 @@ from .images import IMAGES
 from .images_more import IMAGES_MORE
 from .images_single import IMAGES_SINGLE
 from .noise_predicting import NOISE_PREDICTING
+from .recent import RECENT
 from .subject import TEXTS, Failure, NotApplicable, Outcome, Subject
 from .tiny import Tiny
 from .videos import VIDEOS
 
-TINY: dict[str, Tiny] = {**IMAGES, **IMAGES_SINGLE, **IMAGES_MORE, **NOISE_PREDICTING, **VIDEOS, **CONDITIONED}
+TINY: dict[str, Tiny] = {
+    **IMAGES,
+    **IMAGES_SINGLE,
+    **IMAGES_MORE,
+    **RECENT,
+    **NOISE_PREDICTING,
+    **VIDEOS,
+    **CONDITIONED,
+}
 
 
 @dataclass(frozen=True)
