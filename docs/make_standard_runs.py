@@ -70,7 +70,7 @@ def page() -> str:
     lines += [
         "## One card of 24 GB",
         "",
-        "With `gpus1_24gb`, prompt files of up to 1,000 lines, and the time of an RTX 4090.",
+        "With `gpus1_24gb`, and the time of an RTX 4090, without that of copies to and from host memory.",
         "",
     ]
     lines += [_line(["recipe", *HEAD[1:]]), _line(["---"] * len(HEAD))]
