@@ -75,7 +75,8 @@ class RewardSet:
     Args:
         specs: recipe entries, or rewards already built.
         quarantine: folder in which the samples of a failed call are kept; None keeps none.
-        retries: how often a call of a remote reward is repeated after it raised.
+        retries: how often a call of a remote reward is repeated after it raised, unless the error says by `final`
+            that it would be refused again.
         base_delay: seconds before the first repetition; each further pause is twice as long.
         sleep: what waits, in seconds.
 
@@ -186,13 +187,13 @@ class RewardSet:
                 guilty = rows if error.index is None else [rows[error.index]]
                 raise self._failure(reward, inputs, guilty, error, attempt + 1) from error
             except Exception as error:
-                if attempt + 1 < attempts:
+                if attempt + 1 < attempts and not getattr(error, "final", False):
                     self._sleep(self.base_delay * 2**attempt)
                     continue
                 guilty, cause = rows, error
                 if not reward.whole_group and not reward.remote:
                     guilty, cause = _bisect(reward, inputs, rows, error)
-                raise self._failure(reward, inputs, guilty, cause, attempts) from cause
+                raise self._failure(reward, inputs, guilty, cause, attempt + 1) from cause
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _failure(self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int) -> RewardError:

@@ -209,6 +209,23 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_loses_nothing(s
     assert clock.pauses == [1.0, 2.0, 4.0]
 
 
+def test_what_the_server_refuses_for_good_is_sent_once(serve, monkeypatch):
+    server = serve("level", limits=Limits(most_side=16))
+    away = remote(server.url)
+    sent: list[str] = []
+    request = HttpClient.request
+
+    def counted(self: HttpClient, method: str, path: str, *more: Any) -> Reply:
+        sent.append(path)
+        return request(self, method, path, *more)
+
+    monkeypatch.setattr(HttpClient, "request", counted)
+    with pytest.raises(RewardError, match="17") as caught:
+        away.score(images(1, 3, 17, 4), ["a"])
+    assert sent == ["/score"]
+    assert "It was tried" not in str(caught.value)
+
+
 def test_a_server_that_comes_back_with_another_reward_is_refused_at_once(serve, clock):
     first = serve("Small")
     away = remote(first.url)

@@ -45,6 +45,11 @@ class ServerError(RuntimeError):
         super().__init__(message)
         self.status, self.body = status, body
 
+    @property
+    def final(self) -> bool:
+        """Whether the server would refuse the same request again, by its status."""
+        return self.status is not None and 400 <= self.status < 500
+
 
 class Unavailable(ServerError):
     """The server could not be reached, took too long or was busy; the same request may succeed later.
@@ -56,6 +61,11 @@ class Unavailable(ServerError):
     def __init__(self, message: str, status: int | None = None, body: str = "", pause: float = 0.0) -> None:
         super().__init__(message, status, body)
         self.pause = pause
+
+    @property
+    def final(self) -> bool:
+        """It may succeed later, also with a status such as 429."""
+        return False
 
 
 @dataclass(frozen=True)
