@@ -21,8 +21,9 @@ def list_pipelines() -> None:
     """List the pipeline classes with a tiny instance that `check` builds by name."""
     _quiet()
     from .pipelines.adapters import ADAPTERS
+    from .pipelines.conformance.reasons import REASONS
     from .pipelines.conformance.run import TINY
-    from .pipelines.conformance.table import REASONS, class_of
+    from .pipelines.conformance.table import class_of
 
     for name in TINY:
         kind = class_of(name)

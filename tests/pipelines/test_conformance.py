@@ -13,17 +13,10 @@ from typer.testing import CliRunner
 
 from flowgrpo.cli import app
 from flowgrpo.pipelines.adapters import ADAPTERS
+from flowgrpo.pipelines.conformance.reasons import REASONS, UNTRIED, reason
 from flowgrpo.pipelines.conformance.run import TINY, Result, check, check_folder, check_tiny
 from flowgrpo.pipelines.conformance.subject import Outcome, Subject
-from flowgrpo.pipelines.conformance.table import (
-    REASONS,
-    as_json,
-    as_markdown,
-    class_of,
-    expected,
-    flow_classes,
-    unchecked,  # fmt: skip
-)
+from flowgrpo.pipelines.conformance.table import as_json, as_markdown, class_of, expected, flow_classes, unchecked
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora"]
@@ -138,6 +131,8 @@ def test_the_list_names_every_tiny_instance() -> None:
 def test_adapters_are_of_classes_that_exist_and_are_checked() -> None:
     assert set(ADAPTERS) <= {class_of(name) for name in TINY}
     assert set(REASONS) <= {class_of(name) for name in TINY} | set(unchecked())
+    assert set(UNTRIED) <= set(unchecked())
+    assert not set(UNTRIED) & set(REASONS)
     assert len(flow_classes()) > 100
     assert {"FluxPipeline", "WanPipeline", "LTX2Pipeline"} <= set(flow_classes())
 
@@ -155,6 +150,12 @@ def test_the_table_says_what_was_found() -> None:
     assert "| OtherPipeline | not yet |  | probe: no table |" in page
     assert "- LaterPipeline: nobody has tried it" in page
     assert "1 classes work unmodified, 1 with an entry" in page
+
+
+def test_every_class_without_an_instance_has_a_reason() -> None:
+    assert [name for name in unchecked() if reason(name) == "nobody has tried it"] == []
+    assert reason("LTX2Pipeline") == "two states, picture and sound, and two steps at each noise level"
+    assert reason("JoyImageEditPipeline") == "edits a picture; nobody has tried it"
 
 
 def test_the_page_is_that_of_the_results() -> None:

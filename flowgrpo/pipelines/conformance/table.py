@@ -15,52 +15,8 @@ import torch
 import transformers
 
 from ..adapters import ADAPTERS
+from .reasons import REASONS, UNTRIED, reason
 from .run import TINY, Result
-
-_EDITS = "between its steps it pastes the known part of the picture in, which a rollout does not"
-_CHUNKS = "makes its video chunk after chunk, each denoised with those before it in view: several chains of states"
-_FRAME_LEVELS = "a noise level of its own for each frame"
-_ONE_LIST = "its `encode_prompt` takes all texts as one list `prompts`, which the cache of embeddings cannot take apart"
-_NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matching do not hold"
-
-# Why a class is not there yet; the reasons of the others are found by the checks, or nobody has tried them.
-REASONS: dict[str, str] = {
-    "CosmosTextToWorldPipeline": _NO_FLOW,
-    "CosmosVideoToWorldPipeline": _NO_FLOW,
-    "Cosmos2TextToImagePipeline": _NO_FLOW,
-    "Cosmos2VideoToWorldPipeline": _NO_FLOW,
-    "FluxInpaintPipeline": _EDITS,
-    "FluxKontextInpaintPipeline": _EDITS,
-    "StableDiffusion3InpaintPipeline": _EDITS,
-    "QwenImageInpaintPipeline": _EDITS,
-    "ZImageInpaintPipeline": _EDITS,
-    "ChromaInpaintPipeline": "its own call fails: it reads a field that its transformer's configuration lacks",
-    "SanaSprintPipeline": "TrigFlow: its time is an angle, and its step returns two states; needs a kernel of its own",
-    "SanaSprintImg2ImgPipeline": "TrigFlow, as SanaSprintPipeline",
-    "LTX2Pipeline": "two states, picture and sound, and two steps at each noise level",
-    "SkyReelsV2DiffusionForcingPipeline": _FRAME_LEVELS,
-    "SkyReelsV2DiffusionForcingImageToVideoPipeline": _FRAME_LEVELS,
-    "SkyReelsV2DiffusionForcingVideoToVideoPipeline": _FRAME_LEVELS,
-    "AnyFlowPipeline": "a flow map, whose prediction depends on the noise level it steps to; and it turns what "
-    "`prepare_latents` drew, so that no way of evaluating fits its state",
-    "AnyFlowFARPipeline": _CHUNKS,
-    "HeliosPipeline": _CHUNKS,
-    "HeliosPyramidPipeline": f"{_CHUNKS}, at several resolutions",
-    "DreamLitePipeline": _ONE_LIST,
-    "DreamLiteMobilePipeline": _ONE_LIST,
-    "GlmImagePipeline": "draws its prior tokens from the global random state in each call, in an order that depends on "
-    "the batch",
-}
-
-# Flow-matching classes whose files name another scheduler, which the library has for other models too.
-_OTHERWISE = (
-    "Cosmos2_5_TransferPipeline",
-    "Cosmos3OmniPipeline",
-    "MotifVideoImage2VideoPipeline",
-    "MotifVideoPipeline",
-    "SanaControlNetPipeline",
-    "WanAnimatePipeline",
-)
 
 
 def class_of(name: str) -> str:
@@ -123,7 +79,7 @@ def as_markdown(rows: Sequence[dict[str, Any]], made_with: dict[str, str], other
     for row in rows:
         lines.append(f"| {row['name']} | {row['verdict']} | {row['variant'] or ''} | {_remark(row)} |")
     lines += ["", "Flow-matching classes without a tiny instance, so not checked:", ""]
-    lines += [f"- {name}: {REASONS.get(name, 'nobody has tried it')}" for name in others]
+    lines += [f"- {name}: {reason(name)}" for name in others]
     return "\n".join(lines) + "\n"
 
 
@@ -140,5 +96,6 @@ def _remark(row: dict[str, Any]) -> str:
 def unchecked() -> list[str]:
     """Flow-matching classes of the installed diffusers without a tiny instance."""
     known = {class_of(name) for name in TINY}
-    named = {*REASONS, *_OTHERWISE} & set(dir(diffusers))
+    # Some files name another scheduler, which the library has for other models too.
+    named = {*REASONS, *UNTRIED} & set(dir(diffusers))
     return sorted({*flow_classes(), *named} - known)
