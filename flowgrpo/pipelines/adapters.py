@@ -63,6 +63,7 @@ _A_PICTURE_EACH = "takes a picture for each prompt: one picture is repeated"
 _PADDED = "attends to the padding of shorter prompts: each call holds one prompt only"
 _NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, so it predicts something else"
 _TWO_ROWS = "under guidance the timestep is repeated for two rows only: one prompt at a time"
+_ONE_TEXT = "the library takes one prompt at a time, as a text"
 _NONE = Adapter("")
 
 ADAPTERS: dict[str, Adapter] = {
@@ -71,7 +72,9 @@ ADAPTERS: dict[str, Adapter] = {
     "LTXImageToVideoPipeline": Adapter(_A_PICTURE_EACH, rows=("image",)),
     "QwenImageEditPlusPipeline": Adapter("the library takes one prompt at a time", together="one"),
     "LongCatImageEditPipeline": Adapter("the library takes one prompt at a time", together="one"),
-    "WanVACEPipeline": Adapter("the library takes one prompt at a time, as a text", together="one", text=True),
+    "WanVACEPipeline": Adapter(_ONE_TEXT, together="one", text=True),
+    "DreamLitePipeline": Adapter(_ONE_TEXT, together="one", text=True),
+    "DreamLiteMobilePipeline": Adapter(_ONE_TEXT, together="one", text=True),
     "PRXPipeline": Adapter(_TWO_ROWS, together="one"),
     "PRXPixelPipeline": Adapter(_TWO_ROWS, together="one"),
     "HunyuanVideo15Pipeline": Adapter(

@@ -21,7 +21,9 @@ from .offload import offload_of
 from .recorder import Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
-_PROBE_TEXTS = ["a", "a red circle above three blue squares"]
+# Of a class that takes one prompt at a time: all its texts, the negative one first, which are kept together.
+_LIST = "prompts"
+_PROBE_TEXTS = ("a", "a red circle above three blue squares")
 
 
 class _Released:
@@ -140,7 +142,9 @@ class PromptCache:
             ValueError: as `encode`.
         """
         self.encode([prompt])
-        entry = next(entry for (_, row), entry in self._entries.items() if dict(row).get("prompt") == prompt)
+        texts = {_prompt_of(dict(row)): entry for (_, row), entry in reversed(self._entries.items())}
+        # Where a class writes words of its own before a prompt, the shortest text that ends with it.
+        entry = texts[prompt if prompt in texts else min((t for t in texts if t.endswith(prompt)), key=len)]
         parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
         return torch.cat([part.reshape(-1, part.shape[-1]).mean(0) for part in parts])
 
@@ -193,7 +197,9 @@ class PromptCache:
         asked = (target, arguments) if _plain(arguments) else None
         if asked is not None and self._latest is not None and self._latest[0] == asked:
             return self._latest[1]
-        if arguments.get("prompt") is None or any(fingerprint(value) is None for value in arguments.values()):
+        listed = isinstance(arguments.get(_LIST), list) and self._caller.adapter.together == "one"
+        unnamed = arguments.get("prompt") is None and not listed
+        if unnamed or any(fingerprint(value) is None for value in arguments.values()):
             # Embeddings supplied by the caller, or conditions that no key can stand for.
             return self._encode_prompt(*args, **kwargs)
         for name, value in arguments.items():
@@ -202,6 +208,8 @@ class PromptCache:
         ours = self._caller.adapter.rows
         texts = {name: value for name, value in arguments.items() if _TEXT.fullmatch(name) and value is not None}
         texts |= {name: arguments[name] for name in ours if isinstance(arguments.get(name), list)}
+        if listed:
+            texts = {_LIST: [tuple(arguments[_LIST])]}
         # Counted anew for what is encoded here: single prompts, not the caller's batch.
         counts = {"batch_size"} & arguments.keys()
         others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
@@ -216,12 +224,12 @@ class PromptCache:
         return whole
 
     def _entry(self, context: Any, row: dict[str, Any], others: dict[str, Any], counts: set[str]) -> Any:
-        key = (context, tuple((name, value if isinstance(value, str) else fingerprint(value))
+        key = (context, tuple((name, value if isinstance(value, str) or name == _LIST else fingerprint(value))
                               for name, value in sorted(row.items())))  # fmt: skip
         if key not in self._entries:
             if self._released:
                 raise ValueError(
-                    f"prompt {row['prompt']!r} (with {_listed(row)}) was not encoded before the text "
+                    f"prompt {_prompt_of(row)!r} (with {_listed(row)}) was not encoded before the text "
                     "encoders were released; pass it to PromptCache.encode before that, with the call "
                     "arguments used now, or do not release"
                 )
@@ -232,10 +240,12 @@ class PromptCache:
             with torch.inference_mode(False), torch.no_grad():
                 if context not in self._layouts and self._caller.adapter.together != "one":
                     # Texts of our own: ones of the user's, if long, might be cut to equal length.
-                    pair = {n: _PROBE_TEXTS if isinstance(value, str) else [value] * 2 for n, value in row.items()}
+                    pair = {
+                        n: list(_PROBE_TEXTS) if isinstance(value, str) else [value] * 2 for n, value in row.items()
+                    }
                     one = encoded(1, {name: values[:1] for name, values in pair.items()})
                     self._layouts[context] = layout_of(one, encoded(2, pair))
-                found = encoded(1, {name: [value] for name, value in row.items()})
+                found = encoded(1, {name: list(value) if name == _LIST else [value] for name, value in row.items()})
             self._entries[key] = _moved(found, self.device)
             self._bytes += _size(self._entries[key])
         entry = self._entries[key] = self._entries.pop(key)
@@ -255,7 +265,8 @@ def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
 
 def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of each row; texts given once count for all rows."""
-    count = 1 if isinstance(texts["prompt"], str) else len(texts["prompt"])
+    first = texts[_LIST if _LIST in texts else "prompt"]
+    count = 1 if isinstance(first, str) else len(first)
     for name, value in texts.items():
         if not isinstance(value, str) and len(value) != count:
             raise ValueError(
@@ -264,6 +275,12 @@ def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {name: value if isinstance(value, str) else value[j] for name, value in texts.items()} for j in range(count)
     ]
+
+
+def _prompt_of(row: Mapping[str, Any]) -> str:
+    """Its positive prompt, as the class worded it."""
+    text: str = row[_LIST][-1] if _LIST in row else row["prompt"]
+    return text
 
 
 def _moved(value: Any, device: torch.device | None) -> Any:
@@ -297,5 +314,5 @@ def _size(value: Any) -> int:
 
 
 def _listed(row: dict[str, Any]) -> str:
-    rest = {name: text for name, text in row.items() if name != "prompt"}
+    rest = {name: text for name, text in row.items() if name not in ("prompt", _LIST)}
     return ", ".join(f"{name}={text!r}" for name, text in rest.items()) or "no other text"

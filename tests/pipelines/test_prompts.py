@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.pipelines.conformance.run import TINY as CLASSES
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.joining import joined, layout_of
 from flowgrpo.pipelines.prompts import PromptCache
@@ -183,6 +184,28 @@ def test_other_arguments_make_other_entries() -> None:
     assert torch.equal(one, long[:1])
     assert torch.equal(swapped, long.flip(0))
     assert torch.equal(given, long + 1)
+
+
+def test_texts_that_go_in_as_one_list_are_kept_together() -> None:
+    """DreamLite encodes `prompts=[negative, "[Generate]: " + prompt]`, padded to the longer of the two."""
+    made = CLASSES["DreamLitePipeline"]
+    pipe = made.fresh()
+    d = Denoiser(pipe, num_steps=2, call=made.call)
+    x = d.initial_noise([torch.Generator().manual_seed(k) for k in range(2)])
+    calls = Calls(pipe)
+    with torch.no_grad():
+        plain = d.velocity(x, 0, ["a star", "not a star"])
+        calls.taken()
+        with PromptCache(pipe, made.call) as cache:
+            cache.encode(["not a star", "a star"])
+            cache.release()
+            assert len(calls.taken()) == 2
+            assert torch.equal(d.velocity(x, 0, ["a star", "not a star"]), plain)
+            assert calls.taken() == []
+            assert not torch.equal(cache.features("a star"), cache.features("not a star"))
+            assert cache.features("a star").shape == (16,)
+            with pytest.raises(ValueError, match=r"'\[Generate\]: a new prompt'.*PromptCache.encode"):
+                d.velocity(x[:1], 0, ["a new prompt"])
 
 
 def test_a_cache_is_refused_where_it_cannot_work() -> None:

@@ -219,7 +219,7 @@ def chroma_parts() -> dict[str, Any]:
     }
 
 
-def zimage_parts() -> dict[str, Any]:
+def zimage_parts(**settings: Any) -> dict[str, Any]:
     """Components of the Z-Image family."""
     transformer = diffusers.ZImageTransformer2DModel(
         in_channels=4,
@@ -231,6 +231,7 @@ def zimage_parts() -> dict[str, Any]:
         cap_feat_dim=16,
         axes_dims=[8, 4, 4],
         axes_lens=[256, 32, 32],
+        **settings,
     )
     return {
         "scheduler": euler(),

@@ -140,6 +140,24 @@ def siglip_image_processor() -> Any:
     return transformers.SiglipImageProcessor(size={"height": 32, "width": 32})
 
 
+def siglip2_vision() -> Any:
+    """`Siglip2VisionModel` for images of 4 patches."""
+    config = transformers.Siglip2VisionConfig(
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_patches=4,
+        patch_size=16,
+    )
+    return transformers.Siglip2VisionModel(config)
+
+
+def siglip2_image_processor() -> Any:
+    """Scales images to the 4 patches of `siglip2_vision`."""
+    return transformers.Siglip2ImageProcessor(patch_size=16, max_num_patches=4)
+
+
 def _t5_sizes(width: int) -> dict[str, int]:
     return {"vocab_size": VOCAB, "d_model": width, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
 

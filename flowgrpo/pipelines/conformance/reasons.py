@@ -6,7 +6,6 @@ _EDITS = "between its steps it pastes the known part of the picture in, which a 
 _CHUNKS = "makes its video chunk after chunk, each denoised with those before it in view: several chains of states"
 _TILES = "tile after tile is denoised from noise of its own: several chains of states"
 _FRAME_LEVELS = "a noise level of its own for each frame"
-_ONE_LIST = "its `encode_prompt` takes all texts as one list `prompts`, which the cache of embeddings cannot take apart"
 _NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matching do not hold"
 _WITH_SOUND = "two states, picture and sound, and two steps at each noise level"
 _SOUND = "makes sound alone, which no reward here takes"
@@ -53,8 +52,6 @@ REASONS: dict[str, str] = {
     "AnyFlowFARPipeline": _CHUNKS,
     "HeliosPipeline": _CHUNKS,
     "HeliosPyramidPipeline": f"{_CHUNKS}, at several resolutions",
-    "DreamLitePipeline": _ONE_LIST,
-    "DreamLiteMobilePipeline": _ONE_LIST,
     "GlmImagePipeline": "draws its prior tokens from the global random state in each call, in an order that depends on "
     "the batch",
     "AceStepPipeline": _SOUND,
@@ -80,8 +77,6 @@ UNTRIED: dict[str, str] = {
     "StableDiffusion3PAGImg2ImgPipeline": f"{_TO_EDIT}, at strength 1",
     "VisualClozeGenerationPipeline": "takes a grid of example pictures and two texts",
     "HunyuanImageRefinerPipeline": "refines a picture",
-    "Flux2KleinKVPipeline": "with pictures, the keys and values of the first step go into all later ones",
-    "ZImageOmniPipeline": "takes any number of pictures, or none",
     "FluxControlImg2ImgPipeline": f"{_CONTROLLED} and a picture, at strength 1",
     "FluxControlNetImg2ImgPipeline": f"{_CONTROLLED} and a picture, at strength 1",
     "SanaControlNetPipeline": _CONTROLLED,
@@ -98,7 +93,6 @@ UNTRIED: dict[str, str] = {
     "SanaImageToVideoPipeline": f"{_FIRST_FRAME}, and steps all latent frames but the first",
     "Cosmos3OmniPipeline": "takes one prompt, whose tokens go into the transformer itself; sound and action are "
     "states of their own, and without them one state is left",
-    "Kandinsky6TI2VAPipeline": f"with `sample_audio` False one state is left, else {_WITH_SOUND}",
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import diffusers
 
 from . import autoencoders, parts
-from .images import shifted_scheduler
+from .images import euler, flux2_klein_parts, shifted_scheduler, zimage_parts
 from .tiny import Tiny
 
 
@@ -82,6 +82,75 @@ def _motif_video() -> Any:
     )
 
 
+def _kandinsky6() -> Any:
+    transformer = diffusers.Kandinsky6Transformer3DModel(
+        in_visual_dim=4,
+        out_visual_dim=4,
+        in_text_dim=parts.WIDTH,
+        in_text_dim2=parts.WIDTH,
+        time_dim=32,
+        model_dim=16,
+        ff_dim=32,
+        num_text_blocks=1,
+        num_visual_blocks=2,
+        axes_dims=(2, 2, 4),
+        in_audio_dim=4,
+        out_audio_dim=4,
+        text_token_padding=True,
+        ca_rope=True,
+        cross_gates=True,
+        fix_modulation=True,
+        visual_token_type_num_embeddings=2,
+    )
+    return diffusers.Kandinsky6TI2VAPipeline(
+        transformer=transformer,
+        vae=autoencoders.hunyuan_video(),
+        text_encoder=parts.qwen2_5_vl(),
+        tokenizer=parts.qwen2_vl_processor(),
+        text_encoder_2=parts.clip_text(positions=77),
+        tokenizer_2=parts.clip_tokenizer(),
+        scheduler=euler(5.0),
+    )
+
+
+def _dreamlite(kind: str) -> Any:
+    unet = diffusers.DreamLiteUNetModel(
+        block_out_channels=(8, 8, 16),
+        layers_per_block=1,
+        norm_num_groups=4,
+        cross_attention_dim=16,
+        attention_head_dim=2,
+        encoder_hid_dim=parts.WIDTH,
+        encoder_hid_dim_type="text_proj_rms",
+        addition_embed_type="time",
+        addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=16,
+        ff_mult=2,
+    )
+    vae = diffusers.AutoencoderTiny(
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 1),
+        num_decoder_blocks=(1, 1),
+    )
+    return getattr(diffusers, kind)(
+        text_encoder=parts.qwen3_vl(),
+        tokenizer=parts.long_tokenizer(),
+        processor=parts.qwen3_vl_processor(),
+        vae=vae,
+        unet=unet,
+        scheduler=shifted_scheduler(),
+    )
+
+
+def _zimage_omni() -> Any:
+    return diffusers.ZImageOmniPipeline(
+        **zimage_parts(siglip_feat_dim=parts.WIDTH),
+        siglip=parts.siglip2_vision(),
+        siglip_processor=parts.siglip2_image_processor(),
+    )
+
+
 RECENT: dict[str, Tiny] = {
     "QwenImage21Pipeline": Tiny(
         _qwen_image21,
@@ -94,4 +163,32 @@ RECENT: dict[str, Tiny] = {
     "MotifVideoPipeline": Tiny(
         _motif_video, {"height": 32, "width": 32, "num_frames": 5, "negative_prompt": "blue", "max_sequence_length": 16}
     ),
+    "Kandinsky6TI2VAPipeline": Tiny(
+        _kandinsky6,
+        {
+            "height": 32,
+            "width": 32,
+            "num_frames": 5,
+            "guidance_scale": 4.0,
+            "negative_prompt": "blue",
+            "max_sequence_length": 1024,
+            "sample_audio": False,
+        },
+        notes="with `sample_audio` False, since sound is a state of its own",
+    ),
+    "ZImageOmniPipeline": Tiny(
+        _zimage_omni,
+        {"height": 16, "width": 16, "guidance_scale": 4.0, "negative_prompt": "blue", "max_sequence_length": 48},
+        notes="without pictures",
+    ),
+    "Flux2KleinKVPipeline": Tiny(
+        lambda: diffusers.Flux2KleinKVPipeline(**flux2_klein_parts()),
+        {"height": 16, "width": 16, "max_sequence_length": 64, "text_encoder_out_layers": (1, 2)},
+        notes="without pictures, whose keys and values of the first step go into all later ones",
+    ),
+    "DreamLitePipeline": Tiny(
+        lambda: _dreamlite("DreamLitePipeline"),
+        {"height": 16, "width": 16, "guidance_scale": 4.0, "negative_prompt": "blue"},
+    ),
+    "DreamLiteMobilePipeline": Tiny(lambda: _dreamlite("DreamLiteMobilePipeline"), {"height": 16, "width": 16}),
 }
