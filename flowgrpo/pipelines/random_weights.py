@@ -35,12 +35,14 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
         seed: of the weights.
 
     Raises:
-        ValueError: as `architecture_of`.
+        ValueError: as `architecture_of`, or a denoiser that no embeddings are drawn for.
     """
     import diffusers
 
     architecture = architecture_of(path)
     name, config = architecture.denoiser
+    if name not in _TEXTS:
+        raise ValueError(f"{path}: no weights are drawn for a {name}; use a model with one of {', '.join(_TEXTS)}")
     parts: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

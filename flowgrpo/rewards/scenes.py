@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
-from ..scenes.draw import COLOURS, SHAPES, SIZE, Thing, mask
+from ..scenes.draw import COLOURS, SHAPES, Thing, mask
 from ..scenes.prompts import Item, read_items
 from .base import Scores
 
@@ -33,7 +33,6 @@ _GRID = 16
 _TICKS = np.linspace(-2.4, 2.4, _GRID)
 _CROSS = ndimage.generate_binary_structure(2, 1)
 _NOTHING = np.float32(0)
-_PLACES = np.arange(SIZE + 2.0)
 _COLOUR_NAMES = tuple(COLOURS)
 _PALETTE = np.asarray(list(COLOURS.values()), dtype=np.float32)
 
@@ -59,14 +58,14 @@ class Found:
 def _hats(centres: NDArray[np.float64], spread: float, sizes: tuple[int, int]) -> list[NDArray[np.float64]]:
     """For each axis weights [ticks, size] of linear interpolation at the ticks; 0 where they are off its samples."""
     at = (centres[:, None] + _TICKS * spread)[..., None]
-    weights = np.maximum(1 - np.abs(at - _PLACES[: max(sizes)]), 0)
+    weights = np.maximum(1 - np.abs(at - np.arange(max(sizes))), 0)
     weights *= (at >= 0) & (at <= np.reshape(sizes, (2, 1, 1)) - 1)
     return [w[:, :size] for w, size in zip(weights, sizes)]
 
 
 def _normalised(patch: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
     """A coverage patch resampled to a fixed grid spanning ±2.4 of its mass' standard deviation, and its centre x, y."""
-    rows, columns = _PLACES[: patch.shape[0]], _PLACES[: patch.shape[1]]
+    rows, columns = np.arange(patch.shape[0]), np.arange(patch.shape[1])
     by_row, by_column = patch.sum(1), patch.sum(0)
     total = patch.sum()
     y, x = (by_row @ rows) / total, (by_column @ columns) / total

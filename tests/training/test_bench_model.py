@@ -55,8 +55,19 @@ def test_drawing_weights_leaves_the_random_state_and_the_default_format_alone(fo
     assert pipe.vae.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("model", KNOWN)
-def test_every_known_model_has_a_class_that_takes_its_parts(model: str) -> None:
+UNETS = [model for model in KNOWN if architecture_of(model).denoiser[0] == "UNet2DConditionModel"]
+
+
+@pytest.mark.parametrize("model", UNETS)
+def test_u_nets_are_refused(model: str) -> None:
+    with pytest.raises(
+        ValueError, match="no weights are drawn for a UNet2DConditionModel; use a model with one of SD3"
+    ):
+        random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
+
+
+@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS])
+def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
     """At real size on `meta`: what the pipeline's constructor and its first look need is there."""
     name, config = architecture_of(model).denoiser
     with torch.device("meta"):

@@ -179,7 +179,7 @@ def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Pa
     for count in (1, 2):
         folder = tmp_path / str(count) / "run"
         folder.parent.mkdir()
-        launched(more, folder, count)
+        launched(more, folder, count, {})
         records.append(lines_of(folder / "metrics.jsonl"))
     assert [set(line) for line in records[0]] == [set(line) for line in records[1]]
     for mine, theirs in zip(*records, strict=True):

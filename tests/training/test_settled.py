@@ -67,7 +67,7 @@ def test_two_processes_settle_on_the_same(small_text: list[str], tmp_path: Path)
     for count in (1, 2):
         folder = tmp_path / str(count) / "run"
         folder.parent.mkdir()
-        launched(lines, folder, count)
+        launched(lines, folder, count, {})
         records.append(lines_of(folder / "metrics.jsonl"))
     for mine, theirs in zip(*records, strict=True):
         for name in ("bound/lower", "bound/upper", "exact_entropy", "entropy_bonus", "llds", "loss", "grad_norm"):

@@ -47,7 +47,7 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
         "model.train=full",
         "model.gradient_checkpointing=true",
     ]
-    optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.5, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
+    optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.2, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
     return {
         "steps": load_recipe("default", [
             *shared, optimizer, "objective.kl=0.1", "sampler.shared_noise=false", "advantage.select={keep: 2}",
@@ -207,7 +207,11 @@ def gathered_weights(port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(tmp_path: Path) -> None:
+def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process that is started has to find this module.
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2]))
     process = multiprocessing.get_context("spawn").Process(target=gathered_weights, args=(free_port(), str(tmp_path)))
     process.start()
     process.join()

@@ -48,7 +48,7 @@ class ServerError(RuntimeError):
     @property
     def final(self) -> bool:
         """Whether the server would refuse the same request again, by its status."""
-        return self.status is not None and 400 <= self.status < 500
+        return self.status in (400, 413)
 
 
 class Unavailable(ServerError):
