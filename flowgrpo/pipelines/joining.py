@@ -17,9 +17,10 @@ class Layout:
     Attributes:
         kind: "rows" (tensor, one row a prompt along `dim`), "mask" (None for one prompt, a validity mask
             [B, L] once prompts of different length meet), "list" (one item a prompt), "sums" (0 and the sums of
-            the lengths so far, [B + 1]), "each" (a container of `parts`), "shared".
+            the lengths so far, [B + 1]), "each" (a container of `parts`), "shared". Rows that a class leaves out for
+            some prompts are taken for a mask, and a prompt that has a mask of its own keeps it.
         dim: the batch dimension of "rows" and "mask".
-        dtype: of "mask".
+        dtype: of "rows" and "mask".
         parts: of "each".
     """
 
@@ -36,7 +37,7 @@ def layout_of(one: Any, two: Any) -> Layout:
             return Layout("sums")
         for dim, (a, b) in enumerate(zip(one.shape, two.shape)):
             if (a, b) == (1, 2):
-                return Layout("rows", dim)
+                return Layout("rows", dim, two.dtype)
     elif one is None and isinstance(two, Tensor):
         return Layout("mask", list(two.shape).index(2), two.dtype)
     elif isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
@@ -58,20 +59,17 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
         each = torch.cat([entry.diff() for entry in entries])
         return torch.cat([entries[0][:1], each.cumsum(0).to(each.dtype)])
     if layout.kind == "mask":
-        return None
+        return _mask(layout, entries, [])
     parts: list[Any] = []
     lengths: list[int] = []
     for k, part in enumerate(layout.parts):
         column = [entry[k] for entry in entries]
+        if part.kind == "mask" or (part.kind == "rows" and any(entry is None for entry in column)):
+            parts.append(_mask(part, column, lengths))
+            continue
         if part.kind == "rows":
             lengths = _lengths(column, part.dim, lengths)
-        if part.kind == "mask" and len(set(lengths)) > 1:
-            device = next(item.device for item in parts if isinstance(item, Tensor))
-            positions = torch.arange(max(lengths), device=device)
-            valid = positions < torch.tensor(lengths, device=device)[:, None]
-            parts.append(valid.to(part.dtype))
-        else:
-            parts.append(joined(part, column))
+        parts.append(joined(part, column))
     return type(entries[0])(parts) if isinstance(entries[0], (list, tuple)) else parts
 
 
@@ -80,6 +78,22 @@ def _lengths(rows: Sequence[Tensor], dim: int, before: list[int]) -> list[int]:
     sizes = list(zip(*(row.shape for row in rows)))
     differing = [list(each) for d, each in enumerate(sizes) if d != dim and len(set(each)) > 1]
     return differing[0] if differing else before if len(sizes) < 3 else []
+
+
+def _mask(layout: Layout, entries: Sequence[Tensor | None], lengths: Sequence[int]) -> Tensor | None:
+    """The masks of single prompts below each other, ones where one has none; None if all have the same length and none.
+
+    A class may leave out the mask of a prompt without padding and still pad others, to a multiple of eight say.
+    """
+    own = [entry for entry in entries if entry is not None]
+    if len(set(lengths)) <= 1:
+        return torch.cat([torch.ones_like(own[0]) if e is None else e for e in entries], layout.dim) if own else None
+    device = own[0].device if own else None
+    rows = [
+        torch.ones(1, length, dtype=layout.dtype, device=device) if e is None else e
+        for e, length in zip(entries, lengths)
+    ]
+    return _concatenated(rows, layout.dim)
 
 
 def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:

@@ -266,6 +266,26 @@ def test_a_mask_is_as_long_as_its_prompts_wherever_their_tokens_stand(pooled: bo
     assert joined(layout, [encoded(4), encoded(4)])[-1] is None
 
 
+@pytest.mark.parametrize("probe", [4, 3])
+def test_a_prompt_that_is_padded_on_its_own_keeps_its_mask(probe: int) -> None:
+    """Nucleus pads to a multiple (here of 4) and leaves a mask of ones out, so a single prompt has one or has none."""
+
+    def encoded(*lengths: int) -> tuple[Any, ...]:
+        padded = -(-max(lengths) // 4) * 4
+        mask = torch.tensor([[int(j < length) for j in range(padded)] for length in lengths])
+        tokens = torch.zeros(len(lengths), padded, 2)
+        for k, length in enumerate(lengths):
+            tokens[k, :length] = float(length)
+        return tokens, None if mask.all() else mask
+
+    layout = layout_of(encoded(probe), encoded(probe, 6))
+    for lengths in ((4, 4), (3, 2), (3, 4), (4, 8), (3, 8, 4, 5), (2,), (8,)):
+        tokens, mask = joined(layout, [encoded(length) for length in lengths])
+        expected_tokens, expected = encoded(*lengths)
+        assert torch.equal(tokens, expected_tokens)
+        assert mask is expected is None or torch.equal(mask, expected)
+
+
 def test_a_second_prompt_has_a_mask_of_its_own() -> None:
     """Of guidance: positive prompts of two lengths, and one negative prompt for both."""
     layout = layout_of((torch.ones(1, 3, 4), None, torch.ones(1, 2, 4), None),
