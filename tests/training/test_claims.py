@@ -32,6 +32,7 @@ from flowgrpo.training.claims.evidence import (
 from flowgrpo.training.claims.figures import Panel, Series, draw, ticks
 from flowgrpo.training.claims.report import Found, machines, write_report
 from flowgrpo.training.claims.results import Settings, claimed, find, key_of, stamp, write_result
+from flowgrpo.training.claims.rises import paired, rise_recipe
 from flowgrpo.training.claims.runs import (
     Job,
     apart,
@@ -532,10 +533,43 @@ def test_everything_about_one_method_is_measured_once(
     def refuse(*args: Any) -> None:
         raise AssertionError("measured again")
 
-    for place in ("runs._train", "probes._loaded"):
+    rise = found.rises["mixgrpo"]
+    assert set(found.rises) == {"default", "mixgrpo"}
+    assert (rise["iterations"], rise["images"]) == (1, 2)
+    assert rise["before"] > 0
+    assert "| mixgrpo | 1 |" in (tmp_path / "out" / "claims.md").read_text(encoding="utf-8").partition("raises its")[2]
+    assert not found.unused
+
+    for place in ("runs._train", "probes._loaded", "rises._rise"):
         monkeypatch.setattr(f"flowgrpo.training.claims.{place}", refuse)
     claims(settings, names, tmp_path / "out", said.append)
     assert "2 of 2 runs are there" in "\n".join(said)
+
+
+def test_a_rise_is_of_pairs_with_the_same_prompt_and_noise(tmp_path: Path) -> None:
+    def line(iteration: int, prompt: int, kilobytes: float, phase: str = "eval") -> str:
+        rewards = {"jpeg_compressibility": -kilobytes / 500}
+        record = {"phase": phase, "iteration": iteration, "prompt_id": prompt, "seed": 0, "rewards": rewards}
+        return json.dumps(record) + "\n"
+
+    lines = [line(0, 0, 2.0), line(0, 1, 4.0), line(0, 0, 9.0, "train"), line(8, 1, 3.0), line(8, 0, 1.5)]
+    (tmp_path / "index.jsonl").write_text("".join(lines), encoding="utf-8")
+    found = paired(tmp_path, 8)
+    assert (found["images"], found["iterations"]) == (2, 8)
+    assert found["before"] == pytest.approx(3.0)
+    assert found["after"] == pytest.approx(2.25)
+    # Differences −0.5 and −1.
+    assert found["error"] == pytest.approx(0.25)
+
+
+def test_every_recipe_has_a_short_run_on_small_files(tmp_path: Path) -> None:
+    settings = Settings(tmp_path)
+    for name in jobs():
+        if "+" not in name:
+            recipe = rise_recipe(settings, name)
+            [reward] = recipe.rewards
+            assert (reward.name, reward.weight) == ("jpeg_compressibility", 500.0) or name == "pref_grpo"
+    assert rise_recipe(settings, "pref_grpo").rewards[0].options == {"judge": "jpeg_compressibility"}
 
 
 # -- figures and report ------------------------------------------------------------------------------------------------

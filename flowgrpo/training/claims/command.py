@@ -10,13 +10,15 @@ from .evidence import Evidence
 from .probes import find_probe, find_time, measure_probe, measure_times, probes
 from .report import Found, write_report
 from .results import Result, Settings
+from .rises import find_rise, measure_rises
 from .runs import Job, Report, find_run, jobs, measure_run, recipe_of
 
 
 def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:
     """Measure what is missing and write the report.
 
-    Timings come first, then probes, then runs seed by seed, so that the table is whole, if wide, after the first seed.
+    Timings come first, then probes, then short runs, then runs seed by seed, so that the table is whole, if wide, after
+    the first seed.
 
     Args:
         settings: of the table.
@@ -35,6 +37,7 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
         measure_times(settings, methods, report)
         for name in probed:
             measure_probe(settings, name, report)
+        measure_rises(settings, methods, report)
         todo = [(job, seed) for seed in settings.seeds for job in chosen if find_run(settings, job, seed) is None]
         report(_forecast(settings, todo, len(chosen) * len(settings.seeds)))
         for count, (job, seed) in enumerate(todo, 1):
@@ -109,10 +112,11 @@ def gather(settings: Settings) -> Found:
     methods = dict.fromkeys(job.method for job in known.values())
     times = {name: found for name in methods if (found := find_time(settings, name)) is not None}
     probed = {name: found for name in probes() if (found := find_probe(settings, name)) is not None}
-    used += [*times.values(), *probed.values()]
+    rises = {name: found for name in methods if (found := find_rise(settings, name)) is not None}
+    used += [*times.values(), *probed.values(), *rises.values()]
     files = {result["file"] for result in used}
     unused = sorted(path.name for path in settings.results.glob("*.json") if path.name not in files)
-    return Found(settings, Evidence(runs, failed, times, probed), used, unused, list(runs))
+    return Found(settings, Evidence(runs, failed, times, probed), used, unused, list(runs), rises)
 
 
 def _fits(settings: Settings, job: Job) -> bool:
