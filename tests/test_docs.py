@@ -1,5 +1,6 @@
 import ast
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_method_index_gives_the_answer_to_every_claim(methods, monkeypatch, tmp_
     write_report(Found(settings, Evidence({}, {}, {}, {}), [], [], []), tmp_path)
     monkeypatch.setattr(methods, "CLAIMS", tmp_path / "claims.json")
     assert methods.page().count("Measured here: not measured.") == len(CLAIMS) > 10
+    found = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))
+    found["methods"]["mixgrpo"] = {
+        "seeds": [0, 1],
+        "time_dance_grpo": {"mean": 0.77},
+        "gold_dense_gain": {"mean": -0.01},
+    }
+    found["rises"] = {"mixgrpo": {"before": 1.75, "after": 1.625, "error": 0.0125}, "dgpo": {"failed": "not finite"}}
+    (tmp_path / "claims.json").write_text(json.dumps(found), encoding="utf-8")
+    assert "| `mixgrpo` | 0.77 | 0, 1 | −0.010 | −0.125 ± 0.013 |\n" in methods.page()
+    assert "| `dgpo` |" not in methods.page()
     assert sorted(name for method in methods.METHODS for name in method.claims) == sorted(c.name for c in CLAIMS)
 
 
