@@ -17,7 +17,8 @@ from ..core.trees import anchor_tree_advantages, depth_advantages, node_values
 from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
-from ..samplers.rollout import Guide, Replay, Rollout, RolloutRunner, Transitions, Velocity, batches_of, replay
+from ..samplers.records import Replay, Rollout, Transitions, Velocity, batches_of, replay
+from ..samplers.rollout import Guide, RolloutRunner
 from ..samplers.states import brought, to_host
 from .denoiser import Denoiser
 from .offload import offload_of

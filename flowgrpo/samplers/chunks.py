@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .rollout import Rollout, Transitions
+from .records import Rollout, Transitions
 from .states import concatenated
 
 

@@ -1,15 +1,14 @@
 """The executor: walks any plan as a tree, evaluating each distinct state once.
 
 All prompts advance together, one denoising step at a time. States are evaluated in batches of a fixed size and
-order, and the batches of trained states are recorded: `replay` evaluates the very same batches again with
-gradients, so that the prediction, and with it every ratio, is the same to the last bit until the weights move.
+order, and the batches of trained states are recorded, see `records`.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +17,8 @@ from torch import Tensor
 from ..core.addressing import address
 from .kernels import Coefficients, Step, step
 from .plans import Plan
+from .records import Rollout, Transitions, Velocity
 from .solvers import History, observe, solve
-
-Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
-"""`velocity(x [N, ...], i, prompts [N]) -> [N, ...]`: the prediction at `sigmas[i]` for states of those prompts."""
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""
@@ -39,81 +36,6 @@ def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device |
     """Standard normal noise [len(keys), *shape], float32; each row is a function of its key alone."""
     rows = [torch.randn(tuple(shape), generator=torch.Generator().manual_seed(key)) for key in keys]
     return torch.stack(rows).to(device)
-
-
-@dataclass(frozen=True)
-class Transitions:
-    """The trained edges of one denoising step that share a kernel.
-
-    States may wait on another device than they are computed with (`x`, `velocity`, `x_next`, `shift`).
-
-    Attributes:
-        step: index of the denoising step.
-        coefficients: its transition.
-        x: [S, ...] distinct states the edges start from, storage dtype.
-        velocity: [S, ...] what the sampling policy predicted there.
-        prompt: [S] prompt of each state, as an index into the prompts that were asked for.
-        state: [E] state each edge starts from, in 0..S-1, ascending.
-        x_next: [E, ...] where each edge ends, storage dtype.
-        node: [E] node id of that end.
-        log_prob: [E] mean-reduced log-density of each edge, float32; NaN for a deterministic one.
-        shift: [E, ...] what a guide added to the noise of each edge; None without a guide.
-        batches: slices of the states, as they were evaluated.
-    """
-
-    step: int
-    coefficients: Coefficients
-    x: Tensor
-    velocity: Tensor
-    prompt: tuple[int, ...]
-    state: Tensor
-    x_next: Tensor
-    node: Tensor
-    log_prob: Tensor
-    batches: tuple[slice, ...]
-    shift: Tensor | None = None
-
-    def edges_of(self, batch: slice) -> slice:
-        """The edges that start from a slice of the states."""
-        bounds = torch.searchsorted(self.state, torch.tensor([batch.start, batch.stop], device=self.state.device))
-        first, stop = bounds.tolist()
-        return slice(first, stop)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """A finished rollout of P prompts.
-
-    Attributes:
-        parent: [N] parent of each node, -1 for a root.
-        depth: [N] denoising steps taken to reach it.
-        prompt: [N] its prompt, 0..P-1; of a chunk those of its own numbers only.
-        root: [N] its root's number within the prompt.
-        branch: [N] depth at which its side branch left the main line, 0 on the main line.
-        stride: [N] how its side branch is finished (`StepPlan.completions`), 1 where that is not decided.
-        log_prob: [N] mean-reduced log-density of the edge into it, 0 for a root or a deterministic edge.
-        leaf: [L] node ids of the leaves, prompt by prompt.
-        x: [L, ...] final states, storage dtype.
-        transitions: trained edges, by denoising step.
-        evaluations: states the denoiser was called on.
-    """
-
-    parent: Tensor
-    depth: Tensor
-    prompt: Tensor
-    root: Tensor
-    branch: Tensor
-    stride: Tensor
-    log_prob: Tensor
-    leaf: Tensor
-    x: Tensor
-    transitions: tuple[Transitions, ...]
-    evaluations: int
-
-    @property
-    def leaf_prompt(self) -> Tensor:
-        """[L] prompt of each leaf."""
-        return self.prompt[self.leaf]
 
 
 @dataclass
@@ -405,42 +327,3 @@ def _select(front: _Front, rows: Sequence[int], main: int) -> _Front:
         [front.level[k] for k in rows],
         [front.strides[k] for k in rows],
     )
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Trained edges evaluated again, one batch of states of one denoising step.
-
-    Attributes:
-        transitions: the step they belong to.
-        edges: which of its edges.
-        states: which of its states.
-        velocity: [s, ...] what the present policy predicts at those states, with gradients.
-    """
-
-    transitions: Transitions
-    edges: slice
-    states: slice
-    velocity: Tensor
-
-    def old_velocity(self) -> Tensor:
-        """[s, ...] the sampling policy's prediction at the same states."""
-        return self.transitions.velocity[self.states]
-
-    def rows(self) -> Tensor:
-        """[e] state of each edge, as an index into `velocity`."""
-        return self.transitions.state[self.edges] - self.states.start
-
-
-def replay(velocity: Velocity, transitions: Transitions, batch: slice) -> Replay:
-    """Evaluate one recorded batch of states with the present policy, keeping the graph."""
-    edges = transitions.edges_of(batch)
-    v = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
-    return Replay(transitions, edges, batch, v)
-
-
-def batches_of(rollout: Rollout) -> Iterator[tuple[Transitions, slice]]:
-    """Every recorded batch of trained states, in the order of sampling."""
-    for transitions in rollout.transitions:
-        for batch in transitions.batches:
-            yield transitions, batch

@@ -14,7 +14,7 @@ import torch
 from ..configs.schema import Recipe
 from ..core.addressing import address
 from ..samplers.plans import Plan
-from ..samplers.rollout import batches_of, replay
+from ..samplers.records import batches_of, replay
 from .bench import Report, _trainer, flow_task
 from .trainer import Trainer
 

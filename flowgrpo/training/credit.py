@@ -23,7 +23,7 @@ from ..core.shaping import positive_only_advantages
 from ..core.subsets import degenerate_rows
 from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
-from ..samplers.rollout import Rollout
+from ..samplers.records import Rollout
 from .critic import Critic
 from .part_credit import least_returns, minimum_credit, parts_credit
 

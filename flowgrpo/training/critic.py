@@ -16,7 +16,8 @@ from ..configs.schema import CriticConfig, GuideConfig
 from ..core.trees import node_values
 from ..pipelines.policy import Experience
 from ..samplers.plans import Plan
-from ..samplers.rollout import Guide, Transitions
+from ..samplers.records import Transitions
+from ..samplers.rollout import Guide
 
 _CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
     1: nn.Conv1d,

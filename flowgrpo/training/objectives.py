@@ -22,7 +22,8 @@ from ..core.neighbours import neighbour_log_ratio, quasi_norm
 from ..core.objectives import policy_loss
 from ..core.offpolicy import r2vpo, ratio_variance
 from ..pipelines.policy import PENALTIES, Experience, FlowPolicy
-from ..samplers.rollout import Transitions, draw_noise
+from ..samplers.records import Transitions
+from ..samplers.rollout import draw_noise
 from .balance import Balance
 from .controls import Controls
 from .planning import clip_of, surrogate_of

@@ -20,7 +20,8 @@ from flowgrpo.pipelines.prompts import PromptCache
 from flowgrpo.pipelines.weights import LoraSpec, TrainedWeights
 from flowgrpo.samplers.kernels import KERNELS, Kernel, guard_weight
 from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
-from flowgrpo.samplers.rollout import RolloutRunner, Transitions
+from flowgrpo.samplers.records import Transitions
+from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from tests.pipelines.trained import perturb
 from tests.tiny_pipelines import CALL, TINY

@@ -14,7 +14,8 @@ from torch import Tensor
 from flowgrpo.core.addressing import address
 from flowgrpo.samplers.kernels import KERNELS, Kernel, step
 from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, spine_plan, window_plan
-from flowgrpo.samplers.rollout import Rollout, RolloutRunner, Transitions, batches_of, draw_noise, replay
+from flowgrpo.samplers.records import Rollout, Transitions, batches_of, replay
+from flowgrpo.samplers.rollout import RolloutRunner, draw_noise
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
 
