@@ -106,7 +106,7 @@ stays at twice the size, and less than that is a warning.
 
 def main() -> None:
     """Check everything, and write the page; with names on the command line only what they name, and no page."""
-    from flowgrpo.training.session import quiet_libraries
+    from flowgrpo.training.loading import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
     from kit_instances import all_material, makers

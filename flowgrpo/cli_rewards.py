@@ -193,6 +193,6 @@ def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | Non
 
 
 def _quiet() -> None:
-    from .training.session import quiet_libraries
+    from .training.loading import quiet_libraries
 
     quiet_libraries()

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from flowgrpo import cli
-from flowgrpo.training.session import embedded_pipeline
+from flowgrpo.training.loading import embedded_pipeline
 from tests.conftest import Command
 from tests.doc_commands_read import Example
 from tests.doc_commands_stock import Stock

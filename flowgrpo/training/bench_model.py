@@ -15,8 +15,9 @@ from ..pipelines.random_weights import random_pipeline
 from .bench import Report, Silent, flow_task
 from .claims.results import hardware
 from .estimates import GIB
+from .loading import DTYPES, call_arguments, model_folder
 from .run_folder import RunFolder
-from .session import DTYPES, Checked, Session, call_arguments, model_folder
+from .session import Checked, Session
 
 WARM_UP = 1
 

@@ -23,9 +23,9 @@ from ..text.model import load_language_model
 from ..text.sampling import sample_completions
 from .data import columns_of, read_prompts
 from .inference import generate, open_model
+from .loading import quiet_libraries
 from .run_folder import write_text
 from .samples import EVALUATION_SEED
-from .session import quiet_libraries
 
 SAMPLING_STEPS = 10
 RECORD = "build.json"

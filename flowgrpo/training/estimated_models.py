@@ -17,7 +17,8 @@ from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_s
 from ..pipelines.footprint import Footprint, decoding, footprint
 from ..pipelines.sharding import repeated_blocks
 from ..pipelines.weights import TrainedWeights
-from .session import DTYPES, call_arguments, lora_spec, model_folder
+from .loading import DTYPES, call_arguments, model_folder
+from .session import lora_spec
 
 ROWS = 2
 """Of the evaluation that is counted."""

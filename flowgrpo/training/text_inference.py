@@ -16,10 +16,10 @@ from ..core.addressing import address
 from ..rewards.runner import RewardBatch
 from ..text.model import LanguageModel, load_language_model, reinitialise
 from .data import PromptRow
+from .loading import DTYPES, UNTRAINED, language_folder, quiet_libraries
 from .processes import launched
 from .records import sample_records
 from .run_folder import write_text
-from .session import DTYPES, UNTRAINED, language_folder, quiet_libraries
 from .text_policy import Completions, complete_seeded
 
 BATCH = 64

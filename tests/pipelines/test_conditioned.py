@@ -20,7 +20,8 @@ from flowgrpo.training.bench import Silent
 from flowgrpo.training.conditioning import call_parameters, take_pictures
 from flowgrpo.training.data import Data, PromptRow, PromptStream, read_prompts
 from flowgrpo.training.inference import generate
-from flowgrpo.training.session import call_arguments, start
+from flowgrpo.training.loading import call_arguments
+from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 
 KIND = "FluxKontextPipeline"

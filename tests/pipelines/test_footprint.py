@@ -314,7 +314,7 @@ def test_text_encoders_have_the_numbers_of_their_classes():
 
 
 def test_a_pipeline_folder_is_read_without_its_weights(tmp_path, monkeypatch):
-    from flowgrpo.training.session import embedded_pipeline
+    from flowgrpo.training.loading import embedded_pipeline
 
     folder = embedded_pipeline()
     found = architecture_of(str(folder))

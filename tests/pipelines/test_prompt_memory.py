@@ -7,7 +7,8 @@ import torch
 
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.pipelines.prompts import PromptCache
-from flowgrpo.training.session import kept_prompts, load_pipeline, model_folder
+from flowgrpo.training.loading import load_pipeline, model_folder
+from flowgrpo.training.session import kept_prompts
 
 CALL = {"height": 64, "width": 64, "guidance_scale": 1.0, "max_sequence_length": 0}
 

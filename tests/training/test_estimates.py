@@ -12,8 +12,8 @@ from flowgrpo.configs.schema import ModelConfig, Recipe
 from flowgrpo.pipelines.architectures import architecture_of, built
 from flowgrpo.training.estimated_models import model_of
 from flowgrpo.training.estimates import GIB, GPUS, Estimate, duration, estimate, table
+from flowgrpo.training.loading import model_folder
 from flowgrpo.training.planning import forecast
-from flowgrpo.training.session import model_folder
 
 WINDOW = {"kind": "frozen", "size": 2}
 ELEMENTS = 8 * 8 * 8

@@ -11,6 +11,7 @@ from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.pipelines.acceleration import compile_blocks
 from flowgrpo.training import session
 from flowgrpo.training.bench import Silent, flow_task
+from flowgrpo.training.loading import load_pipeline
 
 
 def _run(words: list[str], folder: Path) -> list[dict]:
@@ -38,7 +39,7 @@ def test_a_quantised_base_trains_and_its_lora_loads_on_the_plain_pipeline(
     trainer.train()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert _exact([json.loads(line) for line in lines])
-    pipe = session.load_pipeline(str(random_pipeline), torch.float32)
+    pipe = load_pipeline(str(random_pipeline), torch.float32)
     pipe.load_lora_weights(tmp_path / "run" / "lora")
     assert pipe.get_active_adapters() == ["default_0"]
 
