@@ -529,6 +529,14 @@ def test_everything_about_one_method_is_measured_once(
     assert sum(squared["loo"]) < sum(squared["none"])
     spread = found.evidence.probes["gradient_spread"]["by_step"]
     assert len(spread["plain"]) == 1
+    # A probe of other code stands in only with the seeds that are asked for.
+    lenient = dataclasses.replace(settings, any_code=True)
+    with monkeypatch.context() as later:
+        later.setattr(claims_probes, "_probe_code", lambda: "later")
+        taken = claims_probes.find_probe(lenient, "exploration")
+        assert taken is not None
+        assert taken["other_code"]
+        assert claims_probes.find_probe(dataclasses.replace(lenient, seeds=(0, 1)), "exploration") is None
 
     def refuse(*args: Any) -> None:
         raise AssertionError("measured again")

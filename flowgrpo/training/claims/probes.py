@@ -145,7 +145,8 @@ class Probe:
 
 def find_probe(settings: Settings, name: str) -> Result | None:
     """The result of a probe, if it is there."""
-    return find(settings, f"probe-{name}", [_probed(settings, name)], _probe_code(), str(settings.seeds))
+    seeds = settings.seeds
+    return find(settings, f"probe-{name}", [_probed(settings, name)], _probe_code(), str(seeds), seeds=list(seeds))
 
 
 def _probed(settings: Settings, name: str) -> Recipe:

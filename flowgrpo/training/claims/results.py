@@ -139,20 +139,22 @@ def read_result(path: Path) -> Result:
     return found | {"file": path.name}
 
 
-def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: str) -> Result | None:
+def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: str, **same: Any) -> Result | None:
     """The result of these recipes; with `any_code` the newest of equal recipes if there is none of this code.
 
-    A recipe of an older schema is equal if it is with that schema's new keys at their defaults.
+    A recipe of an older schema is equal if it is with that schema's new keys at their defaults. A result of other code
+    must also hold what `same` says.
     """
     exact = settings.results / f"{prefix}-{key_of(recipes, *further)}.json"
     if exact.is_file():
         return read_result(exact)
     if not settings.any_code:
         return None
-    key = "[0-9a-f]" * 10
-    others = sorted(settings.results.glob(f"{prefix}-{key}.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    digits = "[0-9a-f]" * 10
+    others = sorted(settings.results.glob(f"{prefix}-{digits}.json"), key=lambda p: p.stat().st_mtime, reverse=True)
     for found in map(read_result, others):
-        if _contents(found["recipes"]) == [content(r) for r in recipes]:
+        alike = all(found.get(key) == value for key, value in same.items())
+        if alike and _contents(found["recipes"]) == [content(r) for r in recipes]:
             return found | {"other_code": True}
     return None
 
