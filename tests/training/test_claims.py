@@ -30,7 +30,7 @@ from flowgrpo.training.claims.evidence import (
     lopsided,
 )
 from flowgrpo.training.claims.figures import Panel, Series, draw, ticks
-from flowgrpo.training.claims.report import Found, machines, write_report
+from flowgrpo.training.claims.report import Found, machines, table, write_report
 from flowgrpo.training.claims.results import Settings, claimed, find, key_of, stamp, write_result
 from flowgrpo.training.claims.rises import paired, rise_recipe
 from flowgrpo.training.claims.runs import (
@@ -655,6 +655,8 @@ def test_a_report_answers_every_claim(tmp_path: Path) -> None:
     assert row["compute"] == 100.0
     assert row["over_flow_grpo"]["mean"] == pytest.approx(0.0)
     assert "0.500 [0.475, 0.525]" in page
+    # 2 s for each of ten iterations.
+    assert f"The {len(used)} runs trained for {len(used) * 20 / 3600:.1f} hours in all" in page
     for c in CLAIMS:
         assert f"## {c.paper}: {c.name}\n" in page
         assert texts(parsed((tmp_path / "out" / "claims" / f"{c.name}.svg").read_text()))
@@ -665,6 +667,20 @@ def test_a_report_answers_every_claim(tmp_path: Path) -> None:
     assert all(f"(claims/{name})" in page for name in pictures)
     tables = [line for line in page.splitlines() if line.startswith("| ")]
     assert sum(line.startswith("| mixgrpo |") for line in tables) == 3
+
+
+def test_methods_are_compared_with_the_default_at_what_the_cheapest_spends() -> None:
+    # The default ends at 1000 units with 0.5; the others have come half way there.
+    steady, falling = [[0.4, 0.45, 0.5], [0.4, 0.5, 0.6]], [[0.4, 0.38, 0.2], [0.4, 0.36, 0.2]]
+    results = evidence(
+        {"default": [[0.4, 0.5], [0.4, 0.52]], "steady": steady, "falling": falling, "awm": [[0.4, 0.5]]}
+    )
+    used = [run for runs in results.runs.values() for run in runs.values()]
+    rows = table(Found(Settings(Path("nowhere")), results, used, [], list(results.runs)))
+    assert {row["budget"] for row in rows.values()} == {1000.0}
+    assert rows["default"]["over_default_there"] is None
+    leads = {name: row["over_default_there"].mean for name, row in rows.items() if name != "default"}
+    assert leads == pytest.approx({"steady": (-0.05 - 0.02) / 2, "falling": (-0.12 - 0.16) / 2, "awm": 0.0})
 
 
 def test_links_to_the_claims_lead_to_their_headings(tmp_path: Path) -> None:

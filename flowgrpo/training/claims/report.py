@@ -116,6 +116,10 @@ def table(found: Found) -> dict[str, dict[str, Any]]:
     evidence = found.evidence
     runs = [run for label in found.labels for run in evidence.runs[label].values()]
     budget = min((run["evaluation"]["compute"][-1] for run in runs), default=0.0)
+
+    def afforded(run: Result) -> float:
+        return score_at(run, "compute", budget)
+
     rows = {}
     for label in found.labels:
         own = evidence.runs[label]
@@ -130,16 +134,17 @@ def table(found: Found) -> dict[str, dict[str, Any]]:
         for name in ("gold", SCORE, "proxy", "diversity"):
             row[name] = Interval.of(final(run, name) for run in own.values())
             row[f"{name}_gain"] = Interval.of(gain(run, name) for run in own.values())
-        row["over_flow_grpo"] = _over(evidence, label, "flow_grpo")
-        row["at_equal_compute"] = Interval.of(score_at(run, "compute", budget) for run in own.values())
+        row["over_flow_grpo"] = _over(evidence, label, "flow_grpo", final)
+        row["at_equal_compute"] = Interval.of(map(afforded, own.values()))
+        row["over_default_there"] = _over(evidence, label, "default", afforded)
         row["budget"] = budget
         rows[label] = row | _statistics(own.values())
     return rows
 
 
-def _over(evidence: Evidence, label: str, baseline: str) -> Interval | None:
+def _over(evidence: Evidence, label: str, baseline: str, figure: Callable[[Result], float]) -> Interval | None:
     shared = evidence.common((label, baseline))
-    return shared.difference(label, baseline, final) if shared.runs and label != baseline else None
+    return shared.difference(label, baseline, figure) if shared.runs and label != baseline else None
 
 
 def _statistics(runs: Iterable[Result]) -> dict[str, float | None]:
@@ -184,6 +189,7 @@ def page(found: Found, rows: Mapping[str, Mapping[str, Any]], answers: Sequence[
         "noise. Numbers are means over seeds with 95 % intervals of Student's t; methods are compared by their "
         "difference on each seed. A claim is *reproduced* if all the intervals it rests on lie on its side of the "
         "bound, *not reproduced* if one lies beyond, *undecided* if one covers the bound.",
+        _spent(found),
         *_warnings(found),
         "## Verdicts",
         _grid(
@@ -254,13 +260,19 @@ def _mark(finding: Finding) -> str:
     return {True: " *Holds.*", False: " *Does not hold.*", None: " *Undecided.*"}[finding.holds]
 
 
+def _spent(found: Found) -> str:
+    runs = [run for label in found.labels for run in found.evidence.runs[label].values()]
+    hours = sum(run["totals"].get("seconds", 0.0) for run in runs) / 3600
+    return f"The {len(runs)} runs trained for {hours:.1f} hours in all, one after the other; evaluations not counted."
+
+
 def _warnings(found: Found) -> list[str]:
     said = []
     others = sorted({r["label"] for r in found.used if r.get("other_code")})
     if others:
         said.append(f"Results of other code, with an equal recipe, stand in for: {', '.join(others)}.")
     if len(machines(found.used)) > 1:
-        said.append("Results come from more than one machine: compare ratios, not seconds.")
+        said.append("Results come from more than one machine or number of threads: compare ratios, not seconds.")
     broken = [f"{label} (seed {', '.join(map(str, s))})" for label, s in found.evidence.failed.items() if s]
     if broken:
         said.append(f"Ended early, with a gradient that was not finite: {'; '.join(broken)}.")
@@ -285,6 +297,7 @@ def _tables(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("partial gold", _number(SCORE, ".3f")), ("gain", _number(f"{SCORE}_gain", "+.3f")),
         ("over flow_grpo", _number("over_flow_grpo", "+.3f")),
         (f"at {budget:.0f} units", _number("at_equal_compute", ".3f")),
+        ("over default there", _number("over_default_there", "+.3f")),
         ("proxy", _number("proxy", ".3f")), ("proxy gain", _number("proxy_gain", "+.4f")),
         ("diversity", _number("diversity", ".4f")), ("change", _number("diversity_gain", "+.4f")),
     ]  # fmt: skip
@@ -302,7 +315,8 @@ def _tables(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         _rows(cost, rows),
         "### Held-out rewards and diversity",
         f"Gold is the share of satisfied prompts, partial gold ({SCORE}) their partial credit. Diversity is the RMS "
-        "distance between two images of a prompt, of pixels in [0, 1].",
+        f"distance between two images of a prompt, of pixels in [0, 1]. Partial gold at {budget:.0f} units is that at "
+        "equal compute, as much as the cheapest method spends in all, read off the line between evaluations.",
         _rows(reward, rows),
         "### Ratio and gradient",
         "First error: largest distance of the ratio from 1 before an update. Log-ratios are means over a latent.",
