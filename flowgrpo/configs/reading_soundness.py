@@ -36,12 +36,6 @@ def reading_faults(recipe: AnyRecipe) -> list[str]:
     ]
     if advantage.shaping is not None and advantage.credit != "leaf":
         faults.append("advantage.shaping bends the advantages of samples, not of steps; use advantage.credit leaf")
-    silent = [label for label, reward in zip(labels, recipe.rewards) if reward.weight == 0]
-    if silent and advantage.how in ("worst", "agreement"):
-        faults.append(
-            f"advantage.how {advantage.how} makes an ensemble of all rewards, in which {', '.join(silent)} with weight "
-            "0 would be a constant; leave it out, or use how sum"
-        )
     faults += [*_stratum_faults(recipe), *_forget_faults(recipe)]
     if advantage.credit == "anchor":
         faults += _anchor_faults(recipe)

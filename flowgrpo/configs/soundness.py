@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .part_soundness import PART_CREDITS
-from .reading_soundness import reading_faults, reward_place
+from .reading_soundness import reading_faults
+from .reward_soundness import reward_faults
 
 if TYPE_CHECKING:
     from .schema import AnyRecipe, ObjectiveConfig, Recipe, SamplerConfig, TextRecipe, WindowConfig
-    from .sections import AdvantageConfig, RewardConfig
 
 FORWARD_FORMS = ("diffusion_nft", "awm", "dgpo", "flow_dpo")
 TOKEN_KEYS = ("options", "constant", "kl", "llds", "balance", "variance", "entropy", "conflict", "confident")
@@ -269,7 +269,7 @@ def text_faults(recipe: TextRecipe) -> list[str]:
 def shared_faults(recipe: AnyRecipe) -> list[str]:
     """Of what images and text have in common: estimators with a memory, budgets, and rewards that refer to others."""
     advantage = recipe.advantage
-    faults = _reward_faults(recipe)
+    faults = reward_faults(recipe)
     if advantage.estimator in REMEMBERING and advantage.credit != "leaf":
         faults.append(
             f"advantage.estimator {advantage.estimator} remembers prompts, not steps; use advantage.credit leaf"
@@ -331,59 +331,4 @@ def _round_faults(recipe: AnyRecipe, name: str) -> list[str]:
                 f"objective.form {recipe.objective.form} takes a whole group in a call, and {name} cuts it into "
                 "rounds; leave one of them out"
             )
-    return faults
-
-
-def _apart_faults(apart: dict[str, RewardConfig], advantage: AdvantageConfig, constrained: bool) -> list[str]:
-    """Of rewards that are compared among the successes of another, by label."""
-    faults = []
-    for label, reward in apart.items():
-        if reward.weight < 0:
-            faults.append(
-                f"reward {label} is compared among successes (gate.apart) with weight {reward.weight:g}; use 0 or "
-                "more, and turn the sign of the reward where less is better"
-            )
-        if reward.gate is not None and reward.gate.share is not None:
-            faults.append(
-                f"the gate of reward {label} has `share`, which opens it for whole groups, and `apart`, which is of "
-                "single samples; leave one out"
-            )
-    if len(apart) > 1:
-        faults.append(f"gate.apart is for one reward, and {', '.join(apart)} have it; leave it out of all but one")
-    plain = (advantage.estimator, advantage.how, advantage.credit, advantage.baseline, advantage.scale)
-    if apart and (plain != ("group", "sum", "leaf", "mean", "group") or constrained):
-        faults.append(
-            "a reward with gate.apart has a scale of its own: use advantage.estimator group, how sum, credit leaf, "
-            "baseline mean and scale group, and no reward with `at_least`"
-        )
-    return faults
-
-
-def _reward_faults(recipe: AnyRecipe) -> list[str]:
-    rewards: list[RewardConfig] = recipe.rewards
-    labels = [reward.label or reward.name for reward in rewards]
-    faults = []
-    for k, (label, reward) in enumerate(zip(labels, rewards)):
-        if reward.gate is not None and reward_place(rewards, reward.gate.reward) in (None, k):
-            others = ", ".join(other for other in labels if other != label) or "none, so add one"
-            faults.append(f"the gate of reward {label} asks {reward.gate.reward!r}; the other rewards are {others}")
-        if reward.unlikely is not None and recipe.task == "images":
-            faults.append(
-                f"reward {label} has `unlikely`: the density of an image's Gaussian steps tells how large their noise "
-                "was, not how likely the policy finds the image; leave it out"
-            )
-        if reward.noise is not None and reward.noise.false_positive + reward.noise.false_negative >= 1:
-            faults.append(f"the rates in noise of reward {label} add up to 1 or more: such a verdict tells nothing")
-    constrained = [label for label, reward in zip(labels, rewards) if reward.at_least is not None]
-    advantage = recipe.advantage
-    apart = {label: reward for label, reward in zip(labels, rewards) if reward.gate is not None and reward.gate.apart}
-    faults += _apart_faults(apart, advantage, bool(constrained))
-    if constrained and len(constrained) == len(rewards):
-        faults.append(f"every reward has `at_least` ({', '.join(constrained)}); leave one without, as the aim")
-    if constrained and (advantage.estimator != "group" or advantage.how != "sum" or advantage.credit != "leaf"):
-        faults.append(
-            "a reward with `at_least` is normalised by itself; use advantage.estimator group, how sum, credit leaf"
-        )
-    if advantage.multipliers.initial > advantage.multipliers.maximum:
-        faults.append("advantage.multipliers.initial is above its maximum")
     return faults

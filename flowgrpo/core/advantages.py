@@ -205,10 +205,81 @@ def anchored_advantages(
     return (share * relative + (1.0 - share) * level).to(dtype).reshape(values.shape)
 
 
-def _weighted_sum(columns: Tensor, weights: Tensor) -> Tensor:
+def filled_rewards(
+    rewards: Tensor, groups: Tensor | Sequence[int], *, wider: Tensor | Sequence[int] | None = None
+) -> Tensor:
+    """Rewards in which a missing one counts as the mean of that reward over the rows of its group that have it.
+
+    So a row is neither favoured nor harmed by a reward that it lacks. This is the one place that says what a missing
+    score counts as; whatever adds rewards up, or takes the least of them, takes them from here.
+
+    Args:
+        rewards: [B, K], NaN where a reward is missing.
+        groups: [B] integer ids.
+        wider: [B] integer ids of larger groups, whose mean stands in where nobody in the group has a reward. For
+            comparisons between groups: without it such a group would seem worse, or better, than the others.
+
+    Returns:
+        [B, K], float32 at least, without a gradient. NaN stays in a row that has no reward at all, and where neither
+        the group nor the wider one has the reward.
+    """
+    values = as_precise(rewards)
+    found = values
+    for ids in (groups, wider):
+        if ids is None or len(values) == 0:
+            continue
+        index, count = group_index(ids, len(values), values.device)
+        moments = group_moments(values, index, count, ddof=0)
+        mean = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
+        found = torch.where(found.isnan(), mean[index], found)
+    found = found.masked_fill(values.isnan().all(1, keepdim=True), torch.nan)
+    return found.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def weighted_total(
+    rewards: Tensor,
+    groups: Tensor | Sequence[int],
+    weights: Tensor | Sequence[float],
+    *,
+    wider: Tensor | Sequence[int] | None = None,
+) -> Tensor:
+    """Weighted sum of K rewards, where a missing one counts as `filled_rewards` has it.
+
+    A reward of weight 0 is as if it were not there. One that neither the group nor the wider one has adds nothing.
+
+    Args:
+        rewards: [B, K], NaN where a reward is missing.
+        groups: [B] integer ids.
+        weights: [K].
+        wider: As in `filled_rewards`.
+
+    Returns:
+        [B], float32 at least, without a gradient; NaN where no reward that counts applies.
+
+    Raises:
+        ValueError: For shapes that do not match.
+    """
+    values, factors = _counted(rewards, weights)
+    total = _sum_of_columns(filled_rewards(values, groups, wider=wider).nan_to_num(0.0), factors)
+    found = total.masked_fill(values.isnan().all(1), torch.nan)
+    return found.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _counted(rewards: Tensor, weights: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Precise columns of the rewards whose weight is not 0, and those weights."""
+    factors = as_precise(torch.as_tensor(weights, device=rewards.device))
+    if rewards.dim() != 2 or factors.shape != rewards.shape[1:]:
+        raise ValueError(
+            f"`rewards` has shape {tuple(rewards.shape)} and `weights` {tuple(factors.shape)}; "
+            "give rewards (B, K) and one weight per reward, (K,)"
+        )
+    return as_precise(rewards)[:, factors != 0], factors[factors != 0]
+
+
+def _sum_of_columns(columns: Tensor, weights: Tensor) -> Tensor:
     # One column after another: rows with the same rewards get the same sum to the last bit, which a
     # vectorised reduction over columns does not promise, and equal rewards must stay equal.
-    total = torch.zeros_like(columns[:, 0])
+    total = columns.new_zeros(len(columns))
     for k in range(columns.shape[1]):
         total = total + weights[k] * columns[:, k]
     return total
@@ -224,12 +295,11 @@ def multi_reward_advantages(
 ) -> Tensor:
     """Combine K rewards into one advantage per row.
 
-    `how="sum"` takes `group_advantages` of the weighted sum of raw rewards. A reward that is NaN for a row
-    counts there as that reward's mean over the row's group, so it neither favours nor harms the row it does
-    not apply to; the weights of the others stay as they are. `how="gdpo"` (reward-decoupled GDPO, arXiv
-    2601.05242) normalises each reward within its group, adds them with the weights, and whitens the sum over
-    all rows; a NaN contributes 0. In both, a row whose rewards are all NaN gets advantage 0 and enters no
-    statistic.
+    `how="sum"` takes `group_advantages` of the `weighted_total`. `how="gdpo"` (reward-decoupled GDPO, arXiv
+    2601.05242) normalises each reward within its group, adds them with the weights, and whitens the sum over all
+    rows. In both, a reward that is NaN for a row counts as the mean of its group, so it neither favours nor harms the
+    row: with "gdpo" as the mean of its group's advantages, which is 0 under a group baseline. A reward of weight 0 is
+    as if it were not there, and a row without any other reward gets advantage 0 and enters no statistic.
 
     Args:
         rewards: [B, K], NaN where a reward does not apply.
@@ -246,27 +316,25 @@ def multi_reward_advantages(
     """
     if how not in ("sum", "gdpo"):
         raise ValueError(f"`how` is {how!r}; use 'sum' or 'gdpo'")
-    factors = as_precise(torch.as_tensor(weights, device=rewards.device))
-    if rewards.dim() != 2 or factors.shape != rewards.shape[1:]:
-        raise ValueError(
-            f"`rewards` has shape {tuple(rewards.shape)} and `weights` {tuple(factors.shape)}; "
-            "give rewards (B, K) and one weight per reward, (K,)"
-        )
+    values, factors = _counted(rewards, weights)
     dtype = torch.promote_types(rewards.dtype, torch.float32)
-    values = as_precise(rewards)
-    if len(values) == 0:
-        return torch.zeros_like(values[:, 0], dtype=dtype)
-    absent = values.isnan().all(1)
+    if values.numel() == 0:
+        return torch.zeros(len(values), dtype=dtype, device=rewards.device)
     index, num_groups = group_index(groups, len(values), values.device)
-    moments = group_moments(values, index, num_groups, ddof=1)
     if how == "sum":
-        mean = torch.where(moments.count > 0, moments.minimum + moments.offset, 0.0)
-        total = _weighted_sum(torch.where(values.isnan(), mean[index], values), factors)
-        return group_advantages(total.masked_fill(absent, torch.nan), index, **kw).to(dtype)
-    total = _weighted_sum(group_advantages(values, index, **kw), factors).masked_fill(absent, torch.nan)
+        # The deviation of the batch is about a mean of all groups: one that lacks a reward must not stand apart.
+        between = kw.get("scale") == "batch" and kw.get("baseline", "mean") in ("mean", "loo", "length")
+        total = weighted_total(values, index, factors, wider=torch.zeros_like(index) if between else None)
+        return group_advantages(total, index, **kw).to(dtype)
+    given = kw.get("baseline")
+    if isinstance(given, Tensor) and given.dim() == 2 and given.shape[1] == rewards.shape[1]:
+        kw["baseline"] = given[:, torch.as_tensor(weights, device=given.device) != 0]
+    missing = values.isnan()
+    each = group_advantages(values, index, **kw).masked_fill(missing, torch.nan)
+    total = weighted_total(each, index, factors)
     whitening = {name: kw[name] for name in ("eps", "ddof") if name in kw}
     whitened = group_advantages(total, torch.zeros_like(index), **whitening)
     # Group advantages add up to 0 only to rounding, so whitening would give a group without a signal a trace
     # of one.
-    silent = moments.degenerate.all(1)[index] & (total == 0)
+    silent = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)[index] & (total == 0)
     return whitened.masked_fill(silent, 0.0).to(dtype)

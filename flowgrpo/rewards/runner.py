@@ -46,6 +46,12 @@ class RewardBatch:
     answers: dict[str, list[str | None]] = field(default_factory=dict)
     parts: dict[str, list[list[float] | None]] = field(default_factory=dict)
 
+    def counted(self) -> RewardBatch:
+        """Without the columns of rewards of weight 0, which are recorded and nothing else."""
+        counts = self.weights != 0
+        names = tuple(name for name, own in zip(self.names, counts.tolist()) if own)
+        return replace(self, values=self.values[:, counts], names=names, weights=self.weights[counts])
+
     def record(self, row: int) -> dict[str, Any]:
         """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`, and `parts` where a reward
         scored any; NaN becomes None."""

@@ -17,8 +17,7 @@ from .tasks import Collected
 
 def combined(recipe: AnyRecipe, scores: RewardBatch, experience: Collected) -> RewardBatch:
     """The rewards as the recipe combines them."""
-    likely = getattr(experience, "log_probs", None)
-    return combine(scores, experience.groups, recipe.rewards, recipe.advantage, likely)
+    return combine(scores, experience, recipe.rewards, recipe.advantage)
 
 
 def node_advantages(
@@ -41,9 +40,9 @@ def node_advantages(
     """
     settings = recipe.advantage
     if settings.credit == "leaf" or memory.estimates:
-        whole = combine(everyone.scores, everyone.groups, recipe.rewards, settings, everyone.log_probs)
+        whole = combine(everyone.scores, everyone, recipe.rewards, settings)
         if memory.estimates:
-            leaf = memory.advantages(whole, everyone.prompts, everyone.groups, everyone.outcomes, everyone.divergence)
+            leaf = memory.advantages(whole, everyone)
         else:
             leaf = leaf_advantages(whole, everyone, settings, recipe.rewards)
         found = experience.node_advantages(shaped(leaf, everyone, settings.shaping)[everyone.mine])

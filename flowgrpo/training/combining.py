@@ -1,14 +1,16 @@
-"""What a recipe says of its rewards together: corrected verdicts, gates, ensembles."""
+"""What a recipe says of its rewards together: corrected verdicts, gates, ensembles, and their weighted sum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..configs.sections import AdvantageConfig, RewardConfig
+from ..core.advantages import filled_rewards, weighted_total
 from ..core.combination import (
     gated_rewards,
     group_gated_rewards,
@@ -22,31 +24,64 @@ from ..rewards.runner import RewardBatch
 ENSEMBLES = {"worst": worst_case_rewards, "agreement": uncertainty_weighted_rewards}
 
 
+class Compared(Protocol):
+    """L samples that are compared."""
+
+    @property
+    def groups(self) -> Tensor:
+        """[L] ids of the groups in which they are."""
+
+    @property
+    def outcomes(self) -> Tensor:
+        """[L] bool: samples that are results, not previews of a state."""
+
+
+def total_reward(scores: RewardBatch, samples: Compared, *, previews: bool = False, between: bool = False) -> Tensor:
+    """[L] weighted sum of the rewards that count; NaN where none applies.
+
+    A score that is missing counts as its mean over the group, see `core.advantages.weighted_total`.
+
+    Args:
+        scores: of L samples.
+        samples: their groups. Results and others are not of one group.
+        previews: keep the sums of samples that are no results; they are NaN if left out.
+        between: for comparisons of groups with each other.
+    """
+    results = samples.outcomes.to(samples.groups)
+    wider = results if between else None
+    total = weighted_total(scores.values, 2 * samples.groups + results, scores.weights, wider=wider)
+    return total if previews else total.masked_fill(~samples.outcomes, torch.nan)
+
+
+def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
+    """Entries of a recipe in the order of the columns that `combine` leaves: those of weight 0 are only recorded."""
+    return [reward for reward in rewards if reward.weight != 0]
+
+
 def combine(
     scores: RewardBatch,
-    groups: Tensor,
+    samples: Compared,
     rewards: Sequence[RewardConfig],
     settings: AdvantageConfig,
-    log_probs: Tensor | None = None,
 ) -> RewardBatch:
     """The rewards that advantages are made of; what is logged and saved stays what the rewards said.
 
     Corrections come first, so that a gate compares what it is told, then gates, each from the values before any gate
-    closed, then what a reward loses where its success was likely, then the ensemble, which leaves one column.
+    closed, then what a reward loses where its success was likely, then the ensemble, which leaves one column. Rewards
+    of weight 0 have no column: a gate may ask them, and that is all.
 
     Args:
         scores: as the rewards gave them, [L, K].
-        groups: [L] ids of the groups.
+        samples: their groups, and for rewards that ask how `unlikely` a success was, [L] `log_probs` of whole samples.
         rewards: K entries of the recipe. A reward whose gate keeps it `apart` is NaN where the gate is closed.
         settings: for `how`.
-        log_probs: [L] of whole samples, for rewards that ask how `unlikely` a success was.
 
     Raises:
         ValueError: `noise` on a reward that gave something other than 0, 1 and NaN.
     """
     values = scores.values.clone()
     for k, reward in enumerate(rewards):
-        if reward.noise is not None:
+        if reward.noise is not None and reward.weight != 0:
             values[:, k] = _corrected(values[:, k], reward, scores.names[k])
     gated = values.clone()
     for k, reward in enumerate(rewards):
@@ -58,14 +93,18 @@ def combine(
             gated[:, k] = gated_rewards(values[:, k], main, threshold=reward.gate.at_least, closed=closed)
             continue
         success = (main >= reward.gate.at_least).to(main).masked_fill(main.isnan(), torch.nan)
-        gated[:, k] = group_gated_rewards(values[:, k], success, groups, at_least=reward.gate.share, closed=closed)
+        gated[:, k] = group_gated_rewards(
+            values[:, k], success, samples.groups, at_least=reward.gate.share, closed=closed
+        )
     for k, reward in enumerate(rewards):
-        if reward.unlikely is not None:
-            assert log_probs is not None
-            gated[:, k] = unlikeliness_rewards(gated[:, k], log_probs, groups, beta=reward.unlikely)
+        if reward.unlikely is not None and reward.weight != 0:
+            log_probs: Tensor = samples.log_probs  # type: ignore[attr-defined]
+            gated[:, k] = unlikeliness_rewards(gated[:, k], log_probs, samples.groups, beta=reward.unlikely)
+    found = replace(scores, values=gated).counted()
     if settings.how not in ENSEMBLES:
-        return replace(scores, values=gated)
-    one = ENSEMBLES[settings.how](gated * scores.weights)[:, None]
+        return found
+    peers = 2 * samples.groups + samples.outcomes.to(samples.groups)
+    one = ENSEMBLES[settings.how](filled_rewards(found.values * found.weights, peers))[:, None]
     return replace(scores, values=one, names=(settings.how,), weights=torch.ones(1))
 
 

@@ -24,19 +24,18 @@ from ..core.subsets import degenerate_rows
 from ..pipelines.policy import Experience
 from ..rewards.runner import RewardBatch
 from ..samplers.records import Rollout
+from .combining import counted_rewards, total_reward
 from .critic import Critic
 from .part_credit import least_returns, minimum_credit, parts_credit
 
 if TYPE_CHECKING:
     from .text_policy import Completions
 
+BETWEEN = ("anchored", "consistency")
+"""Estimators that compare groups with each other within a batch."""
+
 Credit = Callable[..., Tensor]
 """`credit(experience, scores, settings, critic, **options) -> [N]`: an advantage for each node, or [N, T] by token."""
-
-
-def total_reward(scores: RewardBatch) -> Tensor:
-    """[L] weighted sum of the rewards; NaN where none applies."""
-    return (scores.values * scores.weights).nansum(1).masked_fill(scores.values.isnan().all(1), torch.nan)
 
 
 def leaf_advantages(
@@ -50,10 +49,10 @@ def leaf_advantages(
         settings: how to compare.
         rewards: the recipe's, for those that are compared apart.
     """
-    if any(reward.gate is not None and reward.gate.apart for reward in rewards):
+    if any(reward.gate is not None and reward.gate.apart for reward in counted_rewards(rewards)):
         return _apart(scores, experience, settings, rewards)
     if settings.estimator != "group":
-        total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+        total = total_reward(scores, experience, between=settings.estimator in BETWEEN)
         others = [] if settings.stratum is None else [experience.strata]
         return advantage_of(settings.estimator, settings.estimator_options)(total, experience.groups, *others)
     options: dict[str, Any] = {
@@ -65,20 +64,21 @@ def leaf_advantages(
     if settings.baseline == "length":
         options["lengths"] = experience.lengths
     values = scores.values.masked_fill(~experience.outcomes[:, None], torch.nan)
-    if values.shape[1] == 1:
-        return group_advantages(values[:, 0], experience.groups, **options)
-    return multi_reward_advantages(values, experience.groups, scores.weights, how=settings.how, **options)
+    # An ensemble is one reward by now.
+    how = "gdpo" if settings.how == "gdpo" else "sum"
+    return multi_reward_advantages(values, experience.groups, scores.weights, how=how, **options)
 
 
 def _apart(scores: RewardBatch, experience: Any, settings: AdvantageConfig, rewards: Sequence[RewardConfig]) -> Tensor:
     """DRPO's decoupling: one reward compared among the successes of another, the rest with all samples."""
-    [own] = [k for k, reward in enumerate(rewards) if reward.gate is not None and reward.gate.apart]
-    others = [k for k in range(len(rewards)) if k != own]
+    columns = counted_rewards(rewards)
+    [own] = [k for k, reward in enumerate(columns) if reward.gate is not None and reward.gate.apart]
+    others = [k for k in range(len(columns)) if k != own]
     values = scores.values.masked_fill(~experience.outcomes[:, None], torch.nan)
     rest = replace(scores, values=values[:, others], weights=scores.weights[others])
     # Behind a closed gate it is NaN. A success to which it does not apply is changed by it as little as a failure.
     return positive_only_advantages(
-        total_reward(rest), values[:, own], ~values[:, own].isnan(), experience.groups,
+        total_reward(rest, experience), values[:, own], ~values[:, own].isnan(), experience.groups,
         weight=float(scores.weights[own]), eps=settings.eps, ddof=settings.ddof,
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def _depth(
     experience: Experience, scores: RewardBatch, settings: AdvantageConfig, critic: Critic | None, *, beta: float = 1.0
 ) -> Tensor:
     """BranchGRPO (2509.06040): rewards fused up the tree, standardised by depth; `beta` is of the fusion `path`."""
-    return experience.node_advantages(total_reward(scores), "depth", settings.fusion, beta)
+    return experience.node_advantages(total_reward(scores, experience), "depth", settings.fusion, beta)
 
 
 def _turning(
@@ -104,7 +104,7 @@ def _turning(
     main: str = "step",
 ) -> Tensor:
     """TP-GRPO (2602.06422): each step's gain over its state's deterministic completion, compared within a step."""
-    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    nodes, rewards = step_rewards(experience.rollout, total_reward(scores, experience, previews=True))
     # The deterministic steps before the first stochastic one gain nothing, and are no trend that could turn.
     first = experience.plan.first_stochastic or 0
     values = torch.nn.functional.pad(turning_point_rewards(rewards[:, first:], main=main), (first, 0))
@@ -123,7 +123,8 @@ def _value(
     k: float = 1.0,
 ) -> Tensor:
     """VGPO (2512.12387): discounted future rewards of a step's projections, anchored by their level in the batch."""
-    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    total = total_reward(scores, experience, previews=True, between=True)
+    nodes, rewards = step_rewards(experience.rollout, total)
     values = future_rewards(rewards, gamma=gamma)
     prompt = experience.rollout.prompt[nodes[:, 0]]
     return _scatter(experience, nodes, anchored_advantages(values, prompt, k=k, eps=settings.eps, ddof=settings.ddof))
@@ -135,7 +136,7 @@ def _critic(experience: Experience, scores: RewardBatch, settings: AdvantageConf
     found = _leaf(experience, scores, settings, critic)
     if not critic.ready:
         return found
-    returns = experience.node_advantages(critic.standardise(total_reward(scores)))
+    returns = experience.node_advantages(critic.standardise(total_reward(scores, experience)))
     for t in experience.rollout.transitions:
         expected = critic.values(experience, t.x, t.coefficients.sigma, t.prompt)
         found[t.node] = returns[t.node] - expected[t.state].cpu()
@@ -175,7 +176,7 @@ def _prefix(
 
     With `root` their first tokens are such a place too.
     """
-    total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    total = total_reward(scores, experience)
     return prefix_tree_advantages(
         experience.sampled.ids, total, experience.groups, root=root, eps=settings.eps, ddof=settings.ddof
     )
@@ -195,7 +196,7 @@ def _minimum(
     """
     if not isinstance(experience, Experience):
         return minimum_credit(experience, scores, settings, temperature=temperature)
-    nodes, rewards = step_rewards(experience.rollout, total_reward(scores))
+    nodes, rewards = step_rewards(experience.rollout, total_reward(scores, experience, previews=True))
     prompt = experience.rollout.prompt[nodes[:, 0]]
     values = least_returns(rewards[:, 1:], temperature)
     options: dict[str, Any] = {"eps": settings.eps, "ddof": settings.ddof, "scale": settings.scale}
@@ -215,7 +216,7 @@ def _anchor(
 
     A step is of a tree of images, or a token after a prefix; a reward is worth `gamma` times less a step earlier.
     """
-    total = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    total = total_reward(scores, experience)
     found: Tensor = experience.anchored(
         total, leaf_advantages(scores, experience, settings), weight=omega, discount=gamma, scale=settings.scale,
         eps=settings.eps, ddof=settings.ddof,
@@ -319,7 +320,7 @@ def kept_nodes(experience: Any, scores: RewardBatch, settings: AdvantageConfig) 
     chosen, skip = settings.select, settings.degenerate == "skip"
     if chosen is None and not skip:
         return None
-    ranked = total_reward(scores).masked_fill(~experience.outcomes, torch.nan)
+    ranked = total_reward(scores, experience)
     mine = torch.ones(len(ranked), dtype=torch.bool)
     if chosen is not None:
         mine = SELECTIONS[chosen.choice](ranked, experience.siblings(chosen.among), chosen.keep)

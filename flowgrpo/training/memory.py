@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,9 +17,12 @@ from ..core.replay import Successes, VarianceCurriculum, answer_diversity
 from ..core.trackers import CumulativeStandardiser, ValueTracker
 from ..rewards.runner import RewardBatch
 from .checkpoint import Stateful
-from .credit import total_reward
+from .combining import counted_rewards, total_reward
 from .data import PromptRow
 from .text_visits import Visits
+
+if TYPE_CHECKING:
+    from .pooled import Pooled
 
 
 class Memory:
@@ -43,9 +46,10 @@ class Memory:
         if advantage.estimator == "cumulative":
             _known(options, (), "cumulative")
             self.tracker = CumulativeStandardiser(eps=advantage.eps, ddof=advantage.ddof)
-        self.constraints = [k for k, reward in enumerate(recipe.rewards) if reward.at_least is not None]
+        self._rewards = counted_rewards(recipe.rewards)
+        self.constraints = [k for k, reward in enumerate(self._rewards) if reward.at_least is not None]
         chosen = advantage.multipliers
-        wanted = [reward.at_least for reward in recipe.rewards if reward.at_least is not None]
+        wanted = [reward.at_least for reward in self._rewards if reward.at_least is not None]
         self.multipliers = (
             Multipliers(wanted, rate=chosen.rate, initial=chosen.initial, maximum=chosen.maximum) if wanted else None
         )
@@ -75,27 +79,17 @@ class Memory:
         chosen = generator.choice(len(rows), size=count, replace=count > possible, p=shares / shares.sum())
         return [rows[int(k)] for k in chosen]
 
-    def advantages(
-        self,
-        scores: RewardBatch,
-        prompts: Sequence[int],
-        groups: Tensor,
-        outcomes: Tensor,
-        divergence: Tensor | None = None,
-    ) -> Tensor:
+    def advantages(self, scores: RewardBatch, samples: Pooled) -> Tensor:
         """[L] advantages of samples, and what they teach is remembered: call it once an iteration.
 
         Args:
             scores: [L, K], combined, of all processes.
-            prompts: [L] ids that stay the same over the run.
-            groups: [L] groups in which samples are compared.
-            outcomes: [L] bool; others have no reward.
-            divergence: [L] how far the policy has moved since it last saw each prompt, NaN if it has not.
+            samples: of all processes; those that are no results have no reward.
         """
-        values = scores.values.masked_fill(~outcomes[:, None], torch.nan)
+        values = scores.values.masked_fill(~samples.outcomes[:, None], torch.nan)
         if self.tracker is None:
-            return self._constrained(scores, values, groups)
-        total = total_reward(scores).masked_fill(~outcomes, torch.nan)
+            return self._constrained(scores, values, samples.groups)
+        total, prompts, divergence = total_reward(scores, samples), samples.prompts, samples.divergence
         settings = self.recipe.advantage
         if isinstance(self.tracker, ValueTracker):
             moved = None if divergence is None else divergence.nan_to_num(0.0)
@@ -116,11 +110,12 @@ class Memory:
         self.multipliers.step(values[:, self.constraints])
         return found
 
-    def observe(self, scores: RewardBatch, prompts: Sequence[int]) -> None:
-        """Add the rewards [L] of all processes, and the answers, to the history of their prompts [L]."""
+    def observe(self, samples: Pooled) -> None:
+        """Add the rewards of the samples of all processes, and the answers, to the history of their prompts."""
         if self.curriculum is None:
             return
-        rewards, ids = total_reward(scores), torch.tensor(prompts)
+        scores, ids = samples.scores, torch.tensor(samples.prompts)
+        rewards = total_reward(scores, samples)
         settings = self.recipe.data.curriculum
         chosen = settings.diversity if settings is not None else None
         found = []
@@ -140,7 +135,7 @@ class Memory:
         if self.multipliers is None:
             return means
         named = zip(self.constraints, self.multipliers.values.tolist())
-        labels = [reward.label or reward.name for reward in self.recipe.rewards]
+        labels = [reward.label or reward.name for reward in self._rewards]
         return means | {f"multiplier/{labels[k]}": value for k, value in named}
 
 

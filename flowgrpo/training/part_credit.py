@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..configs.sections import AdvantageConfig
-from ..core.advantages import as_precise, group_advantages
+from ..core.advantages import as_precise, group_advantages, weighted_total
 from ..core.minima import minimum_returns, minimum_weighted_rewards
 from ..core.parts import later_returns, part_advantages
 from ..rewards.runner import RewardBatch
@@ -53,8 +53,9 @@ def least_returns(step_rewards: Tensor, temperature: float) -> Tensor:
 def scores_of_parts(experience: Completions, scores: RewardBatch, credit: str) -> tuple[Tensor, Tensor]:
     """Weighted sums of the rewards that score parts [N, K], and of those that score completions as wholes [N].
 
-    A score that is missing is NaN, and so are all of a completion that does not count. Where a reward of wholes does
-    not apply, its mean over the group stands in; the sums are counted from those means.
+    A part without any score is NaN, and so are all of a completion that does not count. A score that one reward lacks
+    and another has counts as its mean over the parts in the same place of the group. Where a reward of wholes does not
+    apply, its mean over the group stands in; the sums are counted from those means.
 
     Raises:
         ValueError: no reward scores parts; completions are never cut without a recipe that says how.
@@ -67,8 +68,8 @@ def scores_of_parts(experience: Completions, scores: RewardBatch, credit: str) -
             f"({', '.join(scores.names)}) gave none; use one that returns Scores(..., parts=...), such as equations"
         )
     width = max(len(texts) for texts in experience.parts.texts)
-    own = as_precise(torch.full((len(scores.values), width), torch.nan))
-    whole = torch.zeros_like(own[:, 0])
+    whole = as_precise(torch.zeros(len(scores.values)))
+    columns, factors = list[Tensor](), list[float]()
     for name, values, weight in zip(scores.names, scores.values.T, weights):
         if not weight:
             continue
@@ -76,8 +77,10 @@ def scores_of_parts(experience: Completions, scores: RewardBatch, credit: str) -
             whole = whole + weight * group_advantages(as_precise(values), experience.groups, scale="none")
             continue
         rows = [[] if row is None else row for row in scores.parts[name]]
-        found = weight * padded(rows, width, torch.nan).to(own)
-        own = torch.where(own.isnan(), found, own + found.nan_to_num())
+        columns.append(padded(rows, width, torch.nan).to(whole).flatten())
+        factors.append(weight)
+    place = (2 * experience.groups + experience.outcomes)[:, None] * width + torch.arange(width)
+    own = weighted_total(torch.stack(columns, 1), place.flatten(), factors).reshape(place.shape)
     return own.masked_fill(~experience.outcomes[:, None], torch.nan), whole
 
 

@@ -37,11 +37,11 @@ def reward_means(values: Tensor) -> Tensor:
 def reward_record(pooled: Pooled) -> dict[str, Any]:
     """Metrics of the rewards of a rollout."""
     scores, results = pooled.scores, pooled.outcomes
-    values, means = scores.values[results], reward_means(scores.values[results])
-    degenerate, groups = degenerate_groups(values, pooled.groups[results])
+    means, counted = reward_means(scores.values[results]), scores.counted()
+    degenerate, groups = degenerate_groups(counted.values[results], pooled.groups[results])
     return {
         **{f"reward/{name}": number(mean) for name, mean in zip(scores.names, means)},
-        "reward/total": number((means.nan_to_num() * scores.weights).sum()),
+        "reward/total": number((means * scores.weights)[scores.weights != 0].sum()),
         "degenerate_groups": number(degenerate / groups),
     }
 

@@ -14,7 +14,7 @@ from ..configs.sections import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
 from ..rewards.runner import RewardBatch, RewardSet
-from .credit import total_reward
+from .combining import total_reward
 from .objectives import Objective, Outcome
 from .records import joint_record
 from .tasks import Collected
@@ -250,7 +250,7 @@ def _next_entries(
     budget: BudgetConfig, group: int, rounds: Sequence[int], so_far: Rounds, scores: RewardBatch, pool: Pool
 ) -> list[int]:
     """Prompts of the next call, as often as each has a round in it."""
-    rewards = total_reward(scores).masked_fill(~so_far.outcomes, torch.nan)
+    rewards = total_reward(scores, so_far)
     if budget.choice == "until":
         done = finished(
             rewards, so_far.groups, positives=budget.positives, negatives=budget.negatives, success=budget.success

@@ -19,8 +19,8 @@ from ..samplers.chunks import chunks_of
 from ..samplers.plans import Plan, StepPlan
 from .checkpoint import Stateful
 from .clock import Clock
+from .combining import total_reward
 from .controls import Controls
-from .credit import total_reward
 from .critic import Critic
 from .data import PromptRow
 from .objectives import Objective, objective_of
@@ -251,7 +251,9 @@ class FlowTask(PolicyTask):
 
     def learn(self, experience: Experience, scores: RewardBatch) -> dict[str, float]:
         """The critic's lesson."""
-        return {} if self.critic is None else {"critic/error": self.critic.fit(experience, total_reward(scores))}
+        if self.critic is None:
+            return {}
+        return {"critic/error": self.critic.fit(experience, total_reward(scores, experience))}
 
     def credit_model(self) -> Critic | None:
         """The critic."""

@@ -13,7 +13,7 @@ from ..core.replay import Successes
 from ..rewards.runner import RewardBatch
 from ..text.parts import Parts
 from ..text.sampling import Sampled
-from .credit import total_reward
+from .combining import total_reward
 from .data import PromptRow
 from .text_policy import Completions
 
@@ -37,7 +37,7 @@ def replay_successes(
     Returns:
         The completions that are learned from, and their scores.
     """
-    total = total_reward(scores).masked_fill(~completions.outcomes, torch.nan)
+    total = total_reward(scores, completions)
     prompts = [rows[p].id for p in completions.prompt_of_sample]
     repairs = memory.repairs(total.tolist(), prompts, SUCCESS)
     sampled = completions.sampled

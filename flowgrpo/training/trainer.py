@@ -178,7 +178,7 @@ class Trainer:
         keep = kept_nodes(experience, self.combined(scores, experience), self.recipe.advantage)
         with self.clock.part("reward"):
             record |= self.task.learn(experience, scores)
-        self.memory.observe(everyone.scores, everyone.prompts)
+        self.memory.observe(everyone)
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
         record |= self.task.settle(record)

@@ -1,5 +1,7 @@
 """Corrected verdicts, gates and ensembles, from the lines of a recipe to the rewards that are learned from."""
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,14 @@ from flowgrpo.configs.sections import AdvantageConfig, GateConfig, NoiseConfig, 
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.combining import combine
 
-GROUPS = torch.tensor([0, 0, 1, 1])
+
+@dataclass(frozen=True)
+class Samples:
+    """Four samples of two prompts."""
+
+    log_probs: Tensor | None = None
+    groups: Tensor = field(default_factory=lambda: torch.tensor([0, 0, 1, 1]))
+    outcomes: Tensor = field(default_factory=lambda: torch.ones(4, dtype=torch.bool))
 
 
 def batch(*columns: list[float], weights: tuple[float, ...] | None = None) -> RewardBatch:
@@ -20,7 +29,7 @@ def batch(*columns: list[float], weights: tuple[float, ...] | None = None) -> Re
 
 def combined(scores: RewardBatch, *rewards: RewardConfig, how: str = "sum") -> Tensor:
     settings = AdvantageConfig.model_validate({"how": how})
-    return combine(scores, GROUPS, rewards, settings).values
+    return combine(scores, Samples(), rewards, settings).values
 
 
 def test_a_gate_opens_by_sample() -> None:
@@ -74,10 +83,10 @@ def test_a_likely_success_is_worth_less() -> None:
     log_probs = torch.tensor([-3.0, -7.0, -1.0, -2.0])
     settings = AdvantageConfig()
     rewards = [RewardConfig(name="a", unlikely=0.5)]
-    found = combine(scores, GROUPS, rewards, settings, log_probs).values
+    found = combine(scores, Samples(log_probs), rewards, settings).values
     assert found[:, 0].tolist() == [0.75, 2.0, 0.0, -1.0]
     # Rewards that do not ask stay as they are, and so does what is saved.
-    assert combine(scores, GROUPS, [RewardConfig(name="a")], settings).values.tolist() == scores.values.tolist()
+    assert combine(scores, Samples(), [RewardConfig(name="a")], settings).values.tolist() == scores.values.tolist()
     assert scores.values[:, 0].tolist() == [1.0, 2.0, 0.0, -1.0]
 
 
@@ -93,7 +102,7 @@ def test_ensembles() -> None:
     ("line", "message"),
     [
         ("rewards=[{name: jpeg_compressibility, gate: {reward: gold}}]", "asks 'gold'"),
-        ("rewards=[{name: gold, at_least: 0.5}]", "every reward has `at_least`"),
+        ("rewards=[{name: gold, at_least: 0.5}]", "every reward that counts has `at_least`"),
         ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
         ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
         ("rewards=[{name: gold, unlikely: 0.5}]", "how large their noise"),

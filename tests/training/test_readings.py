@@ -126,7 +126,8 @@ def test_the_curriculum_adds_the_diversity_of_answers() -> None:
     )
     memory = Memory(recipe)
     scores = replace(batch([1, 0, 0, 0, 0]), names=("answer",), answers={"answer": ["7", "7", "1", "2", "3"]})
-    memory.observe(scores, [5, 5, 6, 6, 6])
+    ids, all_count = [5, 5, 6, 6, 6], torch.ones(5, dtype=torch.bool)
+    memory.observe(Pooled(scores, ids, torch.tensor(ids), all_count, None, None, None, list(range(5))))
     assert isinstance(memory.curriculum, VarianceCurriculum)
     assert memory.curriculum.score(5) == pytest.approx(0.25)
     assert memory.curriculum.score(6) == pytest.approx(0.2)
@@ -261,7 +262,6 @@ def test_which_answers_a_recipe_needs(base: str, tmp_path: Path) -> None:
         (["advantage.shaping={reward: r, bound: 1.0}"], "less than 1"),
         (["advantage.shaping={reward: r}", "advantage.credit=anchor"], "bends the advantages of samples, not of steps"),
         (["data.curriculum={diversity: {reward: tag}}"], "data.curriculum.diversity asks reward 'tag'"),
-        (["advantage.how=worst", "rewards.1.weight=0.0"], "in which s with weight 0 would be a constant"),
     ],
 )
 def test_what_cannot_be_read_is_refused(base: str, more: list[str], message: str) -> None:

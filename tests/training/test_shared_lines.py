@@ -8,7 +8,8 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.credit import kept_nodes, total_reward
+from flowgrpo.training.combining import total_reward
+from flowgrpo.training.credit import kept_nodes
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
@@ -75,7 +76,7 @@ def test_subsets_of_a_rollout(lines: tuple[str, list[str]], tmp_path: Path, choi
     assert keep is not None
     mine = keep[e.rollout.leaf] if hasattr(e, "rollout") else keep
     assert mine.sum() == 4
-    total = total_reward(scores)
+    total = total_reward(scores, e)
     for group in (0, 1):
         values, chosen = total[e.groups == group], mine[e.groups == group]
         if choice == "widest":
@@ -100,7 +101,7 @@ def test_a_budget_in_rounds(lines: tuple[str, list[str]], tmp_path: Path, budget
     assert counts.tolist() == [12, 12] if "until" in budget else int(counts.sum()) == 16 and int(counts.min()) >= 4
     assert len(e.samples) == len(scores.values) == int(counts.sum())
     # The samples of later rounds are their own, not those of the first again.
-    values = total_reward(scores)
+    values = total_reward(scores, e)
     assert all(values[e.groups == p].unique().numel() > 4 for p in (0, 1) if counts[p] > 4)
     advantages = trainer.advantages(scores, e, rows)
     leaf = advantages[torch.cat([_leaves(part) + nodes.start for part, nodes in zip(e.parts, e.nodes)])]

@@ -1,0 +1,215 @@
+"""Every path from scores to advantages, as a recipe chooses it, on rollouts that need no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import AnyRecipe, CriticConfig
+from flowgrpo.pipelines.policy import Experience
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.samplers.kernels import Kernel
+from flowgrpo.samplers.plans import branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.text.parts import Parts
+from flowgrpo.text.sampling import Sampled
+from flowgrpo.training.advantages import node_advantages
+from flowgrpo.training.critic import Critic
+from flowgrpo.training.data import PromptRow
+from flowgrpo.training.memory import Memory
+from flowgrpo.training.pooled import pooled
+from flowgrpo.training.processes import Processes
+from flowgrpo.training.readings import as_reported
+from flowgrpo.training.tasks import FlowTask
+from flowgrpo.training.text_policy import Completions
+
+FIVE, FLOW = shifted_sigmas(5, 3.0), Kernel("flow_sde", 0.7)
+PROMPTS, GROUP = 3, 4
+PLANS = {
+    "chains": window_plan(FIVE, [0, 1, 2], FLOW, samples=GROUP, shared_noise=False),
+    "probed": window_plan(FIVE, [0, 1, 2], FLOW, samples=GROUP, probe=1, shared_noise=False),
+    "tree": branch_plan(FIVE, [0, 1], FLOW, width=2),
+    "spine": spine_plan(FIVE, [0, 1], FLOW, branches=GROUP),
+}
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way from scores to advantages.
+
+    Attributes:
+        base: recipe.
+        lines: of the recipe that choose it.
+        kind: a plan of images, or `text`.
+        values: `any` number, `unit` for 0 to 1, or `binary`.
+        first: more keys of the first reward.
+        second: more keys of the second.
+        visits: how often the prompts are seen, for what remembers them.
+        weights: of the first two rewards.
+    """
+
+    base: str = "default"
+    lines: tuple[str, ...] = ()
+    kind: str = "chains"
+    values: str = "any"
+    first: str = ""
+    second: str = ""
+    visits: int = 1
+    weights: tuple[float, float] = (0.5, 0.25)
+
+    @property
+    def name(self) -> str:
+        return "answer" if self.kind == "text" else "gold"
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks a reward that is only recorded."""
+        return any("reward: g" in line for line in (*self.lines, self.first, self.second))
+
+
+def _advantage(*lines: str, **more: Any) -> Path:
+    return Path(lines=tuple(f"advantage.{line}" for line in lines), **more)
+
+
+def _text(*lines: str, **more: Any) -> Path:
+    return Path("text", tuple(f"advantage.{line}" for line in lines), "text", **more)
+
+
+def _estimator(name: str, *lines: str, **more: Any) -> Path:
+    return _advantage("scale=group", f"estimator={name}", *lines, **more)
+
+
+GATE, CLOSED = "gate: {reward: g}", "gate: {reward: g, closed: null}"
+TINY = "estimator_options={eps: 1.0e-12}"
+PATHS: dict[str, Path] = {
+    **{
+        f"{baseline}/{scale}/{how}": _advantage(f"baseline={baseline}", f"scale={scale}", f"how={how}")
+        for baseline in ("mean", "loo", "none")
+        for scale in ("group", "batch", "none")
+        for how in ("sum", "gdpo")
+    },
+    "worst": _advantage("scale=group", "how=worst"),
+    "agreement": _advantage("scale=group", "how=agreement"),
+    "anchored": _estimator("anchored", TINY),
+    "quantile": _estimator("quantile", TINY),
+    "consistency": _estimator("consistency", TINY),
+    "stratified": _estimator("stratified", "stratum={reward: g}", TINY),
+    "virtual_maximum": _estimator("virtual_maximum", "estimator_options={maximum: 99.0}"),
+    "beta": _estimator("beta", values="binary", weights=(1.0, 1.0)),
+    "tracked": _estimator("tracked", values="unit", visits=2),
+    "cumulative": _estimator("cumulative", visits=2),
+    "spine": _advantage("scale=group", kind="spine"),
+    "tree": _advantage("scale=group", kind="tree"),
+    "depth": Path("branchgrpo", kind="tree"),
+    "depth/path": Path("branchgrpo", ("advantage.fusion=path",), "tree"),
+    "turning": Path("tp_grpo", kind="probed"),
+    "turning/total": Path("tp_grpo", ("advantage.options={main: total}",), "probed"),
+    "value": Path("vgpo", kind="probed"),
+    "minimum": Path("vgpo", ("advantage.credit=minimum", "advantage.options={}", "advantage.scale=group"), "probed"),
+    "soft minimum": Path(
+        "vgpo", ("advantage.credit=minimum", "advantage.options={temperature: 0.5}", "advantage.scale=group"), "probed"
+    ),
+    "critic": Path("ac_flow"),
+    "process": Path("euphonium"),
+    "anchor": Path("branchgrpo", ("advantage.credit=anchor", "advantage.scale=group"), "tree"),
+    "gate": _advantage("scale=group", second=GATE),
+    "gate/closed": _advantage("scale=group", second=CLOSED),
+    "gate/share": _advantage("scale=group", second="gate: {reward: g, share: 0.5}"),
+    "gate/apart": _advantage("scale=group", second="gate: {reward: g, apart: true}"),
+    "constraint": _advantage("scale=group", "multipliers={initial: 0.5}", second="at_least: 0.9"),
+    "text": _text(),
+    "text/length": _text("baseline=length"),
+    "text/unlikely": _text(second="unlikely: 0.5"),
+    "text/quantile": _text("estimator=quantile", TINY),
+    "text/prefix": _text("credit=prefix"),
+    "text/anchor": _text("credit=anchor", "options={gamma: 0.9}"),
+    "text/parts": Path("text", ("advantage.credit=parts", "parts={cut: lines}"), "text"),
+    "text/minimum": Path("text", ("advantage.credit=minimum", "parts={cut: lines}"), "text"),
+}
+"""What of these is no odd function of the rewards, or not of their scale, `test_score_signs.py` says by name."""
+
+
+@lru_cache(maxsize=None)
+def recipe_of(path: Path, weights: tuple[float, ...]) -> AnyRecipe:
+    """Rewards a, b, z for the weights, and where a gate or strata ask it g, of weight 0."""
+    more = [path.first, path.second, ""]
+    entries = [
+        f"{{name: {path.name}, label: {label}, weight: {weight}{', ' if extra else ''}{extra}}}"
+        for label, weight, extra in zip("abz", weights, more)
+    ]
+    if path.asks:
+        entries.append(f"{{name: {path.name}, label: g, weight: 0.0}}")
+    lines = [f"rewards=[{', '.join(entries)}]", "advantage.eps=0.0", "advantage.clamp=null", *path.lines]
+    return load_recipe(path.base, lines)
+
+
+@lru_cache(maxsize=None)
+def rollout_of(kind: str) -> Any:
+    """Samples of three prompts, four each (and their previews); completions of one length begin alike."""
+    if kind != "text":
+        plan = PLANS[kind]
+        rollout = RolloutRunner(lambda x, i, p: 0.5 * x, plan, (4, 4, 4)).run(range(PROMPTS))
+        samples = torch.zeros(len(rollout.leaf), 3, 1, 1)
+        return Experience(rollout, plan, ("",) * PROMPTS, samples, 1, tuple(range(PROMPTS)))
+    ids = [[7, row, 3, 4] for _ in range(PROMPTS) for row in (1, 1, 2, 2)]
+    parts = Parts([["x", "y"] for _ in ids], [[0, 0, 1, 1] for _ in ids])
+    sampled = Sampled(ids, [[-0.1 * (k + 1)] * 4 for k in range(len(ids))], [True] * len(ids))
+    owners = [p for p in range(PROMPTS) for _ in range(GROUP)]
+    return Completions([[1]] * PROMPTS, sampled, ["x"] * len(ids), owners, parts=parts)
+
+
+def values_of(path: Path, count: int, seed: int = 0) -> Tensor:
+    """[L, count] scores, rounded so that sums of some of them are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (len(rollout_of(path.kind).prompt_of_sample), count)
+    drawn = torch.randint(0, 17, size, generator=generator) / 16
+    if path.values == "binary":
+        verdicts = (drawn > 0.4).float()
+        if count > 1:  # some prompts have the one reward, others the other
+            first = torch.tensor(rollout_of(path.kind).prompt_of_sample) < 2
+            verdicts[~first, 0] = verdicts[first, 1] = torch.nan
+        return verdicts
+    return drawn if path.values == "unit" else 8 * drawn - 3
+
+
+def batch_of(path: Path, values: Tensor, weights: Sequence[float]) -> RewardBatch:
+    """Scores of a, b, z, and g; where parts are scored, that of a part is the sample's and the number of the part."""
+    parts, names = {}, tuple("abz"[: values.shape[1]])
+    if "parts={cut: lines}" in path.lines:
+        parts = {name: [[v, 1.5 * v] for v in column] for name, column in zip(names, values.T.tolist())}
+    if path.asks:
+        names, weights = (*names, "g"), (*weights, 0.0)
+        gate = torch.tensor([1.0, 0.0, 1.0, 1.0]).repeat(len(values))[: len(values), None]
+        values = torch.cat([values, gate], 1)
+    return RewardBatch(values, names, torch.tensor(list(weights)), {}, {}, {}, parts=parts)
+
+
+class Odd(Critic):
+    """A critic that expects the opposite of opposite rewards, as no network does that has begun somewhere."""
+
+    def values(self, experience: Experience, x: Tensor, sigma: float, prompts: Sequence[int]) -> Tensor:
+        return x.flatten(1).mean(1) * (self.mean / self.square**0.5)
+
+
+def advantages_of(path: Path, values: Tensor, weights: Sequence[float], *earlier: Tensor) -> Tensor:
+    """[N] or [N, T] advantages by the path, after as many earlier visits with scores of their own as it remembers."""
+    e = rollout_of(path.kind)
+    batches = [batch_of(path, one, weights) for one in (*earlier, values)]
+    recipe = as_reported(recipe_of(path, tuple(weights)), batches[0].names)
+    memory, critic = Memory(recipe), None
+    if path.base in ("ac_flow", "euphonium"):
+        critic = Odd(CriticConfig(warmup=0, passes=1), (4, 4, 4), lambda prompt: torch.ones(2), "", seed=3)
+        FlowTask.learn(SimpleNamespace(critic=critic), e, batches[-1])  # type: ignore[arg-type]
+    rows = [PromptRow(p, f"prompt {p}") for p in range(PROMPTS)]
+    for batch in batches:
+        everyone = pooled(Processes(), list(range(PROMPTS)), rows, e, batch, recipe.advantage.stratum)
+        found = node_advantages(recipe, memory, everyone, batch, e, critic)
+    return found
