@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from .cli_gallery import gallery
@@ -18,8 +19,23 @@ from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
 from .cli_samples import evaluate, sample
 
+
+class Commands(typer.core.TyperGroup):
+    """Commands that end with status 0 only by coming to their end, whatever they call."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one, with `sys.exit` as a failure: typer's own exits are other exceptions."""
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:
+            raise RuntimeError(
+                f"something that this command called raised {error!r} before the command had ended; the traceback says "
+                "what did"
+            ) from error
+
+
 app = typer.Typer(
-    help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
+    cls=Commands, help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
     pretty_exceptions_enable=False,
 )  # fmt: skip
 build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)

@@ -192,3 +192,19 @@ def test_the_package_runs_as_a_module_and_help_loads_no_tensor_library():
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "flowgrpo.cli" in loaded
     assert not {"torch", "numpy", "diffusers"} & loaded
+
+
+def test_what_exits_within_a_command_is_a_failure_of_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Status 0 says that a command has done its work."""
+
+    def exits() -> dict[str, str]:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("flowgrpo.rewards.registry.available", exits)
+    monkeypatch.setattr(sys, "argv", ["flowgrpo", "rewards"])
+    with pytest.raises(RuntimeError, match=r"raised SystemExit\(0\) before the command had ended"):
+        cli.main()
+    assert command("rewards", "--help")[0] == 0
+    assert command("rewards", "--nonsense")[0] == 2

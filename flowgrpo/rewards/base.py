@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .foreign import contained
 from .scores import InvalidScores, Scores, normalise
 
 __all__ = [
@@ -65,13 +66,13 @@ class MissingDependency(ImportError):
 
 
 class RewardError(RuntimeError):
-    """A reward failed while scoring. The original exception is `__cause__`.
+    """A reward failed while scoring, or as it was closed. The original exception is `__cause__`.
 
     Attributes:
         reward: the reward's name.
         index: row of the offending sample among the samples given, or None if no single one was found.
         indices: rows that were in the failing call (just `index`, where it is known).
-        prompt: prompt of the first of `indices`.
+        prompt: prompt of the first of `indices`, empty where there are none.
         saved: folder in which those samples were kept, or None.
     """
 
@@ -79,13 +80,13 @@ class RewardError(RuntimeError):
         self,
         message: str,
         reward: str,
-        index: int | None,
-        indices: list[int],
-        prompt: str,
-        saved: Path | None,
+        index: int | None = None,
+        indices: Sequence[int] = (),
+        prompt: str = "",
+        saved: Path | None = None,
     ) -> None:
         super().__init__(message)
-        self.reward, self.index, self.indices = reward, index, indices
+        self.reward, self.index, self.indices = reward, index, list(indices)
         self.prompt, self.saved = prompt, saved
 
 
@@ -255,6 +256,7 @@ class Reward:
         Raises:
             InvalidScores: what came back is not one finite number, NaN or None a sample.
             MissingDependency: the reward imports a package that is not installed.
+            Quit: the reward raised what is no Exception, such as SystemExit.
         """
         arguments: dict[str, Any] = {"prompts": prompts}
         if isinstance(samples, Tensor):
@@ -269,15 +271,26 @@ class Reward:
     def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
         """Call the plug-in with those of the `arguments` that it takes, for `count` numbers; see `score`."""
         taken = {name: value for name, value in arguments.items() if self.takes(name)}
-        try:
-            with torch.no_grad():
-                result = self.function(**{**taken, **self._options})
-        except ModuleNotFoundError as error:
-            raise missing_dependency(self.name, error) from error
-        return normalise(result, count, self.name, taken.get("parts"))
+        with contained():
+            try:
+                with torch.no_grad():
+                    result = self.function(**{**taken, **self._options})
+            except ModuleNotFoundError as error:
+                raise missing_dependency(self.name, error) from error
+            return normalise(result, count, self.name, taken.get("parts"))
 
     def close(self) -> None:
-        """Release what the plug-in holds, if it says how."""
+        """Release what the plug-in holds, if it says how.
+
+        Raises:
+            RewardError: the plug-in raised in doing so.
+        """
         close = getattr(self._owner, "close", None)
-        if callable(close):
-            close()
+        if not callable(close):
+            return
+        try:
+            with contained():
+                close()
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise RewardError(f"reward {self.name!r} failed as it was closed: {said}.", self.name) from error

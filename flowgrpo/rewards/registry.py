@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters
+from .foreign import contained
 
 ENTRY_POINT_GROUP = "flowgrpo.rewards"
 
@@ -153,7 +154,8 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
     check_options(target, spec.options, spec.label or short)
     if isinstance(target, type):
         try:
-            scorer: Any = target(**spec.options)
+            with contained(f"reward {spec.name!r} cannot be made: it", ValueError):
+                scorer: Any = target(**spec.options)
         except ModuleNotFoundError as error:
             raise missing_dependency(short, error) from error
         bound: Mapping[str, Any] = {}
@@ -203,7 +205,8 @@ def _load(target: str, name: str) -> Callable[..., Any]:
     location, _, attribute = target.rpartition(":")
     is_file = location.endswith(".py") or "/" in location or "\\" in location
     try:
-        module = _import_file(location) if is_file else _import_module(location)
+        with contained(f"reward {name!r} cannot be imported: {location}", ValueError):
+            module = _import_file(location) if is_file else _import_module(location)
     except ModuleNotFoundError as error:
         raise missing_dependency(name, error) from error
     try:

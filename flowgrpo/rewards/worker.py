@@ -177,7 +177,8 @@ def _call(function: Callable[..., Any], arguments: list[Any]) -> dict[str, Any]:
         return {"missing": error.name}
     except ValueError as error:
         return {"wrong": str(error)}
-    except Exception as error:
+    # Nobody presses Ctrl-C in this process, and `sys.exit` must not leave the call without an answer.
+    except BaseException as error:
         return {"failed": f"{type(error).__name__}: {error}"}
 
 

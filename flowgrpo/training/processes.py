@@ -141,7 +141,8 @@ def ended_together() -> Iterator[None]:
     watch.start()
     try:
         yield
-    except Exception:
+    # What calls `sys.exit` leaves the others waiting as well.
+    except (Exception, SystemExit):
         over.set()
         watch.join()
         _tell(store, state.process_index, state.num_processes)

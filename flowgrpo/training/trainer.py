@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -146,9 +146,9 @@ class Trainer:
             if self.accelerator.is_main_process and final:
                 self.run.log({"iteration": total, **final})
         self._save_results()
-        self.rewards.close()
-        self.evaluation.close()
-        self.accelerator.end_training()
+        with ExitStack() as stack:
+            for end in (self.accelerator.end_training, self.evaluation.close, self.rewards.close):
+                stack.callback(end)
 
     def _stopped(self, iteration: int, evaluated: dict[str, float | None]) -> bool:
         """Tell the guards of an evaluation; whether one of them ends the run before its last iteration.

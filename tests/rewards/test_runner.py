@@ -357,6 +357,6 @@ def test_close_reaches_every_reward_even_past_a_fault() -> None:
             if self.label == "a":
                 raise OSError("already gone")
 
-    with pytest.raises(OSError, match="already gone"):
+    with pytest.raises(RewardError, match="'r0' failed as it was closed: OSError: already gone"):
         rewards(Server(label="a"), Spy(), Server(label="b")).close()
     assert closed == ["a", "b"]
