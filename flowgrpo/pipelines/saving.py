@@ -6,20 +6,26 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from diffusers import DiffusionPipeline
 from peft import get_peft_model_state_dict
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
-__all__ = ["left_out", "new_folder", "save_lora", "save_pipeline"]
+__all__ = ["left_out", "local_folder", "new_folder", "save_lora", "save_pipeline"]
 
 _LORA_STEM = "pytorch_lora_weights"
+_OUR_NOTE = "flowgrpo.json"
+
+
+def local_folder(path: str) -> str:
+    """The folder of a pipeline: the path itself, or of a hub id its snapshot on this machine, fetched if need be."""
+    if Path(path).is_dir():
+        return path
+    return str(DiffusionPipeline.download(path))
 
 
 def left_out(path: str) -> dict[str, None]:
@@ -52,6 +58,7 @@ def new_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]
         fresh = workplace / "new"
         fresh.mkdir()
         yield fresh
+        _flush(fresh)
         if folder.exists():
             old = workplace / "old"
             os.replace(folder, old)
@@ -94,39 +101,37 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
 
 def save_pipeline(
     pipe: DiffusionPipeline,
-    modules: dict[str, nn.Module],
+    modules: Mapping[str, nn.Module],
     folder: Path,
     *,
-    had: set[str],
+    had: Mapping[str, type],
     source: str | Path | None = None,
 ) -> None:
-    """Write a pipeline folder with the trained modules in it.
+    """Write a complete pipeline folder with the trained modules in it.
 
     Args:
         pipe: the pipeline.
         modules: component name -> trained module.
         folder: existing empty folder to write in.
-        had: names of the components the pipeline had when training began.
-        source: pipeline folder to copy all untrained components from. Without it they come from the pipeline;
-            if it has released any of them, only the trained modules are written.
+        had: class of each component that the pipeline had when training began.
+        source: folder that the pipeline was loaded from. Every untrained component is copied as it is there, and one
+            that is left out there stays left out. Without a source they come from the pipeline.
 
     Raises:
-        ValueError: `source` is not a folder with a `model_index.json` and the components listed there.
+        ValueError: `source` is not a complete pipeline folder, or there is none and components have been released.
     """
-    if source is not None:
-        _copy_untrained(Path(source), folder, set(modules))
-    elif not _released(pipe, had):
+    if source is None:
+        gone = [name for name, kind in had.items() if name not in modules and type(getattr(pipe, name)) is not kind]
+        if gone:
+            raise ValueError(
+                f"{', '.join(gone)} of this {type(pipe).__name__} have been released, and without them nothing loads "
+                "what is saved; write TrainedWeights.full(pipe, source=FOLDER) with the folder it was loaded from"
+            )
         pipe.save_pretrained(folder)
         return
+    _copy_untrained(Path(source), folder, set(modules))
     for name, module in modules.items():
         module.save_pretrained(folder / name)
-
-
-def _released(pipe: DiffusionPipeline, had: set[str]) -> set[str]:
-    """Components that are gone, though the pipeline once had them or cannot be loaded without them."""
-    optional = set(getattr(type(pipe), "_optional_components", None) or ())
-    absent = {name for name, part in pipe.components.items() if part is None}
-    return {name for name in absent if name in had or name not in optional}
 
 
 def _copy_untrained(source: Path, folder: Path, trained: set[str]) -> None:
@@ -135,16 +140,33 @@ def _copy_untrained(source: Path, folder: Path, trained: set[str]) -> None:
     if not index.is_file():
         raise ValueError(f"{source} has no model_index.json; give a local pipeline folder as `source`")
     entries = {
-        name: entry
-        for name, entry in json.loads(index.read_text()).items()
-        if isinstance(entry, list) and len(entry) == 2 and entry[0] is not None
+        name
+        for name, entry in json.loads(index.read_text(encoding="utf-8")).items()
+        # Settings that are pairs stand there too; a component is a pair of names.
+        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
     }
-    if absent := [name for name in entries if name not in trained and not (source / name).is_dir()]:
+    if odd := trained - entries:
+        raise ValueError(
+            f"{index} lists no {', '.join(sorted(odd))}; give the folder that the pipeline was loaded from"
+        )
+    kept = sorted(entries - trained)
+    if absent := [name for name in kept if not (source / name).is_dir()]:
         raise ValueError(f"{source} lacks {', '.join(absent)}, listed in its model_index.json; complete it first")
-    shutil.copy(index, folder / index.name)
-    for name in entries:
-        if name not in trained:
-            shutil.copytree(source / name, folder / name)
+    # A class of its own lies beside the index, and so does our note of the call it wants.
+    for file in (index, source / _OUR_NOTE, *sorted(source.glob("*.py"))):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    for name in kept:
+        # Not the modes of the source, which may be read-only, nor the links of a download's cache.
+        shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
+
+
+def _flush(folder: Path) -> None:
+    """Have every file on disk before the folder takes its name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

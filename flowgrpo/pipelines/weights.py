@@ -64,6 +64,7 @@ class TrainedWeights:
         kind: "lora" or "full".
         pipe: the pipeline.
         modules: component name -> denoiser.
+        source: folder that the pipeline was loaded from, for `save` of full weights; None if it was made in memory.
         shards: how full weights are shared out to several processes; None where each has them whole.
         steps: keeps processes in step that need each other for a backward pass; None where each has its own.
     """
@@ -74,6 +75,7 @@ class TrainedWeights:
         modules: dict[str, nn.Module],
         kind: Literal["lora", "full"],
         shards: Shards | None = None,
+        source: str | Path | None = None,
     ) -> None:
         self.pipe = pipe
         self.modules = modules
@@ -82,7 +84,8 @@ class TrainedWeights:
             key: [name for name, parameter in module.named_parameters() if parameter.requires_grad]
             for key, module in modules.items()
         }
-        self._had = {name for name, part in pipe.components.items() if part is not None}
+        self.source = source
+        self._had = {name: type(part) for name, part in pipe.components.items() if part is not None}
         self.shards = shards
         self.steps: Lockstep | None = None if shards is None else shards.steps
         self._reference: list[Tensor] | None = None
@@ -144,6 +147,7 @@ class TrainedWeights:
         keep_reference: bool = False,
         modules: dict[str, nn.Module] | None = None,
         shard: Callable[[dict[str, nn.Module]], Shards] | None = None,
+        source: str | Path | None = None,
     ) -> Self:
         """Train every weight of each denoiser; freeze the rest of the pipeline.
 
@@ -153,6 +157,8 @@ class TrainedWeights:
             keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
             modules: what of `pipe.components` is trained, by name; None takes the denoisers.
             shard: cuts the modules into shards, and puts those on the device.
+            source: local folder that the pipeline was loaded from; `save` takes the untrained components from there,
+                so that they may be released meanwhile.
         """
         modules = trainable_modules(pipe) if modules is None else modules
         _freeze(pipe)
@@ -160,7 +166,7 @@ class TrainedWeights:
             module.requires_grad_(True)
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(param_dtype)
-        weights = cls(pipe, modules, "full", None if shard is None else shard(modules))
+        weights = cls(pipe, modules, "full", None if shard is None else shard(modules), source)
         if keep_reference:
             weights._reference = [parameter.detach().clone() for parameter in weights.parameters()]
         return weights
@@ -284,7 +290,7 @@ class TrainedWeights:
         finally:
             self.modules = sharded
 
-    def save(self, folder: str | Path, *, source: str | Path | None = None, overwrite: bool = False) -> None:
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write the trained weights in diffusers' own format; the folder appears whole or not at all.
 
         LoRA: `pytorch_lora_weights.safetensors` with rank and alpha in its metadata, for
@@ -294,23 +300,23 @@ class TrainedWeights:
         `pipe.transformer.load_lora_adapter(folder, weight_name="pytorch_lora_weights.safetensors",
         prefix=None)`.
 
-        Full: a pipeline folder, for `from_pretrained(folder)`. If components have been released since
-        (`pipe.text_encoder = None`) they come from `source`; without a `source` only the trained modules are
-        written, each in its sub-folder, for `from_pretrained(base, transformer=...)`.
+        Full: a complete pipeline folder, for `from_pretrained(folder)`, with the arguments that `source` itself wants
+        (None for each component that is left out there). Untrained components are copied from `source`; without a
+        `source` the pipeline's own are written.
 
         Args:
             folder: to create.
-            source: full weights only: a local pipeline folder to copy the untrained components from.
             overwrite: replace an existing folder.
 
         Raises:
-            ValueError: the folder exists and `overwrite` is off, or `source` is no complete pipeline folder.
+            ValueError: the folder exists and `overwrite` is off, `source` is no complete pipeline folder, or there is
+                no source and components have been released since (`pipe.text_encoder = None`).
         """
         with new_folder(folder, overwrite=overwrite) as target:
             if self.kind == "lora":
                 save_lora(self.pipe, self.modules, _ADAPTER, target)
             else:
-                save_pipeline(self.pipe, self.modules, target, had=self._had, source=source)
+                save_pipeline(self.pipe, self.modules, target, had=self._had, source=self.source)
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.

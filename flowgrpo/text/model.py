@@ -144,7 +144,7 @@ class LanguageWeights(TrainedWeights):
         """Train every weight."""
         return cls.full(language, keep_reference=keep_reference, modules=language.components)
 
-    def save(self, folder: str | Path, *, source: str | Path | None = None, overwrite: bool = False) -> None:
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
         """Write what plain libraries load: an adapter for `PeftModel.from_pretrained(base, folder)`, or a model for
         `AutoModelForCausalLM.from_pretrained(folder)`; with the tokenizer.
 

@@ -17,6 +17,7 @@ from ..pipelines.denoiser import Denoiser
 from ..pipelines.offload import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompts import PromptCache
+from ..pipelines.saving import local_folder
 from ..pipelines.sharding import Shards
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.guards import Guard, Guards
@@ -131,8 +132,10 @@ def load_flow_task(
     Full weights are cut by `shard`, where it is given, before they are moved to the device.
     """
     model, sampler = recipe.model, recipe.sampler
-    dtype = DTYPES[model.dtype]
-    pipe = load_pipeline(folder, dtype, model.quantize) if pipe is None else pipe
+    dtype, source = DTYPES[model.dtype], None
+    if pipe is None:
+        folder = source = local_folder(folder)
+        pipe = load_pipeline(folder, dtype, model.quantize)
     cast_base(pipe, dtype)
     if shard is None:
         place(pipe, device, model.offload)
@@ -143,7 +146,7 @@ def load_flow_task(
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
     else:
-        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe), shard=shard)
+        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe), shard=shard, source=source)
     if shard is not None:
         place(pipe, device, model.offload)
     weights.gradient_checkpointing(model.gradient_checkpointing)

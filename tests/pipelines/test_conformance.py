@@ -19,7 +19,7 @@ from flowgrpo.pipelines.conformance.subject import Outcome, Subject
 from flowgrpo.pipelines.conformance.table import as_json, as_markdown, class_of, expected, flow_classes, unchecked
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora"]
+CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora", "saved"]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,7 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient"
         ("StableDiffusionPipeline, v-prediction", "direct", "unmodified"),
         ("StableDiffusionXLPipeline", "direct", "unmodified"),
         ("CogVideoXPipeline", "direct", "unmodified"),
+        ("Krea2Pipeline", "direct", "unmodified"),
     ],
 )
 def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> None:
@@ -58,10 +59,10 @@ def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -
     tiny = TINY["MochiPipeline"]
     tiny.fresh().save_pretrained(tmp_path / "pipeline")
 
-    def load() -> MochiPipeline:
-        return MochiPipeline.from_pretrained(tmp_path / "pipeline", torch_dtype=torch.bfloat16)
+    def load(folder: str | Path) -> MochiPipeline:
+        return MochiPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16)
 
-    subject = Subject(load, tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
+    subject = Subject(load, tmp_path / "pipeline", tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
     result = check(subject, "MochiPipeline", lambda outcome: None)
     assert result.passed, result.outcomes
     assert subject.denoiser is not None

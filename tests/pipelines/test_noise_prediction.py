@@ -157,10 +157,10 @@ def test_in_16_bits_every_check_passes(name: str, tmp_path: Path) -> None:
     tiny = TINY[name]
     tiny.fresh().save_pretrained(tmp_path / "pipeline")
 
-    def load() -> Any:
-        return type(tiny.fresh()).from_pretrained(tmp_path / "pipeline", torch_dtype=torch.bfloat16)
+    def load(folder: str | Path) -> Any:
+        return type(tiny.fresh()).from_pretrained(folder, torch_dtype=torch.bfloat16)
 
-    subject = Subject(load, tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
+    subject = Subject(load, tmp_path / "pipeline", tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
     result = check(subject, name, lambda outcome: None)
     assert result.passed, result.outcomes
 

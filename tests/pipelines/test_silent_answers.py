@@ -31,7 +31,7 @@ def denoiser(pipe: Any, **options: Any) -> Denoiser:
 
 
 def subject(pipe: Any, folder: Path) -> Subject:
-    made = Subject(lambda: pipe, CALL["sd3"], STEPS, folder)
+    made = Subject(lambda source: pipe, "", CALL["sd3"], STEPS, folder)
     made.pipe = pipe
     made.denoiser = denoiser(pipe)
     made.denoiser.self_check(PROMPTS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from diffusers import SD3Transformer2DModel
+from diffusers import StableDiffusion3Pipeline
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.pipelines.scenes import CALL
 from flowgrpo.pipelines.sharding import Shards
 from flowgrpo.training.launching import sharding_of
 from flowgrpo.training.run_folder import RunFolder
@@ -51,6 +52,7 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
     return {
         "steps": load_recipe("default", [
             *shared, optimizer, "objective.kl=0.1", "sampler.shared_noise=false", "advantage.select={keep: 2}",
+            "model.release_text_encoders=true",
         ]),
         "forward": load_recipe("diffusion_nft", [*shared, optimizer, "rollout.batch=4"]),
     }  # fmt: skip
@@ -133,13 +135,16 @@ def test_weights_move(runs: Runs, random_pipeline: Path) -> None:
     assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-3
 
 
-def test_plain_diffusers_loads_the_result(runs: Runs) -> None:
+def test_plain_diffusers_loads_the_result(runs: Runs, random_pipeline: Path) -> None:
     folder, other = (r["steps"] / "pipeline" for r in (runs.two, runs.one))
     configs = [json.loads((f / "transformer" / "config.json").read_text()) for f in (folder, other)]
     assert configs[0] == configs[1]
-    module = SD3Transformer2DModel.from_pretrained(folder, subfolder="transformer")
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
     saved = load_file(weights_of(folder))
-    assert all(torch.equal(value, saved[name]) for name, value in module.state_dict().items())
+    assert all(torch.equal(value, saved[name]) for name, value in pipe.transformer.state_dict().items())
+    made = pipe(prompt="a red circle", num_inference_steps=2, output_type="pt", **CALL).images
+    assert float(made.std()) > 0
+    assert {path.name for path in folder.iterdir()} == {path.name for path in random_pipeline.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["steps", "forward"])

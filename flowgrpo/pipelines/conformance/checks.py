@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...samplers.kernels import KERNELS, Kernel
 from ...samplers.plans import Plan, StepPlan
+from ..capture import PipelineCall, company
 from ..denoiser import Denoiser
 from ..policy import Experience, FlowPolicy
 from ..prompts import PromptCache
@@ -243,17 +244,20 @@ def lora(subject: Subject) -> str:
     try:
         weights = _random_lora(pipe) if subject.whole else TrainedWeights(pipe, trainable_modules(pipe), "lora")
     except ValueError as error:
-        return f"{_whole_weights(subject, pipe)}; no adapter: {error}"
+        raise NotApplicable(f"no adapter: {error}") from error
     folder = subject.folder / "lora"
     for parameter in weights.parameters():
         # Trained in float32, but a plain pipeline loads it in the dtype of its base.
         parameter.data = parameter.data.to(subject.dtype)
     weights.save(folder)
     expected = _trained_velocity(subject, subject.on(pipe))
+    pictures = _pictures(subject, pipe)
     subject.pipe = pipe = None
     plain = subject.fresh()
     by = _load_adapter(plain, folder, list(weights.modules))
-    return f"{len(weights.parameters())} tensors by {by}: {_same_prediction(subject, plain, expected, by)}"
+    seen = _same_prediction(subject, plain, expected, by)
+    _require_same_pictures(subject, plain, pictures, by)
+    return f"{len(weights.parameters())} tensors by {by}: {seen}, same pixels"
 
 
 def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
@@ -270,16 +274,51 @@ def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
     return "load_lora_weights"
 
 
-def _whole_weights(subject: Subject, pipe: object) -> str:
+def saved(subject: Subject) -> str:
+    """All weights, saved, make the same pixels in a plain pipeline, also once the text encoders have been released."""
+    if not subject.whole:
+        raise NotApplicable("takes a copy of the whole pipeline; check it with --full")
+    pipe = subject.fresh()
     weights = TrainedWeights.full(pipe)
     _move(weights.parameters(), 0.01)
-    expected = _trained_velocity(subject, subject.on(pipe))
-    for name, module in weights.modules.items():
-        module.save_pretrained(subject.folder / "weights" / name)
-    plain = subject.fresh()
-    for name, module in weights.modules.items():
-        setattr(plain, name, type(module).from_pretrained(subject.folder / "weights" / name).to(subject.device))
-    return f"full weights by from_pretrained: {_same_prediction(subject, plain, expected, 'from_pretrained')}"
+    pictures = _pictures(subject, pipe)
+    weights.save(subject.folder / "full")
+    _require_same_pictures(subject, subject.fresh(subject.folder / "full"), pictures, "from_pretrained")
+    if not hasattr(pipe, "encode_prompt"):
+        return "by from_pretrained: same pixels; the class has no encode_prompt to take encoders away from"
+    weights.source = subject.source
+    with PromptCache(pipe, subject.call) as cache:
+        cache.encode(subject.prompts())
+        cache.release()
+        weights.save(subject.folder / "released")
+    plain = subject.fresh(subject.folder / "released")
+    _require_same_pictures(subject, plain, pictures, "from_pretrained of what was saved without text encoders")
+    return "by from_pretrained: same pixels, with text encoders and saved without"
+
+
+@torch.no_grad()
+def _pictures(subject: Subject, pipe: object) -> Tensor:
+    """What a plain call of a pipeline makes, with its own scheduler."""
+    caller = PipelineCall(pipe, subject.call)
+    prompts = company(subject.prompts(), caller.adapter.together)
+    generators = [torch.Generator().manual_seed(70 + k) for k in range(len(prompts))]
+    scheduler = pipe.scheduler  # type: ignore[attr-defined]
+    made = caller.run(scheduler, prompts, subject.steps, output_type="pt", generator=generators)
+    return stacked(made).float().cpu()
+
+
+def _require_same_pictures(subject: Subject, plain: object, expected: Tensor, by: str) -> None:
+    """Compared as they are shown: 8 bits a channel."""
+    found = _pictures(subject, plain)
+    apart = float((found - expected).abs().max())
+    if not torch.equal(_shown(found), _shown(expected)):
+        raise Failure(f"other pixels after {by}: off by {255 * apart:.2g} of 255")
+    if float(expected.max() - expected.min()) < 1 / 255:
+        raise Failure("the pictures are of one colour, so they show nothing")
+
+
+def _shown(pictures: Tensor) -> Tensor:
+    return (pictures.clamp(0, 1) * 255).round()
 
 
 def _same_prediction(subject: Subject, plain: object, expected: Tensor, by: str) -> str:
@@ -334,4 +373,5 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
     "memory": memory,
     "gradient": gradient,
     "lora": lora,
+    "saved": saved,
 }

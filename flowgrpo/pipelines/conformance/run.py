@@ -15,7 +15,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ..adapters import ADAPTERS
-from ..saving import left_out
+from ..saving import left_out, local_folder
 from .checks import CHECKS
 from .conditioned import CONDITIONED
 from .images import IMAGES
@@ -120,7 +120,7 @@ def check_tiny(name: str, report: Callable[[Outcome], None]) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "pipeline"
         tiny.fresh().save_pretrained(saved)
-        subject = Subject(lambda: tiny.loaded(saved), tiny.call, tiny.steps, Path(folder), tiny.batch)
+        subject = Subject(tiny.loaded, saved, tiny.call, tiny.steps, Path(folder), tiny.batch)
         return check(subject, name, report, tiny.notes)
 
 
@@ -158,11 +158,14 @@ def check_folder(
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    absent = left_out(path)
+    source = local_folder(path)
+
+    def load(folder: str | Path) -> Any:
+        return DiffusionPipeline.from_pretrained(folder, torch_dtype=kind, **left_out(str(folder)))
+
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(
-            lambda: DiffusionPipeline.from_pretrained(path, torch_dtype=kind, **absent),
-            call, steps, Path(folder), texts=prompts or TEXTS, device=chosen, dtype=kind, whole=whole,
+            load, source, call, steps, Path(folder), texts=prompts or TEXTS, device=chosen, dtype=kind, whole=whole,
         )  # fmt: skip
         return check(subject, path, report)
 

@@ -46,7 +46,8 @@ class Subject:
     """A pipeline under check.
 
     Attributes:
-        load: returns the pipeline anew, as loaded by path.
+        load: returns the pipeline in a folder anew, as loaded by path.
+        source: its folder.
         call: its keyword arguments.
         steps: denoising steps, at least 2.
         folder: existing, for what the checks write.
@@ -59,7 +60,8 @@ class Subject:
         denoiser: made by the first check.
     """
 
-    load: Callable[[], Any]
+    load: Callable[[str | Path], Any]
+    source: str | Path
     call: Mapping[str, Any]
     steps: int
     folder: Path
@@ -75,9 +77,9 @@ class Subject:
         """`batch` texts, beginning with another one for each `first`."""
         return [self.texts[(first + k) % len(self.texts)] for k in range(self.batch)]
 
-    def fresh(self) -> Any:
-        """The pipeline, loaded anew, on the device."""
-        pipe = self.load().to(self.device)
+    def fresh(self, folder: str | Path | None = None) -> Any:
+        """The pipeline, loaded anew, on the device; from another folder than its own where one is given."""
+        pipe = self.load(folder or self.source).to(self.device)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
