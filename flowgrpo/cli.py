@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -18,6 +18,10 @@ from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
 from .cli_samples import evaluate, sample
+from .cli_stop import stoppable
+
+if TYPE_CHECKING:
+    from .training.stopping import Stop
 
 
 class Commands(typer.core.TyperGroup):
@@ -61,25 +65,26 @@ def train(
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     say_once(f"run folder {folder}")
-    from .training.session import start
+    with stoppable(folder) as stop:
+        from .training.session import start
 
-    _run(start(recipe, folder), resume=False)
+        _run(start(recipe, folder), stop, resume=False)
 
 
 @app.command()
 def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
     """Continue an interrupted run to the very same numbers."""
     from .configs.load import load_recipe
-    from .training.run_folder import RunFolder
 
-    folder = RunFolder.open(run)
-    recipe = load_recipe(folder.config)
-    from .training.session import Session
+    with stoppable(run) as stop:
+        from .training.run_folder import RunFolder
+        from .training.session import Session
 
-    _run(Session(recipe, folder), resume=True)
+        folder = RunFolder.open(run)
+        _run(Session(load_recipe(folder.config), folder), stop, resume=True)
 
 
-def _run(session: object, resume: bool) -> None:
+def _run(session: object, stop: Stop, resume: bool) -> None:
     from .gallery.build import build_gallery
     from .training.progress import ConsoleReporter
     from .training.session import Session
@@ -88,7 +93,7 @@ def _run(session: object, resume: bool) -> None:
     assert session.run is not None
     main = session.accelerator.is_main_process
     reporter = ConsoleReporter(console, main)
-    trainer = session.trainer(reporter)
+    trainer = session.trainer(reporter, stop)
     if resume:
         trainer.resume()
     trainer.train()
@@ -195,11 +200,10 @@ def main() -> None:
         # Imported only here: it loads torch, which `--help` and `recipes` do without.
         from .pipelines.recorder import PipelineError
         from .rewards.base import RewardError
+        from .training.files import explained
 
         if not isinstance(error, (ValueError, PipelineError, RewardError, FloatingPointError, ImportError, OSError)):
             raise
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        text = explained(error) if isinstance(error, OSError) else str(error)
+        Console(stderr=True).print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; continue with `flowgrpo resume RUN`", highlight=False, markup=False)
-        sys.exit(130)

@@ -382,6 +382,9 @@ class RunConfig(Section):
     iterations: int = Field(100, ge=1)
     seed: int = Field(0, ge=0)
     checkpoint_every: int = Field(25, ge=1)
+    checkpoint_minutes: float | None = Field(
+        10.0, gt=0, allow_inf_nan=False, description="Largest time between checkpoints; none by the clock if null."
+    )
     keep: int = Field(2, ge=1, description="Checkpoints kept.")
     sample_every: int = Field(25, ge=1, description="Iterations between saved training samples.")
     trackers: list[str] = Field(default_factory=list, description="accelerate's: tensorboard, wandb, …")

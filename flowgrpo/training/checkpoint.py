@@ -1,11 +1,15 @@
 """What a run must remember to go on to the very same numbers: weights, optimizer, averages, critic, iteration.
 
-Noise, prompts and windows are addressed by seed and iteration, so no generator state is kept.
+Noise, prompts and windows are addressed by seed and iteration, so no generator state is kept. `state.json` lists every
+other file with its size and CRC-32, so that a damaged one is noticed. A CRC is enough against chance, and the fastest
+that Python has: weights of full models are many gigabytes.
 """
 
 from __future__ import annotations
 
+import copy
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +19,10 @@ from safetensors.torch import load_file, save_file
 
 from ..pipelines.sharding import wholes
 from ..pipelines.weights import TrainedWeights
+from .files import write_text, writing
+
+WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+_BLOCK = 2**22
 
 
 class Stateful(Protocol):
@@ -45,18 +53,101 @@ class Gathered:
         raise NotImplementedError
 
 
+class Kept:
+    """A copy of the state of a part, as it was when this was made."""
+
+    def __init__(self, part: Stateful) -> None:
+        self._state: dict[str, Any] = copy.deepcopy(part.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copy."""
+        return self._state
+
+    def load_state_dict(self, state: Any) -> None:
+        """Never called: a checkpoint is read into the part itself."""
+        raise NotImplementedError
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
 def write_checkpoint(
-    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Stateful]
+    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Stateful], recipe: str = ""
 ) -> None:
-    """Fill an empty folder with the state before `iteration`: the weights, and a file for each part."""
-    save_file({k: v.contiguous() for k, v in weights.state_dict().items()}, folder / "trained.safetensors")
-    for name, part in parts.items():
-        torch.save(part.state_dict(), folder / f"{name}.pt")
-    (folder / "state.json").write_text(json.dumps({"iteration": iteration}), encoding="utf-8")
+    """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
+
+    Raises:
+        OSError: it could not be written; names the file.
+    """
+    tensors = {k: v.contiguous() for k, v in weights.state_dict().items()}
+    states = {f"{name}.pt": part.state_dict() for name, part in parts.items()}
+    needed = _bytes_of([tensors, *states.values()])
+    with writing(folder / WEIGHTS, needed):
+        save_file(tensors, folder / WEIGHTS)
+    for name, state in states.items():
+        # A file of Python's, for torch's own does not say why it could not be written.
+        with writing(folder / name, needed), (folder / name).open("wb") as handle:
+            torch.save(state, handle)
+    with writing(folder / RECIPE, needed):
+        write_text(folder / RECIPE, recipe)
+        files = {file.name: _measured(file) for file in sorted(folder.iterdir())}
+        write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
+
+
+def _bytes_of(state: Any) -> int:
+    """Of the tensors in a state."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(_bytes_of(value) for value in inner)
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Read every file of a checkpoint and compare it with what was noted when it was written.
+
+    Raises:
+        DamagedCheckpoint: one differs, is missing or cannot be read; names it.
+    """
+    state = folder / STATE
+    try:
+        noted = json.loads(state.read_text(encoding="utf-8"))
+        files = {str(name): (int(entry["bytes"]), str(entry["crc32"])) for name, entry in noted["files"].items()}
+        iteration = int(noted["iteration"])
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{state} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
+    if folder.name != f"iter-{iteration:06d}":
+        raise DamagedCheckpoint(f"{state} is of iteration {iteration}")
+    for name in (WEIGHTS, RECIPE):
+        if name not in files:
+            raise DamagedCheckpoint(f"{state} does not list {name}")
+    for name, (size, crc) in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise DamagedCheckpoint(f"{file} is missing")
+        if file.stat().st_size != size:
+            raise DamagedCheckpoint(f"{file} has {file.stat().st_size} bytes of {size}")
+        try:
+            found = _measured(file)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{file} cannot be read ({error.strerror})") from None
+        if found["crc32"] != crc:
+            raise DamagedCheckpoint(f"{file} is not what was written (its checksum differs)")
+
+
+def _measured(file: Path) -> dict[str, Any]:
+    """Size and CRC-32 of a file."""
+    size = crc = 0
+    with file.open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return {"bytes": size, "crc32": f"{crc:08x}"}
 
 
 def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> int:
-    """Put a checkpoint back in place; returns the iteration to do next.
+    """Put a checkpoint, which `verify_checkpoint` found whole, back in place; returns the iteration to do next.
 
     Raises:
         ValueError: the checkpoint lacks a part that the recipe asks for, or weights do not fit.
@@ -67,10 +158,10 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
             f"{folder} holds no {', '.join(missing)}; resume with the recipe of the run that wrote it, in its "
             "config.yaml"
         )
-    weights.load_state_dict(load_file(folder / "trained.safetensors"))
+    weights.load_state_dict(load_file(folder / WEIGHTS))
     for name, part in parts.items():
         # Mapped, for of shards each process needs only its own.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
         part.load_state_dict(state)
-    noted: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    noted: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
     return int(noted["iteration"])

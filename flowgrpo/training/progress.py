@@ -80,6 +80,10 @@ class ConsoleReporter:
         end = "the run ends here, its weights are saved" if alarm.guard.action == "stop" else "the run goes on"
         self.say(f"guard: {alarm}; {end}")
 
+    def note(self, text: str) -> None:
+        """A line that begins so that it is seen."""
+        self.say(f"note: {text}")
+
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""
         self._lap("evaluation")

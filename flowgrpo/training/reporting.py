@@ -25,3 +25,6 @@ class Reporter(Protocol):
 
     def alarm(self, alarm: Alarm) -> None:
         """Called when a reward that is watched has fallen."""
+
+    def note(self, text: str) -> None:
+        """Called with a sentence that a person should read before the run goes on."""

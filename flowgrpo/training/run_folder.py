@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +20,13 @@ from PIL import Image
 from torch import Tensor
 
 from ..rewards.pixels import to_bytes
+from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
+from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
+from .lock import NAME, claim, release
 
+__all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary sibling, flush it to disk and rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write(temporary)
-    with temporary.open("rb") as handle:
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-
-    def write(temporary: Path) -> None:
-        temporary.write_text(text, encoding="utf-8")
-
-    write_atomically(path, write)
+_ITERATION = re.compile(r"iter-(\d+)")
 
 
 class RunFolder:
@@ -50,23 +43,33 @@ class RunFolder:
         self.samples = path / "samples"
         self.index = self.samples / "index.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.notes: list[str] = []
+        """Sentences that a person must read before the run goes on."""
+        self._claim: weakref.finalize[..., RunFolder] | None = None
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder.
+        """Make a new run folder, whose only writer is this process.
 
         Raises:
-            ValueError: the folder exists and is not empty, or is a file: a run is never overwritten.
+            ValueError: the folder exists and is not empty, or is a file: a run is never overwritten. Or another process
+                makes a run of it.
         """
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a new folder")
-        # A run killed while it wrote its config leaves that file's temporary name, and nothing of anybody's.
-        if path.exists() and any(not p.match(".config.yaml.*.tmp") for p in path.iterdir()):
+        # A run killed before it wrote its config leaves its lock or that file's temporary, and nothing of anybody's.
+        ours = (NAME, ".config.yaml.*.tmp")
+        if path.exists() and any(not any(p.match(name) for name in ours) for p in path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
         path.mkdir(parents=True, exist_ok=True)
+        run.claim()
+        # Another process may have made its run and ended since the folder was looked at.
+        if run.config.exists():
+            raise ValueError(f"{path} holds a run by now; name a new folder, or `flowgrpo resume {path}`")
         write_text(run.config, config)  # first: from here on the run can be resumed
-        return cls.open(path)
+        run._complete()
+        return run
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -78,20 +81,54 @@ class RunFolder:
         run = cls(path)
         if not run.config.is_file():
             raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
-        run.samples.mkdir(exist_ok=True)
-        run.checkpoints.mkdir(exist_ok=True)
+        run._complete()
         return run
+
+    def _complete(self) -> None:
+        self.samples.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def claim(self) -> None:
+        """Become the only writer until `release` or the end of this object, and remove what killed processes left.
+
+        Raises:
+            ValueError: another process writes in the folder.
+        """
+        if self._claim is not None and self._claim.alive:
+            return
+        note = claim(self.path)
+        self._claim = weakref.finalize(self, release, self.path.resolve())
+        if note is not None:
+            self.notes.append(note)
+        clear(self.path)
+
+    def release(self) -> None:
+        """Let another process write in the folder."""
+        if self._claim is not None:
+            self._claim()
 
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to the metrics."""
-        _append(self.metrics, [record])
+        append_lines(self.metrics, [record])
 
     def rewind(self, iteration: int) -> None:
-        """Drop everything that was written at or after `iteration`, so that it can be done again."""
+        """Drop everything that was written at or after `iteration`, so that it can be done again.
+
+        A line that a crash cut short is dropped too. If others cannot be read, the file is kept beside the new one.
+        """
         for file in (self.metrics, self.index):
             if not file.exists():
                 continue
-            kept = [line for line in _whole_lines(file) if json.loads(line)["iteration"] < iteration]
+            records, broken = read_lines(file)
+            if broken:
+                copy = _unused(file.with_name(f"{DAMAGED}{file.name}"))
+                shutil.copyfile(file, copy)
+                where = ", ".join(str(number) for number in broken[:5]) + (", …" if len(broken) > 5 else "")
+                self.notes.append(
+                    f"{file}: cannot read line {where}, which a run did not write so; left out, and {copy.name} keeps "
+                    "the file as it was"
+                )
+            kept = [line for line, record in records if record["iteration"] < iteration]
             write_text(file, "".join(f"{line}\n" for line in kept))
 
     def save_samples(
@@ -124,29 +161,76 @@ class RunFolder:
 
     def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append to the index of samples."""
-        _append(self.index, lines)
+        append_lines(self.index, lines)
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], None], keep: int) -> Path:
-        """Write a checkpoint folder under a temporary name, rename it, and drop the oldest beyond `keep`."""
-        target = self.checkpoints / f"iter-{iteration:06d}"
-        temporary = self.checkpoints / f".tmp-{iteration:06d}"
+        """Write a checkpoint folder under a temporary name, rename it, and drop the oldest beyond `keep`.
+
+        At any moment there is a whole checkpoint under its name, or `claim` gives it its name again.
+        """
+        target = self.checkpoint(iteration)
+        temporary, old = (self.checkpoints / f"{kind}{iteration:06d}" for kind in (UNFINISHED, REPLACED))
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        write(temporary)
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
+        try:
+            with writing(temporary):
+                temporary.mkdir(parents=True)
+                write(temporary)
+                for file in (path for path in temporary.rglob("*") if path.is_file()):
+                    sync(file)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(temporary)
         if target.exists():
-            shutil.rmtree(target)
+            os.replace(target, old)
         os.replace(temporary, target)
-        for old in self.list_checkpoints()[:-keep]:
-            shutil.rmtree(old)
+        sync_folder(self.checkpoints)
+        shutil.rmtree(old, ignore_errors=True)
+        for stale in self.list_checkpoints()[:-keep]:
+            # One that is half removed must not pass for a checkpoint.
+            dropped = self.checkpoints / f"{DROPPED}{stale.name}"
+            os.replace(stale, dropped)
+            shutil.rmtree(dropped, ignore_errors=True)
         return target
 
+    def checkpoint(self, iteration: int) -> Path:
+        """Where the state before an iteration is, or would be."""
+        return self.checkpoints / f"iter-{iteration:06d}"
+
     def list_checkpoints(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
-        return sorted(p for p in self.checkpoints.glob("iter-*") if p.is_dir())
+        """Checkpoints under their final names, oldest first."""
+        found = ((_ITERATION.fullmatch(path.name), path) for path in self.checkpoints.glob("iter-*") if path.is_dir())
+        return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Rename a checkpoint that is not whole, so that none takes it for one; returns its new place."""
+        target = _unused(self.checkpoints / f"{DAMAGED}{checkpoint.name}")
+        os.replace(checkpoint, target)
+        return target
+
+
+def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]:
+    """Lines of metrics or index with what they say, and the numbers of lines that cannot be read, from 1.
+
+    What follows the last line end is neither: a crash cut it short.
+    """
+    records, broken = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("iteration"), int):
+            records.append((line, record))
+        else:
+            broken.append(number)
+    return records, broken
+
+
+def _unused(path: Path) -> Path:
+    """This name, or with a number if it is taken."""
+    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())
 
 
 def pixels(image: Tensor) -> NDArray[np.uint8]:
@@ -160,8 +244,14 @@ def pixels(image: Tensor) -> NDArray[np.uint8]:
 def save_image(path: Path, image: Tensor) -> None:
     """Write an image or video as PNG, see `pixels`."""
     temporary = path.with_name(f".{path.name}.tmp")
-    Image.fromarray(pixels(image)).save(temporary, format="PNG")
-    os.replace(temporary, path)
+    try:
+        with writing(path):
+            Image.fromarray(pixels(image)).save(temporary, format="PNG")
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _whole_lines(file: Path) -> list[str]:
@@ -174,11 +264,3 @@ def _whole_lines(file: Path) -> list[str]:
             continue
         lines.append(line)
     return lines
-
-
-def _append(file: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
-    with file.open("a", encoding="utf-8") as handle:
-        handle.write(text)
-        handle.flush()
-        os.fsync(handle.fileno())

@@ -37,6 +37,7 @@ from .planning import bound_surrogate, forecast, planner, surrogate_of
 from .processes import Processes, ended_together
 from .reporting import Reporter
 from .run_folder import RunFolder
+from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text_parts import PartRatios
 from .text_policy import TextPolicy
@@ -75,6 +76,8 @@ class Session:
 
     def _assemble(self, checked: Checked) -> None:
         recipe, run = self.recipe, self.run
+        if run is not None and Processes.of_this_run().rank == 0:
+            run.claim()
         self.data, self.rewards, self.evaluation = checked.data, checked.rewards, checked.evaluation
         self.guards = checked.guards
         if run is not None:
@@ -93,13 +96,13 @@ class Session:
         else:
             self.task = load_text_task(recipe, checked.folder, self.data, device)
 
-    def trainer(self, reporter: Reporter) -> Trainer:
-        """The trainer of this run."""
+    def trainer(self, reporter: Reporter, stop: Stop | None = None) -> Trainer:
+        """The trainer of this run, which ends as `stop` says."""
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
             self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter,
-            self.guards,
+            self.guards, stop,
         )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,15 @@ from ..configs.sections import PROMPT
 from ..core.addressing import address
 from ..core.diagnostics import COLUMNS
 from ..pipelines.ema import Ema
-from ..pipelines.weights import TrainedWeights
 from ..rewards.guards import Guards
 from ..rewards.runner import RewardBatch, RewardSet
 from .advantages import combined, node_advantages
 from .ahead import Ahead
-from .checkpoint import Gathered, Stateful, read_checkpoint, write_checkpoint
+from .checkpoint import Stateful
 from .clock import Clock
 from .credit import kept_nodes
 from .data import Data, PromptRow, templated
+from .keeping import Keeper
 from .launching import optimizer_of
 from .memory import Memory
 from .objectives import Objective
@@ -37,6 +37,7 @@ from .reporting import Reporter
 from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
 from .samples import Batch, asked, evaluated
+from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
 from .text_replay import replay_successes
 from .text_task import TextTask
@@ -62,12 +63,14 @@ class Trainer:
         accelerator: Accelerator,
         reporter: Reporter,
         guards: Guards | None = None,
+        stop: Stop | None = None,
     ) -> None:
+        written = recipe
         recipe = as_reported(recipe, rewards.names)
         self.recipe, self.task = recipe, task
         self.rewards, self.evaluation, self.data = rewards, evaluation, data
         self.run, self.accelerator, self.reporter = run, accelerator, reporter
-        self.guards = guards or Guards([], [])
+        self.guards, self.stop = guards or Guards([], []), stop or Stop()
         wanted: dict[str, EmaConfig | None] = {"ema": recipe.optimizer.ema}
         if isinstance(recipe, Recipe):
             wanted |= {"anchor": recipe.objective.anchor, "old": recipe.objective.old}
@@ -79,6 +82,10 @@ class Trainer:
         self.next_iteration = 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
         self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)
+        self.keeper = Keeper(
+            written, run, task.weights, self.parts, {"optimizer", *self.averages}, self.processes, accelerator,
+            reporter, self.stop,
+        )  # fmt: skip
         self.places = self.processes.share(recipe.rollout.prompts)
         self.cuts = self.processes.cuts(recipe.rollout.prompts, recipe.optimizer.updates)
         self.memory = Memory(recipe)
@@ -97,58 +104,91 @@ class Trainer:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint; from the start if there is none.
+        """Continue from the newest whole checkpoint; from the start if none was written yet.
+
+        What the person who resumes should know is told first: damaged checkpoints, a changed recipe, lost metrics.
 
         Raises:
-            ValueError: processes see different checkpoints, or what `read_checkpoint` refuses.
+            ValueError: no checkpoint is whole, a process does not see it, or it does not fit the recipe.
         """
         with ended_together():
-            checkpoints = self.run.list_checkpoints()
-            if checkpoints:
-                self.next_iteration = read_checkpoint(checkpoints[-1], self.task.weights, self.parts())
-            found = self.processes.gather(self.next_iteration)
-            if len(set(found)) > 1:
-                raise ValueError(
-                    f"the processes see checkpoints of different iterations in {self.run.path}, {found} by process; "
-                    "put the run folder where all of them read and write the same files"
-                )
-            if self.accelerator.is_main_process:
-                self.run.rewind(self.next_iteration)
+            self.next_iteration = self.keeper.resume()
 
     def train(self) -> None:
-        """Run all remaining iterations; the run folder holds the results."""
-        with ended_together():
-            self._train()
+        """Run all remaining iterations; the run folder holds the results.
 
-    def _train(self) -> None:
-        settings, total = self.recipe.run, self.recipe.run.iterations
+        Raises:
+            Stopped: a signal has ended the run, which can go on from there.
+        """
+        with self.stop.deferred():
+            with ended_together():
+                stopped = self._train()
+            if stopped or self.stop.number:
+                raise Stopped(stopped or self.stop.number)
+
+    def _train(self) -> int:
+        """The number of the signal that has ended the run before its end, or 0."""
+        self.keeper.tell_notes()
         self.reporter.started(self)
         self.clock.lap()
-        while self.next_iteration < total:
-            iteration = self.next_iteration
-            evaluated = self.evaluate(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
-            if self._stopped(iteration, evaluated):
+        stopped = 0
+        while self.next_iteration < self.recipe.run.iterations:
+            if stopped := self.keeper.pause(self.next_iteration):
                 break
-            self.clock.lap()
-            record = self.iterate(iteration)
-            record |= evaluated
-            if self.accelerator.is_main_process:
-                self.run.log(record)
-            numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
-            self.accelerator.log(numbers, step=iteration)
-            self.reporter.iteration(record)
-            self.next_iteration = iteration + 1
-            if self.next_iteration % settings.checkpoint_every == 0 or self.next_iteration == total:
-                self._checkpoint()
+            before = self.keeper.moving()
+            try:
+                with self._abandonable(self.processes.count == 1):
+                    done = self._turn(self.next_iteration)
+            except Abandoned:
+                stopped = self.keeper.agreed()
+                self.keeper.write(self.next_iteration, before)
+                break
+            if not done:
+                break
         else:
-            final = self.evaluate(total)
-            self._stopped(total, final)
-            if self.accelerator.is_main_process and final:
-                self.run.log({"iteration": total, **final})
-        self._save_results()
+            stopped = self._finish()
+        if not stopped:
+            self._save_results()
         with ExitStack() as stack:
             for end in (self.accelerator.end_training, self.evaluation.close, self.rewards.close):
                 stack.callback(end)
+        return stopped
+
+    def _turn(self, iteration: int) -> bool:
+        """An iteration with its evaluation and what is written of it; False if a guard ends the run before it."""
+        evaluated = self.evaluate(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
+        if self._stopped(iteration, evaluated):
+            return False
+        self.clock.lap()
+        record = self.iterate(iteration)
+        record |= evaluated
+        if self.accelerator.is_main_process:
+            self.run.log(record)
+        numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
+        self.accelerator.log(numbers, step=iteration)
+        # A run that ends because its terminal is gone has nobody to tell.
+        with suppress(OSError) if self.stop.number else nullcontext():
+            self.reporter.iteration(record)
+        self.next_iteration = iteration + 1
+        self.keeper.write_if_due(self.next_iteration)
+        return True
+
+    def _finish(self) -> int:
+        """The evaluation of what was trained; the number of the signal that ended it, or 0."""
+        total = self.recipe.run.iterations
+        try:
+            with self._abandonable(self.processes.count == 1):
+                final = self.evaluate(total)
+        except Abandoned:
+            return self.stop.number
+        self._stopped(total, final)
+        if self.accelerator.is_main_process and final:
+            self.run.log({"iteration": total, **final})
+        return 0
+
+    def _abandonable(self, possible: bool) -> AbstractContextManager[None]:
+        """Until an optimizer step begins, a signal may end what is done in this context."""
+        return self.stop.abandonable(self.task.weights.modules.values(), possible)
 
     def _stopped(self, iteration: int, evaluated: dict[str, float | None]) -> bool:
         """Tell the guards of an evaluation; whether one of them ends the run before its last iteration.
@@ -163,14 +203,14 @@ class Trainer:
         stops = iteration < self.recipe.run.iterations and any(alarm.guard.action == "stop" for alarm in alarms)
         if stops:
             self.guards.load_state_dict(before)
-            self._checkpoint()
+            self.keeper.write(iteration)
             if self.accelerator.is_main_process:
                 self.run.log({"iteration": iteration, **evaluated})
         return stops
 
     def iterate(self, iteration: int) -> dict[str, Any]:
         """One iteration: collect, score, advantage, update. Returns its metrics."""
-        rows, experience, scores = self.sample(iteration)
+        rows, experience, scores = self._sampled(iteration)
         everyone = self._pooled(rows, experience, scores)
         record = {"iteration": iteration, **reward_record(everyone)}
         record |= reading_record(everyone, self.recipe.advantage.uncertainty)
@@ -189,6 +229,21 @@ class Trainer:
             batch.save("train", iteration, self.run, self.processes, self.accelerator)
         record |= {f"time/{part}": seconds for part, seconds in self.clock.lap().items()}
         return record
+
+    def _sampled(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
+        """`sample`, after which several processes give the iteration up if one of them has had a signal.
+
+        Each may give up in between where none waits for it there.
+        """
+        if self.processes.count == 1:
+            return self.sample(iteration)
+        found = None
+        alone = not self.in_rounds and self.task.weights.shards is None
+        with suppress(Abandoned), self._abandonable(alone):
+            found = self.sample(iteration)
+        if self.keeper.agreed() or found is None:
+            raise Abandoned
+        return found
 
     def sample(self, iteration: int) -> tuple[list[PromptRow], Any, RewardBatch]:
         """This process's share of the iteration's prompts, sampled and scored, in rounds if the recipe wants them."""
@@ -314,6 +369,7 @@ class Trainer:
             self.objective.settle(self.processes.add(sums))
 
     def _step(self) -> Tensor:
+        self.stop.settled()
         norm = self.optimizer.step()
         for average in self.averages.values():
             average.step()
@@ -331,17 +387,6 @@ class Trainer:
         batch.save("eval", iteration, self.run, self.processes, self.accelerator)
         self.reporter.evaluation(iteration, record)
         return record
-
-    def _checkpoint(self) -> None:
-        self.processes.meet()
-        weights: TrainedWeights | Gathered = self.task.weights
-        parts = {**self.parts(), "optimizer": Gathered(self.optimizer)}
-        if self.task.weights.shards is not None:
-            weights, parts = Gathered(weights), {name: Gathered(part) for name, part in parts.items()}
-        if self.accelerator.is_main_process:
-            write = partial(write_checkpoint, iteration=self.next_iteration, weights=weights, parts=parts)
-            self.run.save_checkpoint(self.next_iteration, write, self.recipe.run.keep)
-        self.accelerator.wait_for_everyone()
 
     def _save_results(self) -> None:
         weights = self.task.weights

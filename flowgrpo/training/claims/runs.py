@@ -140,6 +140,8 @@ def _train(recipe: Recipe, folder: Path, name: str, report: Report) -> None:
     trainer = session.trainer(Meter(folder / "compute.jsonl", name, report))
     trainer.resume()
     trainer.train()
+    assert session.run is not None
+    session.run.release()
 
 
 class Meter:
@@ -190,6 +192,10 @@ class Meter:
     def alarm(self, alarm: Alarm) -> None:
         """Say it."""
         self.report(f"{self.name}: {alarm}")
+
+    def note(self, text: str) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {text}")
 
 
 def rounded(record: Mapping[str, float | None]) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""Files that appear whole under their final name or not at all, and errors that name the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""Errors of a disk without room: full, beyond the quota, beyond the largest size of a file."""
+
+
+class NoRoom(OSError):
+    """There is no room for a file.
+
+    Attributes:
+        needed: bytes that must be free, if that is known.
+    """
+
+    needed: int | None = None
+
+
+@contextmanager
+def writing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Within the block every failure to write is an OSError that names a file, `path` if it named none.
+
+    The writers of safetensors and torch have errors of their own, and Python's for a file that is open name none.
+
+    Args:
+        path: what is written.
+        needed: bytes of all that is written with it, for the error.
+
+    Raises:
+        NoRoom: the disk, the quota or the largest size of a file is exhausted.
+    """
+    try:
+        yield
+    except NoRoom:
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else _number_in(error)
+        named = isinstance(error, OSError) and error.filename is not None
+        if number in FULL:
+            full = NoRoom(number, os.strerror(number), os.fspath(error.filename if named else path))
+            full.needed = needed
+            raise full from error
+        if number is None or named:
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def _number_in(error: Exception) -> int | None:
+    """The error number that a library's own exception stands for; None if it is not about writing."""
+    text = str(error)
+    if (found := re.search(r"\(os error (\d+)\)", text)) is not None:  # safetensors, which is written in Rust
+        return int(found[1])
+    # torch does not pass the number on, and a disk without room is the usual reason.
+    return errno.ENOSPC if "PytorchStreamWriter failed" in text or "file write failed" in text else None
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary sibling, flush it to disk and rename it to `path`.
+
+    Raises:
+        OSError: it could not be written; the temporary sibling is gone, and `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            write(temporary)
+            sync(temporary)
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8")
+
+    write_atomically(path, write)
+
+
+def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Append a line of JSON for each record and flush them to disk; a failure may leave a line without its end."""
+    text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+    with writing(path), path.open("a", encoding="utf-8") as handle:
+        handle.write(text)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def sync(path: Path) -> None:
+    """Flush a file to disk."""
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, where the system can do that."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def explained(error: OSError) -> str:
+    """What the command prints of an OSError: a disk without room in a sentence with the file and what is needed."""
+    if error.errno not in FULL or error.filename is None:
+        return str(error)
+    path, needed = Path(os.fsdecode(error.filename)), getattr(error, "needed", None)
+    wanted = f"; {_size(needed)} are needed" if needed else ""
+    if error.errno == errno.EFBIG:
+        return f"{path} is larger than the file system or the limit of this process (ulimit -f) allows{wanted}"
+    if error.errno == errno.EDQUOT:
+        return f"the quota leaves no room to write {path}{wanted}; make room"
+    place = next((folder for folder in path.absolute().parents if folder.is_dir()), Path("/"))
+    free = shutil.disk_usage(place).free
+    return f"the disk is full: no room to write {path}{wanted}, {_size(free)} are free in {place}; make room"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.1f} MiB"

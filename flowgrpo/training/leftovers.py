@@ -1,0 +1,50 @@
+"""What a killed process leaves behind in a run folder: half-written files, and folders on their way to another name.
+
+Only names that this package gives are touched, and only by the process that holds the lock of the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+RESULTS = ("lora", "pipeline", "model")
+UNFINISHED, REPLACED, DROPPED, DAMAGED = ".tmp-", ".old-", ".drop-", "damaged-"
+"""What the names of checkpoints begin with that are being written, being replaced, being removed, or not whole."""
+
+_FILES = ("*/.*.png.tmp", ".index.jsonl.*.tmp")
+_WORKPLACE = re.compile(rf"\.({'|'.join(RESULTS)})\.[a-z0-9_]{{8}}")
+
+
+def clear(run: Path) -> None:
+    """Finish or undo what a killed process was doing in a run folder, and remove its temporaries."""
+    for name in (".config.yaml.*.tmp", ".metrics.jsonl.*.tmp"):
+        _remove(*run.glob(name))
+    for name in _FILES:
+        _remove(*(run / "samples").glob(name))
+    _remove(*(run / "failed").glob(".*.partial"))
+    for folder in run.glob(".*"):
+        if (match := _WORKPLACE.fullmatch(folder.name)) is not None and folder.is_dir():
+            _put_back(folder / "old", run / match[1])
+            _remove(folder)
+    checkpoints = run / "checkpoints"
+    for folder in checkpoints.glob(f"{REPLACED}*"):
+        _put_back(folder, checkpoints / f"iter-{folder.name.removeprefix(REPLACED)}")
+    for kind in (UNFINISHED, REPLACED, DROPPED):
+        _remove(*checkpoints.glob(f"{kind}*"))
+
+
+def _put_back(old: Path, target: Path) -> None:
+    """A folder that was moved aside and not replaced."""
+    if old.is_dir() and not target.exists():
+        os.replace(old, target)
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,82 @@
+"""One writer a run folder: a lock that ends with the process that holds it, however that ends.
+
+It is a POSIX record lock (`fcntl`), which file systems of a network pass on to their server, and which child processes
+do not inherit. The process must not open the file again: closing it would let go of the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+NAME = ".flowgrpo-lock"
+_TAKEN = {errno.EACCES, errno.EAGAIN}
+_held: dict[tuple[int, Path], list[int]] = {}
+"""By process and folder the handle of the lock, and how many claims are on it."""
+
+
+def claim(folder: Path) -> str | None:
+    """Make this process the only writer of a folder, until it ends or each claim of it has been released.
+
+    Returns:
+        None; where the file system has no locks, a sentence that says so.
+
+    Raises:
+        ValueError: another process writes in the folder; says which.
+    """
+    key = os.getpid(), folder.resolve()
+    if key in _held:
+        _held[key][1] += 1
+        return None
+    handle = os.open(folder / NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _lock(handle)
+    except OSError as error:
+        taken = error.errno in _TAKEN
+        note = os.pread(handle, 4096, 0).decode("utf-8", "replace") if taken else ""
+        os.close(handle)
+        if taken:
+            raise ValueError(f"{folder} is being written by {_holder(note)}; wait for its end, or end it") from None
+        return (
+            f"the file system of {folder} has no locks ({error.strerror}): nothing keeps a second process from writing "
+            "in it; start only one"
+        )
+    since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
+    # A full disk does not keep a run from going on to the point where it has something to write.
+    with suppress(OSError):
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, text.encode(), 0)
+    _held[key] = [handle, 1]
+    return None
+
+
+def release(folder: Path) -> None:
+    """Take a claim back; after the last another process may write in the folder."""
+    key = os.getpid(), folder.resolve()
+    if key not in _held:
+        return
+    _held[key][1] -= 1
+    if _held[key][1] == 0:
+        os.close(_held.pop(key)[0])
+
+
+def _lock(handle: int) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError(errno.ENOTSUP, "this system has none") from None
+    fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(note: str) -> str:
+    try:
+        found = json.loads(note)
+        return f"process {found['process']} on {found['host']} since {found['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

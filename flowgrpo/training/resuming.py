@@ -1,0 +1,109 @@
+"""Where a run can go on: its newest whole checkpoint, and what a person should know before it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .checkpoint import RECIPE, DamagedCheckpoint, verify_checkpoint
+from .leftovers import DAMAGED
+from .run_folder import RunFolder, read_lines
+
+Say = Callable[[str], None]
+_MOST = 12
+
+
+def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
+    """The newest checkpoint that is as it was written; those after it are set aside, under names that say so.
+
+    Args:
+        run: the run, of which this process is the only writer.
+        first: after so many iterations the first checkpoint is written, if none was before.
+        say: called with a sentence for each checkpoint that is damaged.
+
+    Returns:
+        None if none has been written yet.
+
+    Raises:
+        ValueError: checkpoints were written, and none is whole: to begin again would drop what the run has done.
+    """
+    for checkpoint in reversed(run.list_checkpoints()):
+        try:
+            verify_checkpoint(checkpoint)
+        except DamagedCheckpoint as fault:
+            aside = run.set_aside(checkpoint)
+            say(f"damaged checkpoint: {fault}; it is kept as {aside.name}, and the run goes on from the one before it")
+        else:
+            return checkpoint
+    done = 1 + max((record["iteration"] for record in _records(run)), default=-1)
+    damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
+    if done > first or damaged:
+        lost = f"damaged are {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
+        raise ValueError(
+            f"{run.checkpoints} holds no whole checkpoint, and {lost}: to begin again would drop {done} iterations. "
+            f"Put one back, or train anew into another folder: `flowgrpo train {run.config} --out NEW`"
+        )
+    if done:
+        say(f"no checkpoint was written yet: {_iterations(0, done)} done again, to the same numbers")
+    return None
+
+
+def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
+    """How the recipe of a run differs from the one that its checkpoint was written with: a sentence, if it does."""
+    before, now = (dict(_leaves(yaml.safe_load(text))) for text in (_text(checkpoint / RECIPE), recipe))
+    changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
+    if changed:
+        listed = [f"{key} {_value(before, key)} → {_value(now, key)}" for key in changed[:_MOST]]
+        more = f", and {len(changed) - _MOST} more" if len(changed) > _MOST else ""
+        yield (
+            f"the recipe has changed since {checkpoint.name} was written: {', '.join(listed)}{more}; the run goes on "
+            f"with the new values ({checkpoint / RECIPE} has the old ones)"
+        )
+
+
+def gaps(run: RunFolder, iteration: int) -> Iterator[str]:
+    """Which iterations before this one the metrics lack, though the checkpoint has them: a sentence, if any."""
+    there = {record["iteration"] for record in _records(run)}
+    lost = [number for number in range(iteration) if number not in there]
+    if lost:
+        state = "is missing" if not run.metrics.exists() else f"lacks {len(lost)} of them"
+        yield (
+            f"{iteration} iterations are done, and {run.metrics} {state} ({_numbers(lost)}); they stay so: the weights "
+            "are those of the checkpoint, and new lines are added"
+        )
+
+
+def _records(run: RunFolder) -> list[dict[str, Any]]:
+    return [record for _, record in read_lines(run.metrics)[0]] if run.metrics.exists() else []
+
+
+def _iterations(first: int, count: int) -> str:
+    return f"iteration {first} is" if count == 1 else f"iterations {first} to {first + count - 1} are"
+
+
+def _numbers(found: list[int]) -> str:
+    there = set(found)
+    ends = [number for number in found if number + 1 not in there]
+    starts = [number for number in found if number - 1 not in there]
+    listed = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends)]
+    return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys of a recipe with dots, and their values; lists are values."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif path:
+        yield path, value
+
+
+def _value(values: dict[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "(not there)"
