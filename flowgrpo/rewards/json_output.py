@@ -41,7 +41,8 @@ class JsonOutput:
                     that was not expected does no harm; 1 and 1.0 are equal, true and 1 are not
 
     A completion of more than 100,000 characters, or nested more than 100 deep, has no value. `NaN` and `Infinity` are
-    no JSON. A schema runs in a process of its own and is given up after `seconds`, which counts as 0.
+    no JSON, and neither is a number that is too large for a float, such as `1e999`. A schema runs in a process of its
+    own and is given up after `seconds`, which counts as 0.
 
     Args:
         schema: a JSON schema, for samples whose column `schema` gives none. Schemas need the package jsonschema.
@@ -175,12 +176,20 @@ def _parse(text: str, open_ended: bool) -> Any:
         deepest = max(deepest, depth)
     if deepest > DEEPEST:
         raise ValueError(f"it is nested {deepest} deep, more than {DEEPEST}")
-    decoder = json.JSONDecoder(parse_constant=_no_constant)
+    decoder = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
     return decoder.raw_decode(text)[0] if open_ended else decoder.decode(text)
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    """A number, where JSON's 1e999 would be read as infinity."""
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"{digits[:40]} is too large a number")
+    return number
 
 
 def _content(expected: Any, value: Any) -> float:

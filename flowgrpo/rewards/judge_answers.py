@@ -17,7 +17,8 @@ LONGEST_ANSWER = 100_000
 NOTE_CHARACTERS = 1000
 PATTERN_SECONDS = 2.0
 FEWEST_FOR_A_VERDICT = 8
-NUMBER = r"[-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20})(?![\d.]*\d)"
+# Never the beginning of a longer number: of 1e999 or 1,000 the 1 would be a score that nobody gave.
+NUMBER = r"[-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,9})?(?![\d.]*\d|[eE][-+]?\d|,\d)"
 _THOUGHT = "</think>"
 
 

@@ -21,6 +21,8 @@ from .options import check_flag
 from .scores import InvalidScores, Scores
 from .within import signature_of
 
+ROUNDING = 1e-3
+"""A log-probability this far above 0 is one of 0, computed in half precision."""
 YES_OR_NO = {"Yes": 1.0, "No": 0.0}
 ABOUT_IMAGES = 'Does this figure show "{prompt}"? Please answer yes or no.'
 
@@ -127,8 +129,8 @@ class JudgeLogprob:
         found: dict[str, list[float]] = {}
         for token, logprob in answer.first:
             word = _fold(token)
-            if word in self.answers and logprob <= 0:
-                found.setdefault(word, []).append(math.exp(logprob))
+            if word in self.answers:
+                found.setdefault(word, []).append(math.exp(min(logprob, 0.0)) if logprob <= ROUNDING else math.nan)
         return {word: math.fsum(values) for word, values in found.items()}
 
     def _expected(self, answer: Answer) -> float:
@@ -136,6 +138,8 @@ class JudgeLogprob:
             raise Unreadable(answer.refused)
         probabilities = self._probabilities(answer)
         mass = math.fsum(probabilities.values())
+        if math.isnan(mass):
+            raise Unreadable("an answer has a log-probability above 0, or one that is no number")
         if not mass or mass < self.least_mass:
             raise Unreadable(f"the answers have a probability of {mass:.3g} in all")
         mean = math.fsum(self.answers[word] * value for word, value in probabilities.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from .judge_answers import NUMBER, Unreadable
@@ -43,8 +44,8 @@ def read_preference(text: str) -> float:
     scores = [(number, float(score)) for number, score in _SCORES.findall(part)]
     if not scores or [number for number, _ in scores] != ["1", "2"] * (len(scores) // 2):
         raise Unreadable("the answer names none as better")
-    if any(score < 0 for _, score in scores):
-        raise Unreadable("a score is below 0")
+    if any(not 0 <= score < math.inf for _, score in scores):
+        raise Unreadable("a score is below 0, or too large to be read")
     axes = [(scores[k][1], scores[k + 1][1]) for k in range(0, len(scores), 2)]
     return sum(one / (one + other) if one + other else 0.5 for one, other in axes) / len(axes)
 

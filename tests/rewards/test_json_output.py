@@ -53,6 +53,7 @@ def test_where_the_value_is(text: str, value: object, alone: bool) -> None:
         ("{'a': 1}", "property name"),
         ('{"a": 1', "Expecting ',' delimiter"),
         ("NaN", "NaN is no JSON"),
+        ('{"n": 1e999}', "1e999 is too large a number"),
         ("[-Infinity]", "-Infinity is no JSON"),
         ("[" * 101 + "]" * 101, "nested 101 deep"),
         ("[" * 99_999, "nested 99999 deep"),

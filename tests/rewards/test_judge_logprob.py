@@ -72,6 +72,17 @@ def test_a_judge_that_says_something_else_has_no_score(stub: Stub):
     assert batch.sub_scores["judge_logprob"]["mass"] == pytest.approx([0.04, 0.4, 0.0])
 
 
+@pytest.mark.parametrize("logprob", [math.inf, math.nan, 0.5, 1e9])
+def test_a_log_probability_that_is_none_makes_no_score(stub: Stub, logprob: float):
+    """The other answer must not have all of the probability then."""
+    wrong, certain = tokens(("No", 0.2), ("Yes", 0.5)), tokens(("No", 1e-9), ("Yes", 0.5))
+    wrong["content"][0]["top_logprobs"][1]["logprob"] = logprob
+    certain["content"][0]["top_logprobs"][1]["logprob"] = 1e-7
+    batch = score(stub(wrong, certain), 2)
+    assert batch.values[:, 0].isnan().tolist() == [True, False]
+    assert batch.values[1, 0] == pytest.approx(1.0)
+
+
 def test_a_server_without_log_probabilities_is_told_of(stub: Stub):
     with pytest.raises(RewardError, match="gives no log-probabilities of tokens; use a server that does"):
         score(stub(None, None), 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,7 +137,7 @@ PATHS: dict[str, Path] = {
 """What of these is no odd function of the rewards, or not of their scale, `test_score_signs.py` says by name."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def recipe_of(path: Path, weights: tuple[float, ...]) -> AnyRecipe:
     """Rewards a, b, z for the weights, and where a gate or strata ask it g, of weight 0."""
     more = [path.first, path.second, ""]
@@ -151,7 +151,7 @@ def recipe_of(path: Path, weights: tuple[float, ...]) -> AnyRecipe:
     return load_recipe(path.base, lines)
 
 
-@lru_cache(maxsize=None)
+@cache
 def rollout_of(kind: str) -> Any:
     """Samples of three prompts, four each (and their previews); completions of one length begin alike."""
     if kind != "text":

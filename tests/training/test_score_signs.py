@@ -90,7 +90,7 @@ def test_the_sign_of_rewards_and_weights(name: str, count: int) -> None:
 
 @every
 def test_the_scale_of_weights(name: str) -> None:
-    """Where the advantage is divided by a deviation twice the weight is as good, elsewhere it is twice the advantage."""
+    """Where advantages are divided by a deviation twice the weight changes nothing, elsewhere it doubles them."""
     if name in UNSCALED:
         return
     path = PATHS[name]
@@ -128,15 +128,14 @@ def test_a_weight_of_0_is_as_if_the_reward_were_not_there(name: str, junk: float
 @pytest.mark.parametrize("base", ["default", "text"])
 def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
     name = "gold" if base == "default" else "answer"
-    load = partial(load_recipe, base)
+    load, apart = partial(load_recipe, base), "gate: {reward: r, apart: true}"
     words = "every reward has weight 0 \\(r, s\\).*so nothing is optimised; give one a weight above 0, or below 0"
     with pytest.raises(ValueError, match=words):
         load([f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, weight: 0.0}}]"])
-    with pytest.raises(ValueError, match="reward s has weight 0.*and `at_least`.*leave one of them out"):
+    with pytest.raises(ValueError, match=r"reward s has weight 0.*and `at_least`.*leave one of them out"):
         load([f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s, weight: 0, at_least: 0.5}}]"])
     with pytest.raises(ValueError, match="every reward that counts has `at_least`"):
         load([f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, at_least: 0.5}}]"])
     with pytest.raises(ValueError, match="those all have weight 0"):
-        gate = "gate: {reward: r, apart: true}"
-        load(["advantage.scale=group", f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, {gate}}}]"])
+        load(["advantage.scale=group", f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, {apart}}}]"])
     assert load([f"rewards=[{{name: {name}, weight: -1}}]"]).rewards[0].weight == -1

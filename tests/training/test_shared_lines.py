@@ -343,3 +343,17 @@ def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], 
         load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=sapo", "optimizer.epochs=2"])
     with pytest.raises(ValueError, match="which one optimizer step per rollout never leaves"):
         load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=r2vpo"])
+
+
+def test_a_weight_below_0_turns_the_update(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    """What one iteration does to the weights, with the only reward's weight 1 and -1."""
+    moved = {}
+    for weight in (1.0, -1.0):
+        more = (f"rewards.0.weight={weight}", "optimizer.weight_decay=0.0", "data.curriculum=null")
+        trainer = trainer_of(lines, tmp_path / str(weight), *more)
+        before = [p.detach().clone() for p in trainer.task.weights.parameters()]
+        trainer.iterate(0)
+        after = trainer.task.weights.parameters()
+        moved[weight] = torch.cat([(new.detach() - old).flatten() for new, old in zip(after, before)]).double()
+    assert moved[1.0].norm() > 0
+    assert float(torch.cosine_similarity(moved[1.0], moved[-1.0], dim=0)) < -0.9999
