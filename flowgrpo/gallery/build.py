@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .files import MARKER, copy_file, previous_files, write_bytes, write_marker
+from .files import MARKER, copy_file, previous_files, remove_stale, write_bytes, write_marker
 from .pages import inline_json, script, site_files
 from .runs import Run, read_run
 from .thumbnails import CACHE, Thumbnail, Thumbnails
@@ -53,6 +53,7 @@ def build_gallery(
     assert out is not None
     contents = read_runs(folders)
     previous = previous_files(out) | _thumbnails_in(out)
+    remove_stale(out)
     # Listed before they are written: a build cut short is still known as ours, and the next one cleans up.
     out.mkdir(parents=True, exist_ok=True)
     write_marker(out, previous | {"index.html", CACHE})

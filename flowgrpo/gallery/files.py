@@ -1,13 +1,18 @@
 """Files of a gallery: each appears whole under its final name, and only our own are ever replaced or removed."""
 
+import errno
 import json
 import os
+import re
 import shutil
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 MARKER = ".flowgrpo-gallery.json"
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_TEMPORARY = re.compile(r"\..+\.(?P<host>[^/]*)-(?P<process>\d+)-\d+\.tmp")
 
 
 def previous_files(out: Path) -> set[str]:
@@ -16,7 +21,8 @@ def previous_files(out: Path) -> set[str]:
     Raises:
         ValueError: the folder is somebody else's.
     """
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+    # A build that was killed before it listed its files leaves nothing but temporaries.
+    if not out.exists() or (out.is_dir() and all(_TEMPORARY.fullmatch(path.name) for path in out.iterdir())):
         return set()
     try:
         names = json.loads((out / MARKER).read_text(encoding="utf-8"))["files"]
@@ -35,14 +41,47 @@ def write_marker(out: Path, names: set[str]) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Call `write` with a temporary name in the same folder, and rename what it made to `path`."""
+    """Call `write` with a temporary name in the same folder, and rename what it made to `path`.
+
+    Raises:
+        OSError: it could not be written; names a file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    owner = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    temporary = path.with_name(f".{path.name}.{owner}.tmp")
     try:
         write(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        # That of a file which is open names none.
+        if error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_stale(out: Path) -> None:
+    """Remove the temporary files of builds in `out` that were killed on this machine."""
+    for path in out.rglob(".*.tmp"):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and match["host"] == socket.gethostname() and not _alive(int(match["process"])):
+            path.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    """Whether another process of this number may be running."""
+    if process == os.getpid():
+        return False
+    if os.name == "nt":  # there a signal of 0 would end it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:

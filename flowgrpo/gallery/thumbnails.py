@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from .files import write_bytes, write_whole
+from .files import NO_ROOM, write_bytes, write_whole
 
 CACHE = ".flowgrpo-thumbnails.json"
 SIDE = 256  # pixels
@@ -55,7 +55,11 @@ class Thumbnails:
         self._fresh: dict[str, list[Any]] = {}
 
     def make(self, images: Iterable[Path]) -> dict[Path, Thumbnail | None]:
-        """Thumbnails of images that exist; None for a file that is no readable image."""
+        """Thumbnails of images that exist; None for a file that is no readable image.
+
+        Raises:
+            OSError: there is no room for one.
+        """
         paths = list(dict.fromkeys(images))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             return dict(zip(paths, pool.map(self._make, paths)))
@@ -82,7 +86,9 @@ class Thumbnails:
             else:
                 name = hashlib.sha256(_FORMAT.encode() + path.read_bytes()).hexdigest()[:24]
             thumbnail = self._from_cache(name) or self._draw(path, name)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise
             return None
         self._fresh[place] = [stat.st_size, stat.st_mtime_ns, name]
         return thumbnail

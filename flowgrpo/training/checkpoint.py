@@ -125,6 +125,8 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{state} does not list {name}")
     for name, (size, crc) in files.items():
         file = folder / name
+        if file.name != name:
+            raise DamagedCheckpoint(f"{state} lists {name!r}, which is no file of a checkpoint")
         if not file.is_file():
             raise DamagedCheckpoint(f"{file} is missing")
         if file.stat().st_size != size:

@@ -45,12 +45,12 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
         raise
     except Exception as error:
         number = error.errno if isinstance(error, OSError) else _number_in(error)
-        named = isinstance(error, OSError) and error.filename is not None
+        named = error.filename if isinstance(error, OSError) else None
         if number in FULL:
-            full = NoRoom(number, os.strerror(number), os.fspath(error.filename if named else path))
+            full = NoRoom(number, os.strerror(number), str(named or path))
             full.needed = needed
             raise full from error
-        if number is None or named:
+        if number is None or named is not None:
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
 

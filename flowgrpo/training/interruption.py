@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..configs.load import dump_recipe
 from ..configs.schema import Recipe
+from .leftovers import RESULTS
 from .run_folder import write_text
 
 KILLS = 12
@@ -97,7 +98,7 @@ def contents(run: Path) -> dict[str, bytes]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     timeless = [{key: value for key, value in r.items() if not key.startswith("time/")} for r in records]
     found = {"metrics.jsonl": json.dumps(timeless, sort_keys=True).encode()}
-    for part in ("samples", "lora", "pipeline"):
+    for part in ("samples", *RESULTS):
         for file in sorted((run / part).rglob("*")):
             if file.is_file():
                 exact = _tensors(file) if file.suffix == ".safetensors" else file.read_bytes()

@@ -48,7 +48,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bonus(small_text: list[str], t
     for k in range(2):
         part.run.log(part.evaluate(k) | part.iterate(k) if k == 0 else part.iterate(k))
         part.next_iteration = k + 1
-        part._checkpoint()
+        part.keeper.write(part.next_iteration)
     again = Session(part.recipe, part.run).trainer(Silent())
     again.resume()
     task, other = task_of(again), task_of(part)

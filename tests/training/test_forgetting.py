@@ -155,7 +155,7 @@ def test_a_run_resumes_to_the_last_bit(small_text: list[str], tmp_path: Path, ri
     for iteration in range(2):
         first.run.log(first.iterate(iteration))
         first.next_iteration = iteration + 1
-    first._checkpoint()
+    first.keeper.write(first.next_iteration)
     assert (folders[1] / "checkpoints" / "iter-000002" / "visits.pt").is_file()
     again = Session(recipe, RunFolder.open(folders[1])).trainer(Silent())
     again.resume()

@@ -220,7 +220,7 @@ def test_a_run_that_reads_resumes_to_the_last_bit(of: AnyRecipe, tmp_path: Path)
     for iteration in range(2):
         first.run.log(first.iterate(iteration))
         first.next_iteration = iteration + 1
-    first._checkpoint()
+    first.keeper.write(first.next_iteration)
     again = Session(of, RunFolder.open(cut)).trainer(Silent())
     again.resume()
     assert again.next_iteration == 2

@@ -1,6 +1,9 @@
 """The run folder: nothing half-written, nothing overwritten, and rewinding to a checkpoint."""
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +212,52 @@ def test_a_checkpoint_made_again_replaces_the_first(run: RunFolder):
     checkpoint(run, 5, text="first")
     assert (checkpoint(run, 5, text="second") / "state").read_text() == "second"
     assert names(run) == ["iter-000005"]
+
+
+def test_checkpoints_are_in_the_order_of_their_numbers(run: RunFolder):
+    for iteration in (999_998, 999_999, 1_000_000):
+        checkpoint(run, iteration)
+    assert names(run) == ["iter-999999", "iter-1000000"]
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_checkpoint_is_there_wherever_its_replacement_ends(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
+):
+    """A kill is an exception after which nothing more is done: not even cleaning up."""
+    checkpoint(run, 5, text="first")
+    done: list[str] = []
+
+    class Killed(BaseException):
+        pass
+
+    def counted(work: Callable[..., object]) -> Callable[..., object]:
+        def call(*given: object, **named: object) -> object:
+            if len(done) == step:
+                raise Killed
+            done.append(work.__name__)
+            return work(*given, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", counted(os.replace))
+        patch.setattr(shutil, "rmtree", counted(shutil.rmtree))
+        with pytest.raises(Killed):
+            run.save_checkpoint(5, lambda folder: (folder / "state").write_text("second"), 2)
+    again = RunFolder.open(run.path)
+    again.claim()
+    assert names(again) == ["iter-000005"]
+    assert (again.checkpoints / "iter-000005" / "state").read_text() in ("first", "second")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["iter-000005"]
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_kept_aside(run: RunFolder):
+    run.metrics.write_text('{"iteration": 0}\nnot json\n{"rewards": 1}\n{"iteration": 1}\n{"iter', encoding="utf-8")
+    before = run.metrics.read_text(encoding="utf-8")
+    run.rewind(9)
+    assert [record["iteration"] for record in lines(run.metrics)] == [0, 1]
+    assert (run.path / "damaged-metrics.jsonl").read_text(encoding="utf-8") == before
+    [note] = run.notes
+    assert "cannot read line 2, 3" in note
+    assert "damaged-metrics.jsonl" in note

@@ -1,0 +1,215 @@
+"""Going on after damage: no file that differs is read, the run goes on from the one before, and what differs is said."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
+from flowgrpo.training.interruption import contents
+from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.session import Session, start
+from tests.conftest import Command
+
+
+class Listening(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class State:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict:
+        return {"w": self.state}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.state = state["w"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "iter-000007"
+    folder.mkdir()
+    part = State(torch.arange(6.0))
+    write_checkpoint(folder, 7, part, {"optimizer": part}, "run: {seed: 1}\n")  # type: ignore[arg-type]
+    return folder
+
+
+FILES = ("trained.safetensors", "optimizer.pt", "config.yaml", "state.json")
+
+
+def test_a_checkpoint_as_it_was_written_is_whole(checkpoint: Path) -> None:
+    assert {path.name for path in checkpoint.iterdir()} == set(FILES)
+    verify_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", ["cut", "emptied", "missing", "longer"])
+def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: str) -> None:
+    file = checkpoint / name
+    whole = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes({"cut": whole[:-1], "emptied": b"", "longer": whole + b"x"}[damage])
+    if name == "state.json" and damage == "cut":  # the end of its line
+        verify_checkpoint(checkpoint)
+        file.write_bytes(whole[:-2])
+    with pytest.raises(DamagedCheckpoint, match=name.replace(".", r"\.")):
+        verify_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_found(checkpoint: Path, name: str) -> None:
+    """In state.json some only move white space, and change nothing that is read."""
+    file = checkpoint / name
+    whole = file.read_bytes()
+    read = json.loads(whole) if name == "state.json" else None
+    for place in range(0, len(whole), max(1, len(whole) // 150)):
+        for bit in (0, 3, 6):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            try:
+                verify_checkpoint(checkpoint)
+            except DamagedCheckpoint as fault:
+                assert str(checkpoint) in str(fault)
+            else:
+                assert read is not None
+                assert json.loads(file.read_bytes()) == read
+
+
+def test_an_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "iter-000001").mkdir()
+    with pytest.raises(DamagedCheckpoint, match=r"iter-000001/state\.json is missing"):
+        verify_checkpoint(tmp_path / "iter-000001")
+
+
+def test_a_checkpoint_of_another_iteration_is_damaged(checkpoint: Path) -> None:
+    moved = checkpoint.rename(checkpoint.with_name("iter-000008"))
+    with pytest.raises(DamagedCheckpoint, match="is of iteration 7"):
+        verify_checkpoint(moved)
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def words(small_text: list[str]) -> list[str]:
+    return [*small_text, "rollout={prompts: 2, group: 2, batch: 4, tokens: 60}", "generation.max_tokens=3"]
+
+
+@pytest.fixture
+def finished(words: list[str], tmp_path: Path) -> Path:
+    start(load_recipe("text", words), tmp_path / "run").trainer(Silent()).train()
+    return tmp_path / "run"
+
+
+def resumed(run: Path, *more: str) -> Listening:
+    folder = RunFolder.open(run)
+    heard = Listening()
+    trainer = Session(load_recipe(folder.config, more), folder).trainer(heard)
+    trainer.resume()
+    trainer.train()
+    return heard
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+
+
+def empty_folder(file: Path) -> None:
+    shutil.rmtree(file.parent)
+    file.parent.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("trained.safetensors", flip), ("optimizer.pt", cut), ("state.json", cut), ("state.json", empty_folder)],
+)
+def test_the_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    finished: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    before = contents(finished)
+    newest = finished / "checkpoints" / "iter-000004"
+    damage(newest / name)
+    left = {path.name: path.read_bytes() for path in newest.iterdir()}
+    heard = resumed(finished)
+    [note] = heard.notes
+    assert str(newest / name) in note
+    assert "kept as damaged-iter-000004" in note
+    assert contents(finished) == before
+    aside = finished / "checkpoints" / "damaged-iter-000004"
+    assert {path.name: path.read_bytes() for path in aside.iterdir()} == left
+    verify_checkpoint(newest)
+
+
+def test_without_a_whole_checkpoint_nothing_is_dropped(finished: Path) -> None:
+    for checkpoint in RunFolder.open(finished).list_checkpoints():
+        flip(checkpoint / "trained.safetensors")
+    before = (finished / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"no whole checkpoint.*damaged-iter-000003.*would drop 5 iterations"):
+        resumed(finished)
+    assert (finished / "metrics.jsonl").read_bytes() == before
+    assert len(list((finished / "checkpoints").glob("damaged-*"))) == 2
+
+
+def test_removed_checkpoints_are_missed(finished: Path, command: Command) -> None:
+    shutil.rmtree(finished / "checkpoints")
+    before = (finished / "metrics.jsonl").read_bytes()
+    status, _, errors = command("resume", str(finished))
+    assert status == 1
+    assert f"error: {finished / 'checkpoints'} holds no whole checkpoint" in errors
+    assert "--out NEW" in errors
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(finished: Path) -> None:
+    before = contents(finished)
+    shutil.rmtree(finished / "checkpoints")
+    RunFolder.open(finished).rewind(1)
+    heard = resumed(finished)
+    [note] = heard.notes
+    assert "iteration 0 is done again" in note
+    assert contents(finished) == before
+
+
+def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
+    config = finished / "config.yaml"
+    config.write_text(config.read_text().replace("learning_rate: 0.01", "learning_rate: 0.02"), encoding="utf-8")
+    heard = resumed(finished)
+    [note] = heard.notes
+    assert "optimizer.learning_rate 0.01 → 0.02" in note
+    # A comment changes nothing.
+    config.write_text("# mine\n" + config.read_text(), encoding="utf-8")
+    newest = RunFolder.open(finished).list_checkpoints()[-1]
+    assert "learning_rate: 0.01" in (newest / "config.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("kept", "said"), [(None, "is missing (0 to 3)"), ([0, 2], "lacks 2 of them (1, 3)"), ([0, 1, 2, 3, 4], None)]
+)
+def test_metrics_that_are_gone_are_missed(finished: Path, kept: list[int] | None, said: str | None) -> None:
+    metrics = finished / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    if kept is None:
+        metrics.unlink()
+    else:
+        metrics.write_text("".join(f"{lines[k]}\n" for k in kept), encoding="utf-8")
+    heard = resumed(finished)
+    assert [said in note for note in heard.notes if said] == ([True] if said else [])
+    assert len(heard.notes) == (1 if said else 0)
