@@ -9,11 +9,29 @@ import torch
 from torch import Tensor
 
 from .advantages import as_precise
-from .surrogates import LOG_LIMIT, per_column, pessimistic
+from .surrogates import LOG_LIMIT, beyond, holds_back, per_column, pessimistic
 
 Path = Sequence[tuple[float, float]]
 
 
+def _dcpo_bounds(log_ratio: Tensor, logp: Tensor, low: float, high: float, most: float) -> tuple[Tensor, Tensor]:
+    """Lower and upper bound of each token's log-ratio, the latter `log(most)` at most."""
+    rarity = 4 * (log_ratio - logp).detach().clamp(max=3 * LOG_LIMIT).exp()
+    above = high * rarity
+    # sqrt(1 + x) - 1, without the difference of two numbers near 1.
+    upper = torch.log1p(0.5 * above / ((1 + above).sqrt() + 1))
+    lower = torch.log1p(0.5 * ((1 - low * rarity).clamp(min=0).sqrt() - 1))
+    return lower, upper.clamp(max=math.log(most))
+
+
+def _dcpo_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float, high: float, most: float
+) -> Tensor:
+    bounds = _dcpo_bounds(log_ratio, logp, low, high, most)
+    return beyond(log_ratio, adv, *bounds) | ((adv < 0) & (log_ratio > math.log(most)))
+
+
+@holds_back(_dcpo_holds_back)
 def dcpo(
     log_ratio: Tensor,
     adv: Tensor,
@@ -41,16 +59,22 @@ def dcpo(
     if not (low >= 0 and high >= 0 and most > 1):
         raise ValueError(f"DCPO bounds are low={low}, high={high}, most={most}; use low, high >= 0 and most > 1")
     adv = per_column(adv)
-    rarity = 4 * (log_ratio - logp).detach().clamp(max=3 * LOG_LIMIT).exp()
-    above = high * rarity
-    # sqrt(1 + x) - 1, without the difference of two numbers near 1.
-    upper = torch.log1p(0.5 * above / ((1 + above).sqrt() + 1))
-    lower = torch.log1p(0.5 * ((1 - low * rarity).clamp(min=0).sqrt() - 1))
     ceiling = math.log(most)
-    bounded = pessimistic(log_ratio, adv, lower, upper.clamp(max=ceiling))
+    bounded = pessimistic(log_ratio, adv, *_dcpo_bounds(log_ratio, logp, low, high, most))
     return -adv * torch.where((adv < 0) & (bounded > ceiling), ceiling, bounded).exp()
 
 
+def _bapo_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lower: Tensor | float, upper: Tensor | float
+) -> Tensor:
+    return beyond(log_ratio, adv, *_logs(lower, upper))
+
+
+def _logs(*bounds: Tensor | float) -> list[Tensor | float]:
+    return [bound.log() if isinstance(bound, Tensor) else math.log(bound) for bound in bounds]
+
+
+@holds_back(_bapo_holds_back)
 def bapo(
     log_ratio: Tensor,
     adv: Tensor,
@@ -72,9 +96,8 @@ def bapo(
         raise ValueError(f"`lower` is {lower}; use a ratio in (0, 1]")
     if not isinstance(upper, Tensor) and not upper >= 1:
         raise ValueError(f"`upper` is {upper}; use a ratio of at least 1")
-    low, high = (bound.log() if isinstance(bound, Tensor) else math.log(bound) for bound in (lower, upper))
     adv = per_column(adv)
-    return -adv * pessimistic(log_ratio, adv, low, high).exp()
+    return -adv * pessimistic(log_ratio, adv, *_logs(lower, upper)).exp()
 
 
 def balance_path(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .advantages import as_precise, group_index, group_moments
 from .objectives import broadcasts
-from .surrogates import log_bounds
 
 SIGNS = ("pos", "neg")
 COLUMNS = 5
@@ -21,8 +20,7 @@ def step_statistics(
     step: Tensor,
     adv: Tensor,
     mask: Tensor | None,
-    low: float,
-    high: float,
+    held: Tensor | None,
     num_steps: int,
 ) -> Tensor:
     """Sums behind GRPO-Guard's diagnosis (arXiv 2510.22319): the log-ratio by denoising step and sign of A.
@@ -35,13 +33,12 @@ def step_statistics(
         step: Integer denoising step of each entry in 0..num_steps-1, broadcastable to `log_ratio`.
         adv: Advantage of each entry, broadcastable to `log_ratio` ([B, 1] for one per row).
         mask: Entries to count, broadcastable; the others may be NaN. None for all.
-        low: Lower clip, a ratio below 1 - low is clipped where A < 0.
-        high: Upper clip, a ratio above 1 + high is clipped where A > 0.
+        held: Entries without a gradient because of a bound (`objectives.held_columns`), broadcastable; None for none.
         num_steps: Number of denoising steps.
 
     Returns:
-        [num_steps, 2, 5]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, clipped
-        entries, sum of r - 1 - log r.
+        [num_steps, 2, 5]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, entries
+        held back, sum of r - 1 - log r.
 
     Raises:
         ValueError: If a shape does not broadcast or a counted step is out of range.
@@ -52,17 +49,16 @@ def step_statistics(
         as_precise(adv.to(log_ratio.device)),
     )
     kept = torch.ones_like(ratio, dtype=torch.bool) if mask is None else mask.to(ratio.device).bool()
-    for name, values in (("step", steps), ("adv", sign), ("mask", kept)):
+    clipped = torch.zeros_like(kept) if held is None else held.to(ratio.device).bool()
+    for name, values in (("step", steps), ("adv", sign), ("mask", kept), ("held", clipped)):
         if not broadcasts(values, ratio):
             raise ValueError(f"`{name}` has shape {tuple(values.shape)}, not broadcastable to {tuple(ratio.shape)}")
-    steps, sign, kept = (values.expand_as(ratio).flatten() for values in (steps, sign, kept))
+    steps, sign, kept, clipped = (values.expand_as(ratio).flatten() for values in (steps, sign, kept, clipped))
     kept = kept & (sign != 0) & ~sign.isnan()
     ratio = torch.where(kept, ratio.flatten(), 0.0)
     # Only where it costs no synchronisation; an accelerator reports the bad index itself, asynchronously.
     if ratio.device.type == "cpu" and bool((kept & ((steps < 0) | (steps >= num_steps))).any()):
         raise ValueError(f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule")
-    lower, upper = log_bounds(low, high)
-    clipped = torch.where(sign > 0, ratio > upper, ratio < lower)
     divergence = ratio.expm1() - ratio
     entries = torch.stack([torch.ones_like(ratio), ratio, ratio.square(), clipped.to(ratio.dtype), divergence], 1)
     cell = torch.where(kept, 2 * steps.long() + (sign < 0), 0)

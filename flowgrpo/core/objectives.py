@@ -15,6 +15,7 @@ from .surrogates import (
     clip,
     dro,
     gmpo,
+    held_back,
     pooled_per_column,
     reinforce,
     sapo,
@@ -28,6 +29,7 @@ __all__ = [
     "dro",
     "gaussian_kl",
     "gmpo",
+    "held_columns",
     "kl",
     "policy_loss",
     "reinforce",
@@ -188,9 +190,39 @@ def _gradient_scale(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs:
         return torch.autograd.grad(loss.sum(), leaf)[0].abs()
 
 
-def _metrics(scale: Tensor, log_ratio: Tensor, inputs: _Inputs) -> dict[str, Tensor]:
+def _held(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs: _Inputs, scale: Tensor | None = None) -> Tensor:
+    """[B, T] bool: what the surrogate holds back; of one that does not say so itself, what has no gradient at all."""
+    found = held_back(surrogate, log_ratio, inputs.adv, inputs.logp, inputs.mask)
+    if found is None:
+        slope = _gradient_scale(surrogate, log_ratio, inputs) if scale is None else scale
+        found = (slope == 0) & (inputs.adv != 0)
+    return found & inputs.mask
+
+
+def held_columns(
+    logp: Tensor,
+    old_logp: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor | None = None,
+    *,
+    surrogate: Callable[..., Tensor] = clip,
+    level: str = "token",
+) -> Tensor:
+    """[B, T] bool: columns that `policy_loss` with these arguments leaves without a gradient because of a bound.
+
+    It is what "clip_share" counts. A surrogate says itself what it holds back (`surrogates.holds_back`); of one that
+    does not, every column counts whose gradient is 0 though its advantage is not.
+    """
+    inputs = _prepare(logp.detach(), old_logp, advantages, mask, None)
+    return _held(surrogate, _at_level(inputs, level), inputs)
+
+
+def _at_level(inputs: _Inputs, level: str) -> Tensor:
+    return pooled_per_column(inputs.log_ratio, inputs.mask) if level == "sequence" else inputs.log_ratio
+
+
+def _metrics(scale: Tensor, cut: Tensor, log_ratio: Tensor, inputs: _Inputs) -> dict[str, Tensor]:
     mask, raw = inputs.mask, inputs.log_ratio.detach()
-    cut = (scale == 0) & (inputs.adv != 0)
     positive, negative = inputs.adv > 0, inputs.adv < 0
 
     def pair(values: Tensor, where: Tensor) -> Tensor:
@@ -251,9 +283,9 @@ def policy_loss(
         (scalar loss, metrics). Each metric is a detached tensor [sum, count] to be added over micro-batches
         and ranks and divided when logged: "loss" (mean per token or row, whatever `denom` is), "ratio" (as
         the surrogate sees it), "log_ratio", "log_ratio_sq", "approx_kl" (k3 of KL(old || new)), "clip_share"
-        and, by the sign of the advantage, "clip_share_pos", "clip_share_neg" (entries whose gradient is cut
-        to 0), "gradient_scale" (|d loss / d logp| / |A|: the ratio where nothing binds), and "weight",
-        "penalty" if given.
+        and, by the sign of the advantage, "clip_share_pos", "clip_share_neg" (entries that the surrogate holds
+        back, see `held_columns`), "gradient_scale" (|d loss / d logp| / |A|: the ratio where nothing binds), and
+        "weight", "penalty" if given.
 
     Raises:
         ValueError: For an unknown choice, shapes that do not match, or a `denom` that is not positive.
@@ -265,11 +297,10 @@ def policy_loss(
     if denom is not None and not isinstance(denom, Tensor) and not denom > 0:
         raise ValueError(f"`denom` is {denom}; use the positive count of tokens or rows of the whole optimizer step")
     inputs = _prepare(logp, old_logp, advantages, mask, weight)
-    log_ratio = inputs.log_ratio
-    if level == "sequence":
-        log_ratio = pooled_per_column(log_ratio, inputs.mask)
+    log_ratio = _at_level(inputs, level)
     loss = surrogate(log_ratio, inputs.adv, inputs.logp, inputs.mask)
-    metrics = _metrics(_gradient_scale(surrogate, log_ratio, inputs), log_ratio, inputs)
+    scale = _gradient_scale(surrogate, log_ratio, inputs)
+    metrics = _metrics(scale, _held(surrogate, log_ratio, inputs, scale), log_ratio, inputs)
     if inputs.weight is not None:
         loss = loss * inputs.weight
     if penalty is not None:

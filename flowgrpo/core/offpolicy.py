@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .bounds import bapo, dcpo
-from .surrogates import LOG_LIMIT, log_bounds, per_column
+from .surrogates import LOG_LIMIT, beyond, beyond_limit, holds_back, log_bounds, per_column
 from .units import dhpo
 
 
@@ -32,6 +32,7 @@ def ratio_variance(log_ratio: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([square.sum(), kept.sum().to(square.dtype)])
 
 
+@holds_back(beyond_limit)
 def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: float = 1.0) -> Tensor:
     """Plain ratio with its variance held down, `-A r + lam (r - 1)^2` (R2VPO, arXiv 2601.03320).
 
@@ -48,6 +49,7 @@ def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: fl
     return -per_column(adv) * (excess + 1) + lam * excess.square()
 
 
+@holds_back()
 def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: float = 0.1) -> Tensor:
     """Online policy mirror descent, `-A logp + tau / 2 (log r of the whole row)^2` (arXiv 2509.24203; Kimi k1.5).
 
@@ -64,6 +66,7 @@ def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: flo
     return -per_column(adv) * logp + tau * row * (log_ratio - 0.5 * fixed)
 
 
+@holds_back()
 def asymre(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, shift: float = 0.1) -> Tensor:
     """REINFORCE with a lower baseline, `-(A + shift) logp` (AsymRE, arXiv 2506.20520, 2509.24203).
 
@@ -73,6 +76,11 @@ def asymre(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, shift:
     return -(per_column(adv) + shift) * logp
 
 
+def _rec_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float, high: float) -> Tensor:
+    return beyond(log_ratio, adv, *log_bounds(low, high))
+
+
+@holds_back(_rec_holds_back)
 def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.2, high: float = 0.2) -> Tensor:
     """REINFORCE that stops where PPO's clip would, `-A logp` inside and no gradient outside (REC, arXiv 2509.24203).
 
@@ -82,12 +90,11 @@ def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: floa
     Raises:
         ValueError: If a bound is negative.
     """
-    lower, upper = log_bounds(low, high)
     adv = per_column(adv)
-    beyond = torch.where(adv > 0, log_ratio > upper, log_ratio < lower)
-    return torch.where(beyond, 0.0, -adv * logp)
+    return torch.where(beyond(log_ratio, adv, *log_bounds(low, high)), 0.0, -adv * logp)
 
 
+@holds_back()
 def regression(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 1.0) -> Tensor:
     """Predict the advantage from the log-ratio, `(A - beta log r)^2 / (2 beta)` (Reg-GRPO, arXiv 2506.07464).
 
@@ -114,6 +121,11 @@ def implicit_negative(log_ratio: Tensor, odds: Tensor, floor: float) -> Tensor:
     return (share - share.detach() + share.detach().clamp(min=floor)).log()
 
 
+def _nft_holds_back(log_ratio: Tensor, adv: Tensor, *_: Tensor, **__: object) -> Tensor:
+    return (adv < 0) & (log_ratio > LOG_LIMIT)
+
+
+@holds_back(_nft_holds_back)
 def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: float = 1.0) -> Tensor:
     """Likelihood of good answers, and of bad ones under an implicit negative policy (NFT, arXiv 2505.18116).
 

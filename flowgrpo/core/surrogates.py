@@ -4,17 +4,75 @@ All share the signature `(log_ratio [B, T], adv [B] or [B, T], logp [B, T], mask
 and return a loss [B, T] to be minimised; entries outside `mask` are arbitrary and `policy_loss` drops them.
 Bounds are compared with the *log*-ratio: a published clip of 2e-6 is 17 units in the last place of a float32
 ratio near 1, but is resolved to seven digits in log space. Bind hyper-parameters with `functools.partial`.
+
+A surrogate says by `holds_back` which entries a bound leaves without a gradient; metrics count those.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 LOG_LIMIT = 20.0  # exp(20) is far outside any trust region, and far from float32 overflow
+
+Surrogate = TypeVar("Surrogate", bound=Callable[..., Tensor])
+
+
+def holds_back(rule: Callable[..., Tensor | None] | None = None) -> Callable[[Surrogate], Surrogate]:
+    """Let a surrogate say which of its entries have no gradient with respect to the log-ratio because of a bound.
+
+    Args:
+        rule: `(log_ratio, adv, logp, mask, **hyper-parameters) -> [B, T]` bool, where `adv` is not 0; its
+            hyper-parameters are the surrogate's, defaults included. None for a surrogate without a bound.
+    """
+
+    def marked(surrogate: Surrogate) -> Surrogate:
+        surrogate.holds_back = rule or _nothing  # type: ignore[attr-defined]
+        return surrogate
+
+    return marked
+
+
+def held_back(
+    surrogate: Callable[..., Tensor], log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor
+) -> Tensor | None:
+    """[B, T] bool: entries that the surrogate holds back, by what it says itself; None if it says nothing.
+
+    An advantage of 0 is no bound: its entries are never held back.
+
+    Args:
+        surrogate: of `flowgrpo.core`, or one marked by `holds_back`; with its hyper-parameters bound.
+        log_ratio: [B, T] as the surrogate is given it.
+        adv: [B] or [B, T].
+        logp: [B, T].
+        mask: [B, T].
+    """
+    bound: dict[str, Any] = {}
+    while isinstance(surrogate, partial):
+        bound, surrogate = {**surrogate.keywords, **bound}, surrogate.func
+    rule: Callable[..., Tensor | None] | None = getattr(surrogate, "holds_back", None)
+    if rule is None:
+        return None
+    parameters = inspect.signature(surrogate).parameters.values()
+    options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | bound
+    wide = per_column(adv)
+    held = rule(log_ratio.detach(), wide, logp.detach(), mask, **options)
+    return None if held is None else held & (wide != 0)
+
+
+def _nothing(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:
+    return torch.zeros_like(log_ratio, dtype=torch.bool)
+
+
+def beyond_limit(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:
+    """A rule of `holds_back`: the log-ratio is beyond the limit of what is computed."""
+    return log_ratio > LOG_LIMIT
 
 
 def per_column(adv: Tensor) -> Tensor:
@@ -33,16 +91,28 @@ def log_bounds(low: float, high: float) -> tuple[float, float]:
     return (math.log1p(-low) if low < 1 else -math.inf), math.log1p(high)
 
 
-def pessimistic(log_ratio: Tensor, adv: Tensor, lower: float, upper: float) -> Tensor:
+def beyond(log_ratio: Tensor, adv: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
+    """Where `pessimistic` gives a bound: above it if A > 0, below it if A < 0."""
+    return ((adv > 0) & (log_ratio > upper)) | ((adv < 0) & (log_ratio < lower))
+
+
+def pessimistic(log_ratio: Tensor, adv: Tensor, lower: Any, upper: Any) -> Tensor:
     """Bound the log-ratio on the side where `min(A r, A clip(r))` does: above if A > 0, below if A < 0.
 
     `where` rather than `minimum`: at a tie `minimum` halves the gradient.
     """
-    cut_above = (adv > 0) & (log_ratio > upper)
-    cut_below = (adv < 0) & (log_ratio < lower)
-    return torch.where(cut_above, upper, torch.where(cut_below, lower, log_ratio))
+    held = beyond(log_ratio, adv, lower, upper)
+    return torch.where(held & (adv > 0), upper, torch.where(held & (adv < 0), lower, log_ratio))
 
 
+def _clip_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float, high: float, dual: float | None
+) -> Tensor:
+    held = beyond(log_ratio, adv, *log_bounds(low, high))
+    return held if dual is None else held | ((adv < 0) & (log_ratio > math.log(dual)))
+
+
+@holds_back(_clip_holds_back)
 def clip(
     log_ratio: Tensor,
     adv: Tensor,
@@ -72,6 +142,7 @@ def clip(
     return -adv * bounded.exp()
 
 
+@holds_back()
 def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 1.0, high: float = 5.0) -> Tensor:
     """Clipped importance-sampling weight, `-sg(clamp(r, 1-low, high)) A logp`.
 
@@ -88,6 +159,7 @@ def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: fl
     return -log_ratio.detach().clamp(lower, math.log(high)).exp() * per_column(adv) * logp
 
 
+@holds_back(beyond_limit)
 def sapo(
     log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05
 ) -> Tensor:
@@ -111,6 +183,11 @@ def sapo(
     return -adv * gate
 
 
+def _gmpo_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float, high: float) -> Tensor:
+    return beyond(log_ratio, adv, -low, high)
+
+
+@holds_back(_gmpo_holds_back)
 def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.4, high: float = 0.4) -> Tensor:
     """Geometric-mean ratio, `-A exp(mean over the row of the clipped log r)` (GMPO, arXiv 2507.20673).
 
@@ -130,6 +207,7 @@ def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: flo
     return -adv * pooled_per_column(bounded, mask).exp()
 
 
+@holds_back()
 def vespo(
     log_ratio: Tensor,
     adv: Tensor,
@@ -155,6 +233,7 @@ def vespo(
     return -phi * adv * logp
 
 
+@holds_back()
 def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 0.05) -> Tensor:
     """Direct reward optimisation, `-A logp + beta/2 (log r)^2` (DRO, arXiv 2405.19107).
 
@@ -164,6 +243,7 @@ def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: flo
     return -per_column(adv) * logp + 0.5 * beta * log_ratio.square()
 
 
+@holds_back()
 def reinforce(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
     """Policy gradient without a ratio, `-A logp` (Williams 1992; GPG, arXiv 2504.02546)."""
     return -per_column(adv) * logp

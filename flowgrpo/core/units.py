@@ -11,7 +11,7 @@ from torch import Tensor
 from .advantages import as_precise, sum_by_group
 from .bounds import bapo
 from .grouped import cells
-from .surrogates import clip, pooled_per_column
+from .surrogates import clip, held_back, holds_back, pooled_per_column
 
 
 def _unit_sums(values: Tensor, units: Tensor, mask: Tensor) -> Tensor:
@@ -71,6 +71,10 @@ def per_unit(surrogate: Callable[..., Tensor], units: Tensor) -> Callable[..., T
         units: [B, T] integer ids of the micro-batch.
     """
 
+    def rule(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor | None:
+        return held_back(surrogate, pooled_per_unit(log_ratio, units, mask), adv, logp, mask)
+
+    @holds_back(rule)
     def pooled(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
         return surrogate(pooled_per_unit(log_ratio, units, mask), adv, logp, mask)
 
@@ -105,15 +109,35 @@ def sspo(
     if not (low >= 0 and high >= 0 and spread >= 1 and low * spread < 1):
         raise ValueError(f"low={low}, high={high}, spread={spread}; use low, high >= 0, spread >= 1, low * spread < 1")
 
-    def surrogate(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
+    def of_units(log_ratio: Tensor, mask: Tensor) -> Callable[..., Tensor]:
         own = pooled_per_unit(entropy.detach().to(log_ratio), units, mask)
         scale = (own / mean_entropy).nan_to_num(1.0).clamp(1 / spread, spread)
-        bounded = partial(bapo, lower=1 - scale * low, upper=1 + scale * high)
-        return per_unit(bounded, units)(log_ratio, adv, logp, mask)
+        return per_unit(partial(bapo, lower=1 - scale * low, upper=1 + scale * high), units)
+
+    def rule(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor | None:
+        return held_back(of_units(log_ratio, mask), log_ratio, adv, logp, mask)
+
+    @holds_back(rule)
+    def surrogate(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
+        return of_units(log_ratio, mask)(log_ratio, adv, logp, mask)
 
     return surrogate
 
 
+def _dhpo_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor,
+    *, mix: Tensor | float, low: float, high: float, row_low: float, row_high: float,
+) -> Tensor:  # fmt: skip
+    fine = held_back(partial(clip, low=low, high=high), log_ratio, adv, logp, mask)
+    row = pooled_per_column(log_ratio, mask)
+    coarse = held_back(partial(clip, low=row_low, high=row_high), row, adv, logp, mask)
+    assert fine is not None
+    assert coarse is not None
+    share = torch.as_tensor(mix, device=log_ratio.device)
+    return (fine | (share == 1)) & (coarse | (share == 0))
+
+
+@holds_back(_dhpo_holds_back)
 def dhpo(
     log_ratio: Tensor,
     adv: Tensor,

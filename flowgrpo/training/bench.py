@@ -95,7 +95,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
             for scored in _scored(policy, experience):
                 adv = advantages[scored.node][:, None]
                 total += step_statistics(
-                    scored.log_ratio, scored.steps, adv, None, 2e-6, 2e-6, num_steps=experience.plan.num_steps
+                    scored.log_ratio, scored.steps, adv, None, None, num_steps=experience.plan.num_steps
                 )
         forms[form] = {key: values.tolist() for key, values in summarise(total).items()}
         report(f"after {updates} updates, {form}: step, mean log-ratio, std, mean for A>0, mean for A<0, mean/std")

@@ -19,14 +19,14 @@ from ..core.diagnostics import step_statistics
 from ..core.forward import FORWARD, Noised
 from ..core.guards import likelihood_guard
 from ..core.neighbours import neighbour_log_ratio, quasi_norm
-from ..core.objectives import policy_loss
+from ..core.objectives import held_columns, policy_loss
 from ..core.offpolicy import r2vpo, ratio_variance
 from ..pipelines.policy import PENALTIES, Experience, FlowPolicy
 from ..samplers.records import Transitions
 from ..samplers.rollout import draw_noise
 from .balance import Balance
 from .controls import Controls
-from .planning import clip_of, surrogate_of
+from .planning import surrogate_of
 
 Edges = tuple[Transitions, slice]
 
@@ -84,7 +84,6 @@ class TransitionObjective:
     def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int, controls: Controls) -> None:
         self.recipe, self.policy, self.elements, self.controls = recipe, policy, elements, controls
         self.surrogate = surrogate_of(recipe, elements)
-        self.clip = clip_of(self.surrogate)
         chosen = recipe.objective.balance
         self.balance = None if chosen is None else Balance(chosen)
         self._moved = False
@@ -156,8 +155,9 @@ class TransitionObjective:
         detached = scored.log_ratio.detach()
         if self.controls.variance is not None:
             metrics["ratio_variance"] = ratio_variance(detached, torch.ones_like(detached) if mask is None else mask)
+        held = held_columns(detached, torch.zeros_like(detached), advantage, mask, surrogate=self.surrogate)
         statistics = step_statistics(
-            detached, scored.steps, advantage[:, None], mask, *self.clip, num_steps=experience.plan.num_steps
+            detached, scored.steps, advantage[:, None], mask, held, num_steps=experience.plan.num_steps
         )
         return Outcome(statistics.cpu(), metrics, detached.abs().max().cpu())
 
@@ -188,7 +188,6 @@ class NeighbourObjective(Unmeasured):
     def __init__(self, recipe: Recipe, policy: FlowPolicy, elements: int) -> None:
         self.recipe, self.policy = recipe, policy
         self.surrogate = surrogate_of(recipe, elements)
-        self.clip = clip_of(self.surrogate)
         self.options = recipe.objective.form_options
 
     def prepare(self, experience: Experience) -> None:
@@ -228,8 +227,9 @@ class NeighbourObjective(Unmeasured):
         self.policy.weights.backward(loss)
         detached = log_ratio.detach()
         step = torch.full_like(detached, transitions.step, dtype=torch.long)
-        total = experience.plan.num_steps
-        statistics = step_statistics(detached, step, advantage[None, :], same, *self.clip, num_steps=total)
+        total, wide = experience.plan.num_steps, advantage.expand_as(log_ratio)
+        held = held_columns(detached, torch.zeros_like(detached), wide, same, surrogate=self.surrogate)
+        statistics = step_statistics(detached, step, advantage[None, :], same, held, num_steps=total)
         return Outcome(statistics.cpu(), metrics, detached.abs().max().cpu())
 
 
@@ -258,7 +258,6 @@ class ForwardObjective(Unmeasured):
         objective = recipe.objective
         self.recipe, self.policy, self.old = recipe, policy, old
         self.surrogate = surrogate_of(recipe, elements)
-        self.clip = clip_of(self.surrogate)
         method = form_of(recipe)
         assert method is not None
         self.method = method
@@ -320,7 +319,9 @@ class ForwardObjective(Unmeasured):
         step = torch.full_like(log_ratio, batch.step, dtype=torch.long)
         total = experience.plan.num_steps
         adv = advantages[nodes].to(log_ratio)
-        statistics = step_statistics(log_ratio, step, adv, None, *self.clip, num_steps=total)
+        column = log_ratio[:, None]
+        held = held_columns(column, torch.zeros_like(column), adv, surrogate=self.surrogate)[:, 0]
+        statistics = step_statistics(log_ratio, step, adv, None, held, num_steps=total)
         return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
 
     def _steps(self, experience: Experience) -> list[int]:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ..configs.part_soundness import PART_CREDITS
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe, WindowConfig
+from ..core.offpolicy import rec
 from ..core.registry import PART_SURROGATES, SURROGATES
+from ..core.surrogates import clip, gmpo
+from ..core.units import dhpo, sspo
 from ..samplers.kernels import Kernel
 from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
 from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
@@ -176,9 +179,10 @@ def bound_surrogate(name: str, options: Mapping[str, float]) -> Callable[..., An
 
 
 def clip_of(surrogate: Callable[..., Tensor]) -> tuple[float, float]:
-    """Lower and upper clip of the ratio; infinite where the surrogate does not clip."""
+    """Lower and upper clip of the ratio, for what a run says of itself; infinite where there is no such constant."""
     parameters = inspect.signature(surrogate).parameters
-    if not {"low", "high"} <= parameters.keys():
+    # Of other surrogates `low` and `high` bound a weight (cispo), or depend on the token (dcpo).
+    if getattr(surrogate, "func", surrogate) not in (clip, dhpo, gmpo, rec, sspo):
         return math.inf, math.inf
     return parameters["low"].default, parameters["high"].default
 

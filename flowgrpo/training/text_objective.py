@@ -12,14 +12,14 @@ from torch import Tensor
 from ..configs.schema import TextRecipe
 from ..core.diagnostics import step_statistics
 from ..core.guards import ALIGNMENTS, confident_rows, conflict_weights, likelihood_guard
-from ..core.objectives import kl, policy_loss
+from ..core.objectives import held_columns, kl, policy_loss
 from ..core.offpolicy import r2vpo, ratio_variance
 from ..core.surrogates import per_column
 from ..text.scoring import right_padded
 from .balance import Balance
 from .controls import Controls
 from .objectives import Outcome
-from .planning import bound_surrogate, clip_of
+from .planning import bound_surrogate
 from .text_parts import PartRatios, units_of
 from .text_policy import STRETCHES, Completions, TextPolicy
 
@@ -63,7 +63,6 @@ class TokenObjective:
         self.controls = controls or Controls(recipe.objective)
         objective = recipe.objective
         self.surrogate = bound_surrogate(objective.surrogate, objective.options)
-        self.clip = clip_of(self.surrogate)
         self.balance = None if objective.balance is None else Balance(objective.balance)
         self.parts = PartRatios(objective, self.surrogate)
         self._moved = False
@@ -177,7 +176,7 @@ class TokenObjective:
         width = -(-self.recipe.generation.max_tokens // STRETCHES)
         stretch = torch.arange(mask.shape[1], device=device)[None, :] // width
         statistics = step_statistics(
-            ratio, stretch, per_column(scored.advantage), mask, *self.clip, num_steps=STRETCHES
+            ratio, stretch, per_column(scored.advantage), mask, self._held(experience, scored), num_steps=STRETCHES
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
 
@@ -223,11 +222,10 @@ class TokenObjective:
         surrogate, shares = self._by_part(experience, scored)
         weights = [one for one in (correction, scored.weight, shares) if one is not None]
         weight = torch.stack(weights).prod(0) if weights else None
-        # The ratio of a part is a surrogate of tokens, and its share of the row a weight.
-        level = "token" if objective.level == "part" else objective.level
+        # A part's share of the row is a weight.
         reduce = "sequence" if objective.reduce == "part" else objective.reduce
         loss, metrics = policy_loss(
-            scored.log_probs, scored.old, scored.advantage, mask, surrogate=surrogate, level=level,
+            scored.log_probs, scored.old, scored.advantage, mask, surrogate=surrogate, level=self._level,
             weight=weight, penalty=penalty, reduce=reduce, denom=rows,
         )  # fmt: skip
         if correction is not None:
@@ -240,6 +238,18 @@ class TokenObjective:
         if self.controls.variance is not None:
             metrics["ratio_variance"] = ratio_variance(scored.log_probs - scored.old, mask)
         return loss, metrics
+
+    @property
+    def _level(self) -> str:
+        """What the loss pools by itself: the ratio of a part is a surrogate of tokens."""
+        return "token" if self.recipe.objective.level == "part" else self.recipe.objective.level
+
+    def _held(self, experience: Completions, scored: Scored) -> Tensor:
+        """[R, T] bool: tokens without a gradient because of a bound."""
+        surrogate, _ = self._by_part(experience, scored)
+        return held_columns(
+            scored.log_probs, scored.old, scored.advantage, scored.mask, surrogate=surrogate, level=self._level
+        )
 
     def _by_part(self, experience: Completions, scored: Scored) -> tuple[Callable[..., Tensor], Tensor | None]:
         """The surrogate of a batch, and [R, T] weights of its tokens, as the recipe has them by parts."""

@@ -87,6 +87,10 @@ class AnswerObjective(TokenObjective):
         metrics["loss"] = torch.stack([losses.detach().sum(), losses.new_tensor(len(losses))])
         return loss, metrics
 
+    def _held(self, experience: Completions, scored: Scored) -> Tensor:
+        """None: these losses have no bound."""
+        return torch.zeros_like(scored.mask)
+
     def _reference(self, experience: Completions, scored: Scored) -> Tensor:
         """[R] summed log-probs of the base model."""
         with torch.no_grad(), self.policy.reference():

@@ -3,7 +3,7 @@ import torch
 
 from flowgrpo.core.advantages import group_advantages
 from flowgrpo.core.diagnostics import degenerate_groups, step_statistics, summarise
-from flowgrpo.core.objectives import policy_loss
+from flowgrpo.core.objectives import held_columns, policy_loss
 
 NAN = float("nan")
 
@@ -18,7 +18,8 @@ def test_statistics_by_hand():
     step = torch.tensor([0, 0, 0, 2, 2, 2, 1])
     adv = torch.tensor([1.0, 1.0, 2.0, -1.0, -3.0, 0.0, 1.0])
     mask = ~log_ratio.isnan()
-    stats = step_statistics(log_ratio, step, adv, mask, 0.2, 0.2, 3)
+    held = torch.tensor([True, False, False, False, True, True, True])
+    stats = step_statistics(log_ratio, step, adv, mask, held, 3)
     want = torch.zeros(3, 2, 5)
     # e^0.5 = 1.6487213, e^0.1 = 1.1051709, e^-0.5 = 0.6065307, e^0.3 = 1.3498588.
     want[0, 0] = torch.tensor([3, 0.1, 0.51, 1, 3.3604229 - 3 - 0.1])
@@ -40,9 +41,11 @@ def test_statistics_add_over_micro_batches_and_agree_with_the_loss():
     g = torch.Generator().manual_seed(0)
     log_ratio = 0.3 * torch.randn(8, 4, generator=g)
     adv, steps = torch.randn(8, generator=g), torch.arange(4)
-    whole = step_statistics(log_ratio, steps, adv[:, None], None, 0.2, 0.3, 4)
+    held = held_columns(log_ratio, torch.zeros(8, 4), adv)
+    assert 0 < held.sum() < 32
+    whole = step_statistics(log_ratio, steps, adv[:, None], None, held, 4)
     parts = [
-        step_statistics(log_ratio[rows], steps, adv[rows, None], None, 0.2, 0.3, 4)
+        step_statistics(log_ratio[rows], steps, adv[rows, None], None, held[rows], 4)
         for rows in (slice(0, 3), slice(3, 8))
     ]
     torch.testing.assert_close(sum(parts), whole)
@@ -52,9 +55,8 @@ def test_statistics_add_over_micro_batches_and_agree_with_the_loss():
     torch.testing.assert_close(summary["ratio_mean"].float(), log_ratio.exp().mean(0))
     _, metrics = policy_loss(log_ratio, torch.zeros(8, 4), adv)
     torch.testing.assert_close((whole[..., 4].sum() / whole[..., 0].sum()).float(), divide(metrics["approx_kl"]))
-    same_clip = step_statistics(log_ratio, steps, adv[:, None], None, 0.2, 0.2, 4)
     for i, name in enumerate(("clip_share_pos", "clip_share_neg")):
-        torch.testing.assert_close(same_clip[:, i, [3, 0]].sum(0).float(), metrics[name])
+        torch.testing.assert_close(whole[:, i, [3, 0]].sum(0).float(), metrics[name])
 
 
 def test_statistics_show_the_left_shift_that_guard_removes():
@@ -66,7 +68,7 @@ def test_statistics_show_the_left_shift_that_guard_removes():
     plain = (noise * shift / std[:, None]).mean(-1) - shift**2 / (2 * std**2)
     guard = (noise * shift).mean(-1)
     signs = torch.ones(64, 1).cumsum(0) % 2 - 0.5
-    before, after = (summarise(step_statistics(x, torch.arange(3), signs, None, 1e-3, 1e-3, 3)) for x in (plain, guard))
+    before, after = (summarise(step_statistics(x, torch.arange(3), signs, None, None, 3)) for x in (plain, guard))
     torch.testing.assert_close(before["log_ratio_mean"], -(shift**2) / (2 * std**2), rtol=0.1, atol=2e-3)
     assert before["log_ratio_var"][2] > 50 * before["log_ratio_var"][0]
     assert after["log_ratio_mean"].abs().max() < 1e-3
@@ -76,7 +78,7 @@ def test_statistics_show_the_left_shift_that_guard_removes():
 def test_a_ratio_that_did_not_move_has_no_divergence_and_a_small_one_half_its_square():
     """r - 1 - log r is (log r)^2 / 2 to second order, also where a difference of r and 1 has lost it."""
     log_ratio = torch.tensor([0.0, 0.0, 1e-7, -1e-7])
-    summary = summarise(step_statistics(log_ratio, torch.tensor([0, 0, 1, 1]), torch.ones(4), None, 0.2, 0.2, 2))
+    summary = summarise(step_statistics(log_ratio, torch.tensor([0, 0, 1, 1]), torch.ones(4), None, None, 2))
     assert (summary["ratio_mean"][0], summary["approx_kl"][0]) == (1, 0)
     torch.testing.assert_close(summary["approx_kl"][1].item(), 5e-15, rtol=1e-4, atol=0)
 
@@ -89,9 +91,11 @@ def test_rounding_makes_no_variance_negative():
 
 def test_statistics_refuse_shapes_and_steps_that_do_not_fit():
     with pytest.raises(ValueError, match=r"outside 0\.\.1"):
-        step_statistics(torch.zeros(2), torch.tensor([0, 2]), torch.ones(2), None, 0.2, 0.2, 2)
+        step_statistics(torch.zeros(2), torch.tensor([0, 2]), torch.ones(2), None, None, 2)
     with pytest.raises(ValueError, match="`adv` has shape"):
-        step_statistics(torch.zeros(2, 3), torch.arange(3), torch.ones(2), None, 0.2, 0.2, 3)
+        step_statistics(torch.zeros(2, 3), torch.arange(3), torch.ones(2), None, None, 3)
+    with pytest.raises(ValueError, match="`held` has shape"):
+        step_statistics(torch.zeros(2), torch.tensor([0, 1]), torch.ones(2), None, torch.ones(3), 2)
 
 
 def test_degenerate_groups_are_those_that_get_no_advantage():

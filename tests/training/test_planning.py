@@ -167,6 +167,8 @@ def test_clip_in_nats_and_as_a_mean():
     assert clip_bounds(mean, 512) == (1e-3, pytest.approx(0.512))
     assert clip_bounds(mean, None) == (1e-3, None)
     assert clip_bounds(recipe(objective={"surrogate": "sapo"}), 512) == (None, None)
+    # It bounds a weight, and no entry loses its gradient.
+    assert clip_bounds(recipe(objective={"surrogate": "cispo", "options": {"high": 5.0}}), 512) == (None, None)
     assert clip_bounds(recipe(objective={"options": {"high": float("inf")}}), 512)[1] is None
 
 

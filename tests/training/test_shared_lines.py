@@ -48,6 +48,17 @@ def test_objectives(lines: tuple[str, list[str]], tmp_path: Path, surrogate: str
     assert record["grad_norm"] > 0
 
 
+def test_what_a_bound_holds_back_is_counted_by_step_too(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    """Of BAPO's bounds, which are not called `low` and `high`, steps used to say nothing."""
+    options = "objective.options={lower: 0.9999999, upper: 1.0000001}"
+    trainer = trainer_of(lines, tmp_path / "run", "objective.surrogate=bapo", options, "optimizer.epochs=2")
+    record = trainer.iterate(0)
+    assert record["clip_share"] > 0.1
+    counts = [(step["count"], step["clip_share"]) for step in record["steps"].values()]
+    by_step = sum(count * share for count, share in counts) / sum(count for count, _ in counts)
+    assert record["clip_share"] == pytest.approx(by_step, abs=1e-6)
+
+
 def test_advantages(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     found = {}
     for name, options in (
