@@ -18,6 +18,7 @@ from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
 from .cli_samples import evaluate, sample
+from .rewards.given_up import ended_for_sure
 
 
 class Commands(typer.core.TyperGroup):
@@ -186,6 +187,7 @@ def build_arithmetic_command(
     build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
 
 
+@ended_for_sure()
 def main() -> None:
     """Entry point: errors a user can mend are one message, not a traceback."""
     keep_freed_memory()
