@@ -19,6 +19,7 @@ from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
 from .cli_samples import evaluate, sample
 from .cli_stop import stoppable
+from .rewards.given_up import ended_for_sure
 
 if TYPE_CHECKING:
     from .training.stopping import Stop
@@ -191,6 +192,7 @@ def build_arithmetic_command(
     build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
 
 
+@ended_for_sure()
 def main() -> None:
     """Entry point: errors a user can mend are one message, not a traceback."""
     keep_freed_memory()

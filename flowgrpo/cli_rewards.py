@@ -105,6 +105,9 @@ def check_reward_command(
     against: Annotated[list[str] | None, typer.Option(help="Another reward to compare with.")] = None,
     declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie there.")] = None,
     accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is meant.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that one call may take; no limit if left out.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="images or text, where the reward does not tell.")] = None,
     json: Annotated[Path | None, typer.Option(help="JSON file for the report.")] = None,
     optimise: Annotated[bool, typer.Option("--optimise", help="Train for it, and show what it prefers.")] = False,
@@ -116,7 +119,7 @@ def check_reward_command(
     from .kit.command import write_report
     from .kit.entries import parse_range, parse_reward
 
-    spec = parse_reward(reward, _options(options or []))
+    spec = parse_reward(reward, _options(options or []), time_limit)
     plan = Plan(
         images, metadata, data, prompts, seeds, most, [parse_reward(word) for word in against or []],
         None if declared is None else parse_range(declared), accept or [], task,

@@ -136,6 +136,12 @@ class RewardConfig(Section):
     weight: float = 1.0
     label: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+    time_limit: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that one call of it may take; a call that takes longer ends the run, with its samples "
+        "kept. No limit if left out.",
+    )
     noise: NoiseConfig | None = Field(None, description="Of a verifier that errs; none if left out.")
     gate: GateConfig | None = Field(None, description="Always open if left out.")
     unlikely: float | None = Field(

@@ -14,21 +14,22 @@ YARDSTICKS = {
     "text": (RewardSpec("answer"),),
 }
 """Rewards that others are held against on samples of the embedded models; the first of a task says what is right."""
-KEYS = ("name", "options", "label")
+KEYS = ("name", "options", "label", "time_limit")
 
 
-def parse_reward(text: str, options: Mapping[str, Any] | None = None) -> RewardSpec:
+def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit: float | None = None) -> RewardSpec:
     """A reward from a name, `file.py:name` or `module:name`, or an entry of a recipe, `{name: …, options: {…}}`.
 
     Args:
         text: as said.
         options: further options.
+        time_limit: seconds that one call may take, where the entry does not say.
 
     Raises:
         ValueError: the entry is not one, or has another key.
     """
     if not text.lstrip().startswith("{"):
-        return RewardSpec(text, options=dict(options or {}))
+        return RewardSpec(text, options=dict(options or {}), time_limit=time_limit)
     try:
         entry = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -39,7 +40,10 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None) -> RewardS
         raise ValueError(
             f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}, label: mine}}"
         )
-    return RewardSpec(entry["name"], options={**given, **(options or {})}, label=entry.get("label"))
+    return RewardSpec(
+        entry["name"], options={**given, **(options or {})}, label=entry.get("label"),
+        time_limit=entry.get("time_limit", time_limit),
+    )  # fmt: skip
 
 
 def parse_range(text: str) -> tuple[float, float]:

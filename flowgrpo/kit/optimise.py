@@ -72,7 +72,7 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
     Raises:
         RecipeError: an option has no place in a recipe.
     """
-    own = {"name": spec.name, "options": dict(spec.options), "label": label}
+    own = {"name": spec.name, "options": dict(spec.options), "label": label, "time_limit": spec.time_limit}
     others = [
         {"name": other.name, "options": dict(other.options), "label": other.label or other.name}
         for other in YARDSTICKS[task]

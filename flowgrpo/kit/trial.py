@@ -23,6 +23,7 @@ from torch import Tensor
 from ..rewards.base import InvalidScores, MissingDependency, RewardError, RewardSpec, Scores
 from ..rewards.registry import build
 from ..rewards.runner import RewardSet
+from ..rewards.time_limit import TimedOut
 from .material import Material
 
 POLL_SECONDS = 0.002
@@ -128,7 +129,12 @@ class Trial:
         self.reward.check(kind, self._columns(material), grouped=True)
 
     def score(self, material: Material) -> Scored:
-        """Scores of the material, or how the reward failed on it; warnings of the reward are not shown."""
+        """Scores of the material, or how the reward failed on it; warnings of the reward are not shown.
+
+        Raises:
+            RewardError: it took longer than its time limit, after which it can score nothing more.
+            MissingDependency: it imports a package that is not installed.
+        """
         nothing = torch.full((len(material),), torch.nan, dtype=torch.float64)
         try:
             with warnings.catch_warnings():
@@ -140,6 +146,8 @@ class Trial:
             raise
         except RewardError as error:
             cause = error.__cause__
+            if isinstance(cause, TimedOut):
+                raise
             return Scored(nothing, f"{type(cause).__name__}: {cause}", isinstance(cause, InvalidScores))
         values = batch.values[:, 0].double()
         known = values[~values.isnan()].tolist()

@@ -20,20 +20,23 @@ B lists of the texts of their parts. An object (or function) may carry attribute
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib.util
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .foreign import contained
 from .scores import InvalidScores, Scores, normalise
+from .time_limit import TimeLimit, check_time_limit
 
 __all__ = [
     "InvalidScores",
@@ -48,6 +51,7 @@ __all__ = [
     "require",
 ]
 
+T = TypeVar("T")
 RESERVED = ("images", "completions", "prompts", "groups")
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _PACKAGES = {
@@ -99,18 +103,22 @@ class RewardSpec:
         weight: factor in the combined reward; 0 only records the reward.
         options: keyword options for a class's constructor, or bound to a function's own parameters.
         label: name under which it is reported, to tell two uses of one reward apart.
+        time_limit: seconds that one call may take; None for as long as it likes.
     """
 
     name: str
     weight: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a reward needs a `name`: see `flowgrpo rewards` for those known")
         if isinstance(self.weight, bool) or not math.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r}: weight is {self.weight!r}; give a finite number")
+        if self.time_limit is not None:
+            check_time_limit(self.label or self.name, self.time_limit)
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -153,6 +161,7 @@ class Reward:
         weight: factor in the combined reward.
         options: bound to parameters of `function`.
         owner: the object that carries the attributes, where `function` is a method of it.
+        limit: what gives each call its time; None for calls in the caller's thread that take as long as they like.
     """
 
     def __init__(
@@ -162,13 +171,14 @@ class Reward:
         weight: float = 1.0,
         options: Mapping[str, Any] | None = None,
         owner: Any = None,
+        limit: TimeLimit | None = None,
     ) -> None:
         if not callable(function):
             raise ValueError(
                 f"reward {name!r} is a {type(function).__name__} that cannot be called; "
                 "give it `__call__(self, images, prompts, **columns)`"
             )
-        self.function, self.name, self.weight = function, name, float(weight)
+        self.function, self.name, self.weight, self.limit = function, name, float(weight), limit
         self._owner = function if owner is None else owner
         self.whole_group = bool(getattr(self._owner, "whole_group", False))
         self.remote = bool(getattr(self._owner, "remote", False))
@@ -257,6 +267,7 @@ class Reward:
             InvalidScores: what came back is not one finite number, NaN or None a sample.
             MissingDependency: the reward imports a package that is not installed.
             Quit: the reward raised what is no Exception, such as SystemExit.
+            TimedOut: it took longer than its time limit, or hangs in a call before this one.
         """
         arguments: dict[str, Any] = {"prompts": prompts}
         if isinstance(samples, Tensor):
@@ -271,6 +282,18 @@ class Reward:
     def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
         """Call the plug-in with those of the `arguments` that it takes, for `count` numbers; see `score`."""
         taken = {name: value for name, value in arguments.items() if self.takes(name)}
+        return self._within_limit(partial(self._call, taken, count))
+
+    def with_limit(self, seconds: float) -> Reward:
+        """The same scorer with another time limit, and with a thread of its own for its calls."""
+        other = copy.copy(self)
+        other.limit = TimeLimit(seconds, self.name)
+        return other
+
+    def _within_limit(self, call: Callable[[], T]) -> T:
+        return call() if self.limit is None else self.limit(call)
+
+    def _call(self, taken: Mapping[str, Any], count: int) -> Scores:
         with contained():
             try:
                 with torch.no_grad():
@@ -280,17 +303,27 @@ class Reward:
             return normalise(result, count, self.name, taken.get("parts"))
 
     def close(self) -> None:
-        """Release what the plug-in holds, if it says how.
+        """Release what the plug-in holds, if it says how, and unless it hangs.
 
         Raises:
-            RewardError: the plug-in raised in doing so.
+            RewardError: the plug-in raised in doing so, or took longer than its time limit.
         """
         close = getattr(self._owner, "close", None)
-        if not callable(close):
-            return
         try:
-            with contained():
-                close()
+            if callable(close) and not (self.limit and self.limit.given_up):
+                self._within_limit(partial(_call_contained, close))
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise RewardError(f"reward {self.name!r} failed as it was closed: {said}.", self.name) from error
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Let the thread of the time limit end, unless it hangs; what the plug-in holds stays."""
+        if self.limit is not None:
+            self.limit.close()
+
+
+def _call_contained(call: Callable[[], object]) -> None:
+    with contained():
+        call()

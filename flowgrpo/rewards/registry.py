@@ -15,6 +15,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters
 from .foreign import contained
+from .time_limit import TimeLimit
 
 ENTRY_POINT_GROUP = "flowgrpo.rewards"
 
@@ -138,8 +140,13 @@ def build(spec: RewardSpec) -> Reward:
         ValueError: the name cannot be resolved, or an option is unknown or missing.
         MissingDependency: the reward needs a package that is not installed.
     """
-    scorer, name, bound = construct(spec)
-    return Reward(scorer, name, spec.weight, bound)
+    if spec.time_limit is None:
+        scorer, name, bound = construct(spec)
+        return Reward(scorer, name, spec.weight, bound)
+    limit = TimeLimit(spec.time_limit, spec.label or spec.name)
+    # Databases and the like may be used only in the thread in which they were made.
+    scorer, name, bound = limit.unlimited(partial(construct, spec))
+    return Reward(scorer, name, spec.weight, bound, limit=limit)
 
 
 def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from .base import InvalidScores, MissingDependency, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs, check_inputs, keep
 from .registry import build, check_options, resolve
+from .time_limit import TimedOut
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,10 @@ class RewardSet:
                 return reward.score(*inputs.take(rows))
             except MissingDependency:
                 raise
+            except TimedOut as error:
+                raise self._failure(
+                    reward, inputs, _hanging(reward, inputs, rows, error), error, attempt + 1
+                ) from error
             except InvalidScores as error:
                 guilty = rows if error.index is None else [rows[error.index]]
                 raise self._failure(reward, inputs, guilty, error, attempt + 1) from error
@@ -198,7 +203,7 @@ class RewardSet:
                     continue
                 guilty, cause = rows, error
                 if not reward.whole_group and not reward.remote:
-                    guilty, cause = _bisect(reward, inputs, rows, error)
+                    guilty, cause = _bisect(reward.score, inputs, rows, error)
                 raise self._failure(reward, inputs, guilty, cause, attempt + 1) from cause
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -209,13 +214,14 @@ class RewardSet:
         where = (
             f"sample {index} (prompt {prompt!r})"
             if index is not None
-            else f"a call with samples {numbers[0]} to {numbers[-1]}"
+            else f"a call with samples {numbers[0]} to {numbers[-1]} (the first prompt is {prompt!r})"
         )
         parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
             parts.append(f"It was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
-            parts.append("No single sample reproduces it alone; if memory ran out, lower the reward's batch_size.")
+            hint = "" if isinstance(error, TimedOut) else "; if memory ran out, lower the reward's batch_size"
+            parts.append(f"No single sample reproduces it alone{hint}.")
         saved = None
         if self.quarantine is not None:
             try:
@@ -259,17 +265,48 @@ def _batches(reward: Reward, inputs: Inputs) -> Iterator[list[int]]:
         yield batch
 
 
-def _bisect(reward: Reward, inputs: Inputs, rows: list[int], error: Exception) -> tuple[list[int], Exception]:
+def _bisect(
+    score: Callable[..., object], inputs: Inputs, rows: list[int], error: Exception
+) -> tuple[list[int], Exception]:
     """The one sample that makes the call fail and its exception, or all rows if none does by itself."""
     if len(rows) == 1:
         return rows, error
     for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
         try:
-            reward.score(*inputs.take(half))
+            score(*inputs.take(half))
         except Exception as smaller:
-            guilty, cause = _bisect(reward, inputs, half, smaller)
+            guilty, cause = _bisect(score, inputs, half, smaller)
             return (guilty, cause) if len(guilty) == 1 else (rows, error)
     return rows, error
+
+
+def _hanging(reward: Reward, inputs: Inputs, rows: list[int], error: TimedOut) -> list[int]:
+    """The one sample that hangs by itself while another does not, or all rows; found within one more time limit."""
+    if len(rows) == 1 or reward.whole_group or reward.remote or reward.limit is None:
+        return rows
+    # Of each size both halves may be tried, and one sample more at the end.
+    seconds = reward.limit.seconds / (2 * math.ceil(math.log2(len(rows))) + 1)
+
+    def score(*taken: Any) -> None:
+        other = reward.with_limit(seconds)
+        try:
+            other.score(*taken)
+        except TimedOut:
+            raise
+        except Exception:
+            # It came back, which is all that is asked; why it fails may be the call that hangs.
+            return
+        finally:
+            other.stop()
+
+    guilty, _ = _bisect(score, inputs, rows, error)
+    if len(guilty) == 1:
+        innocent = next(row for row in rows if row not in guilty)
+        try:
+            score(*inputs.take([innocent]))
+        except TimedOut:
+            return rows
+    return guilty
 
 
 def _scatter(full: list[Any], rows: list[int], values: Sequence[Any]) -> None:

@@ -7,9 +7,7 @@ the sampler they would only slow it, and take of its memory.
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..rewards.base import Reward
+from ..rewards.lines import Line
 from ..rewards.runner import RewardBatch, RewardSet
 from .rounds import join_scores
 
@@ -49,7 +48,7 @@ class Ahead:
     def __init__(self, rewards: RewardSet, device: torch.device) -> None:
         self._rewards = rewards
         self._elsewhere = [k for k, reward in enumerate(rewards.rewards) if runs_elsewhere(reward, device)]
-        self._lines: dict[int | str, _Line] = {}
+        self._lines: dict[int | str, Line] = {}
         self._begun: dict[int, list[Future[RewardBatch]]] = {}
         self._count = 0
 
@@ -74,7 +73,7 @@ class Ahead:
             reward = self._rewards.rewards[k]
             place = k if reward.remote else str(reward.device)
             if place not in self._lines:
-                self._lines[place] = _Line()
+                self._lines[place] = Line("rewards ahead")
             score = partial(self._rewards.only(k).score, samples, prompts, columns, groups, self._count)
             self._begun.setdefault(k, []).append(self._lines[place].put(score))
         self._count += len(prompts)
@@ -123,41 +122,6 @@ class Ahead:
             if isinstance(place, str):
                 # It computes in this process, which must not end under it.
                 line.join()
-
-
-class _Line:
-    """A thread that makes calls in the order in which they were put. It does not keep the process from ending."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Future[RewardBatch], Callable[[], RewardBatch]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._work, name="rewards ahead", daemon=True)
-        self._thread.start()
-
-    def put(self, call: Callable[[], RewardBatch]) -> Future[RewardBatch]:
-        """What the call will return or raise."""
-        future: Future[RewardBatch] = Future()
-        self._calls.put((future, call))
-        return future
-
-    def end(self) -> None:
-        """Let the thread end after the calls that were put and not cancelled."""
-        self._calls.put(None)
-
-    def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
-
-    def _work(self) -> None:
-        while (item := self._calls.get()) is not None:
-            future, call = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
 
 
 def side_by_side(columns: Sequence[RewardBatch]) -> RewardBatch:

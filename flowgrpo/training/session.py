@@ -50,7 +50,9 @@ SPARE_EMBEDDINGS = 64 * 2**20
 
 def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
     """Recipe entries as reward specifications."""
-    return [RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label) for e in entries]
+    return [
+        RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label, time_limit=e.time_limit) for e in entries
+    ]
 
 
 class Session:

@@ -1,4 +1,4 @@
-"""Whatever a reward raises is a failure of the reward: it neither ends the process nor passes for an end of the work."""
+"""Whatever a reward raises is its failure: it neither ends the process nor passes for an end of the work."""
 
 import asyncio
 import json

@@ -344,11 +344,41 @@ def test_a_signal_ends_it_cleanly(plugins: str, number: int):
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
+def test_a_reward_that_exits_does_not_end_its_service(plugins: str):
+    service = Service(build(RewardSpec(f"{plugins}:level")))
+    level = service.reward.function
+
+    def exits_once(images: torch.Tensor) -> None:
+        service.reward.function = level
+        raise SystemExit(0)
+
+    service.reward.function = exits_once
+    found: list[Any] = []
+
+    def client() -> None:
+        try:
+            with service.admit():
+                try:
+                    service.score(inputs())
+                except RuntimeError as problem:
+                    found.append(str(problem))
+                found.append(service.score(inputs()).values)
+        finally:
+            service.stop()
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    service.run()
+    thread.join()
+    assert "raised SystemExit(0)" in found[0]
+    assert torch.equal(found[1], inputs().samples.flatten(1).mean(1))
+
+
 def test_nobody_waits_for_a_service_that_broke(plugins: str):
     service = Service(build(RewardSpec(f"{plugins}:level")))
 
     def breaks(images: torch.Tensor) -> None:
-        raise SystemExit(3)
+        raise KeyboardInterrupt
 
     service.reward.function = breaks
     caught: list[BaseException] = []
@@ -362,7 +392,7 @@ def test_nobody_waits_for_a_service_that_broke(plugins: str):
 
     thread = threading.Thread(target=client)
     thread.start()
-    with pytest.raises(SystemExit):
+    with pytest.raises(KeyboardInterrupt):
         service.run()
     thread.join()
     assert len(caught) == 1
