@@ -242,7 +242,8 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ty
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, required or optional; None for a plain value."""
     for candidate in (annotation, *(get_args(annotation) if _is_union(annotation) else ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+        # Python 3.10 takes `list[int]` for a type.
+        if get_origin(candidate) is None and isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from .cli_gallery import gallery
 from .cli_heap import keep_freed_memory
-from .cli_output import console, say, say_once, timed_report
+from .cli_output import console, is_first, say, timed_report
 from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
@@ -22,6 +24,8 @@ from .cli_stop import stoppable
 from .rewards.given_up import ended_for_sure
 
 if TYPE_CHECKING:
+    from .training.progress import ConsoleReporter
+    from .training.session import Session
     from .training.stopping import Stop
 
 
@@ -39,15 +43,30 @@ class Commands(typer.core.TyperGroup):
             ) from error
 
 
-app = typer.Typer(
-    cls=Commands, help="Align image and video generators with rewards.", no_args_is_help=True, add_completion=False,
-    pretty_exceptions_enable=False,
-)  # fmt: skip
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
 app.add_typer(build_app, name="build")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        parts = [f"{name} {version(name)}" for name in ("flowgrpo", "torch", "diffusers", "transformers")]
+        say(f"{', '.join(parts)}, Python {sys.version.split()[0]}")
+        raise typer.Exit()
+
+
+@app.callback()
+def flowgrpo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and end.")
+    ] = False,
+) -> None:
+    """Align image and video generators, and language models, with rewards."""
 
 
 def _new_run_name(name: str) -> Path:
@@ -65,11 +84,12 @@ def train(
     source, overrides = split(words)
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
-    say_once(f"run folder {folder}")
-    with stoppable(folder) as stop:
+    with stoppable(folder) as stop, _reporting(stop) as reporter:
+        reporter.say(f"run folder {folder}")
+        reporter.doing("loading")
         from .training.session import start
 
-        _run(start(recipe, folder), stop, resume=False)
+        _run(start(recipe, folder, reporter.log.open if reporter.log else None), reporter, stop, resume=False)
 
 
 @app.command()
@@ -77,28 +97,40 @@ def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
     """Continue an interrupted run to the very same numbers."""
     from .configs.load import load_recipe
 
-    with stoppable(run) as stop:
+    with stoppable(run) as stop, _reporting(stop) as reporter:
         from .training.run_folder import RunFolder
-        from .training.session import Session
 
         folder = RunFolder.open(run)
-        _run(Session(load_recipe(folder.config), folder), stop, resume=True)
+        recipe = load_recipe(folder.config)
+        if reporter.log:
+            reporter.log.open(run)
+        reporter.doing("loading")
+        from .training.session import Session
+
+        _run(Session(recipe, folder), reporter, stop, resume=True)
 
 
-def _run(session: object, stop: Stop, resume: bool) -> None:
-    from .gallery.build import build_gallery
+@contextmanager
+def _reporting(stop: Stop) -> Iterator[ConsoleReporter]:
     from .training.progress import ConsoleReporter
-    from .training.session import Session
+    from .training.run_log import RunLog
 
-    assert isinstance(session, Session)
+    main = is_first()
+    with RunLog(main) as log, ConsoleReporter(console, main, log) as reporter:
+        stop.say = reporter.say
+        yield reporter
+
+
+def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) -> None:
+    from .gallery.build import build_gallery
+
     assert session.run is not None
-    main = session.accelerator.is_main_process
-    reporter = ConsoleReporter(console, main)
     trainer = session.trainer(reporter, stop)
     if resume:
         trainer.resume()
     trainer.train()
-    if main:
+    if session.accelerator.is_main_process:
+        reporter.doing("making the gallery")
         page = build_gallery(session.run.path) if session.data.heldout else None
         reporter.say(f"trained weights: {session.run.path / session.task.result}")
         if page is not None:

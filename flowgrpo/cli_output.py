@@ -16,10 +16,9 @@ def say(text: str) -> None:
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def say_once(text: str) -> None:
-    """Print a line in the first of the processes that a launcher started."""
-    if os.environ.get("RANK", "0") == "0":
-        say(text)
+def is_first() -> bool:
+    """Whether this is the first of the processes that a launcher started."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def timed_report() -> Callable[[str], None]:

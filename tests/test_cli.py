@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+import flowgrpo
 from flowgrpo import cli
 from flowgrpo.configs.layers import parts
 from flowgrpo.configs.load import recipe_names
@@ -32,6 +34,14 @@ def test_recipes_are_listed(command: Command):
     rows = below.splitlines()[1:]
     assert [line.split()[:2] for line in rows] == [[part.name, part.kind] for part in parts().values()]
     assert all(line.endswith(part.line) for line, part in zip(rows, parts().values()))
+
+
+def test_the_version_is_told_with_those_of_the_libraries_that_matter(command: Command):
+    status, output, errors = command("--version")
+    assert (status, errors) == (0, "")
+    parts = [part.split() for part in output.split(",")]
+    assert [name for name, _ in parts] == ["flowgrpo", "torch", "diffusers", "transformers", "Python"]
+    assert parts[0][1] == flowgrpo.__version__ == version("flowgrpo")
 
 
 def test_rewards_are_listed(command: Command):

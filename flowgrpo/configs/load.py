@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -123,7 +123,10 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
         annotation = model.model_fields[part].annotation
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         candidates += [inner for c in candidates for inner in getattr(c, "__args__", ())]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+        # Python 3.10 takes `list[int]` for a type.
+        model = next(
+            c for c in candidates if get_origin(c) is None and isinstance(c, type) and issubclass(c, BaseModel)
+        )
     return list(model.model_fields)
 
 

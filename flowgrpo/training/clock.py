@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +20,8 @@ class Clock:
     def __init__(self, device: torch.device, parts: Sequence[str]) -> None:
         self.device, self.parts = device, tuple(parts)
         self.seconds = dict.fromkeys(self.parts, 0.0)
+        self.watcher: Callable[[str], None] | None = None
+        """Told which part goes on now."""
         self._open = ["rest"]
         self._since = self._now()
 
@@ -38,11 +40,17 @@ class Clock:
         """Count what happens inside for `name`."""
         self._switch()
         self._open.append(name)
+        self._tell()
         try:
             yield
         finally:
             self._switch()
             self._open.pop()
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.watcher is not None:
+            self.watcher(self._open[-1])
 
     def lap(self) -> dict[str, float]:
         """Seconds by part since the last lap."""

@@ -1,84 +1,150 @@
-"""Live progress of a run, a line per iteration: the same on a terminal and in a log file."""
+"""Live progress of a run, a line per iteration: the same on a terminal, in a pipe and in the run's log."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping
+from importlib.metadata import version
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
+
+from .activity import Activity
+from .pace import Pace
+from .progress_table import INDENT, Column, columns_of, duration, fitting, folded, header, named, number, row, share
+from .run_log import RunLog
 
 if TYPE_CHECKING:
     from ..rewards.guards import Alarm
     from .trainer import Trainer
 
-_HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl {:>9}  s/iter     left"
 _TREND = 20
+_HEADER_EVERY = 25
+_PREFIX = "reward/"
 
 
 class ConsoleReporter:
-    """Prints what a person wants to know while a run goes on.
+    """Prints what a person wants to know while a run goes on. As a context it takes away its last, moving line.
 
     Args:
         console: where to print.
         main: whether this process prints at all.
+        log: gets every line too.
     """
 
-    def __init__(self, console: Console, main: bool = True) -> None:
-        self.console, self.main = console, main
+    def __init__(self, console: Console, main: bool = True, log: RunLog | None = None) -> None:
+        self.console, self.main, self.log = console, main, log
+        self.activity = Activity(console)
+        self.pace = Pace(0, None, 0.0, time.perf_counter())
         self._rewards: deque[float] = deque(maxlen=2 * _TREND)
-        self._heldout = ""
-        self._lines = 0
-        self._first = 0
-        self._total = 0
+        self._evaluated: tuple[str, ...] = ()
+        self._heldout: float | None = None
+        self._lines, self._first, self._total = 0, 0, 0
         self._samples, self._noun = 0, "images"
-        self._every = 1
-        self._last = 0.0
-        self._spent = {"iteration": (0.0, 0), "evaluation": (0.0, 0)}
+        self._columns: list[Column] = []
 
-    def say(self, text: str) -> None:
-        """Print one line, uncoloured and unwrapped."""
+    def __enter__(self) -> ConsoleReporter:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take away the moving line."""
+        self.activity.end()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line; a terminal that is too narrow for it gets it folded between words."""
+        if self.console.is_terminal and cell_len(text) > self.console.width:
+            shown = textwrap.fill(
+                text, self.console.width - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        else:
+            shown = text
+        self._print(Text(shown, style), text)
+
+    def doing(self, text: str) -> None:
+        """Show on a terminal what is done until something else is said to be."""
         if self.main:
-            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+            self.activity.begin(text)
 
     def started(self, trainer: Trainer) -> None:
         """Say what will be done."""
         recipe, task = trainer.recipe, trainer.task
         self._first, self._total = trainer.next_iteration, recipe.run.iterations
         self._samples, self._noun = task.samples_per_iteration(), task.noun
-        self._every, self._last = recipe.evaluate.every, time.perf_counter()
+        self._evaluated = trainer.evaluation.names if trainer.data.heldout else ()
+        every = recipe.evaluate.every if self._evaluated else None
+        size = len(trainer.data.heldout) / max(self._samples, 1)
+        self.pace = Pace(self._total, every, size, time.perf_counter())
+        count = trainer.processes.count
+        processes = f"{count} process{'es' if count > 1 else ''} on {task.device.type}"
+        self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}")
         for line in task.describe():
-            self.say(line)
+            self.say(line, "yellow" if line.startswith("note:") else "")
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
+        trainer.clock.watcher = self.activity.part
+        self._expect(trainer.next_iteration)
 
     def iteration(self, record: Mapping[str, Any]) -> None:
-        """One line of the table."""
-        reward = record.get("reward/total")
-        if reward is not None:
+        """A line of the table; with several rewards all of them follow, with their names."""
+        if (reward := record.get("reward/total")) is not None:
             self._rewards.append(reward)
-        if self._lines % 25 == 0:
-            self.say(_HEADER.format(f"{self._noun[:7]}/s"))
+        done, seconds = record["iteration"] + 1, sum(v for key, v in record.items() if key.startswith("time/"))
+        self.pace.iterated(time.perf_counter(), seconds)
+        if self._lines % _HEADER_EVERY == 0:
+            every = columns_of(record, self._total, self._noun, len(self._evaluated) == 1)
+            self._columns = fitting(every, self.console.width)
+            self._print(header(self._columns))
         self._lines += 1
-        self._lap("iteration")
-        done = record["iteration"] + 1
-        seconds = sum(value for key, value in record.items() if key.startswith("time/"))
-        ratio = record.get("ratio/mean")
-        self.say(
-            f"{done:>5}/{self._total:<5} {_cell(reward, 7, 4)} {self._trend():>6} {self._heldout:>9} "
-            f"{_cell(ratio, 9, 6)} {_cell(_percent(record.get('clip_share')), 7, 1)}% {_cell(record.get('kl'), 7, 4)} "
-            f"{self._samples / max(seconds, 1e-9):>9.1f} {seconds:>7.2f} {_clock(self._left(done)):>8}"
-        )
+        self._table(record, done, seconds)
         if record["iteration"] == self._first:
             error = record["ratio/first_error"]
             verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
-            self.say(f"ratio before the first update: {verdict}")
+            self.say(f"ratio before the first update: {verdict}", "" if error == 0 else "yellow")
+        self._expect(done)
+
+    def _table(self, record: Mapping[str, Any], done: int, seconds: float) -> None:
+        trend = self._trend()
+        line = row(
+            {
+                "iteration": f"{done}/{self._total}",
+                "reward": number(record.get("reward/total"), 7, 4),
+                "trend": trend,
+                "held-out": number(self._heldout, 8, 4),
+                "ratio": number(record.get("ratio/mean"), 8, 6),
+                "clip": share(record.get("clip_share")),
+                "kl": number(record.get("kl"), 6, 4),
+                f"{self._noun[:6]}/s": number(self._samples / max(seconds, 1e-9), 8, 1),
+                "s/iter": number(seconds, 6, 2),
+                "left": duration(self.pace.left(done)),
+            },
+            self._columns,
+            {"trend": {"↑": "green", "↓": "red"}.get(trend[0], ""), "reward": "bold"},
+        )
+        rewards = {key.removeprefix(_PREFIX): value for key, value in record.items() if key.startswith(_PREFIX)}
+        rewards.pop("total", None)
+        if len(rewards) < 2:
+            return self._print(line)
+        room = self.console.width - 1
+        items = named(rewards, room - INDENT)
+        together = "  ".join(items)
+        if line.cell_len + 2 + cell_len(together) <= room:
+            return self._print(line.append(f"  {together}"))
+        self._print(line)
+        for part in folded(items, room - INDENT):
+            self._print(Text(" " * INDENT + part, "dim"))
 
     def alarm(self, alarm: Alarm) -> None:
         """A line for a reward that has fallen, and what follows from it."""
         end = "the run ends here, its weights are saved" if alarm.guard.action == "stop" else "the run goes on"
-        self.say(f"guard: {alarm}; {end}")
+        self.say(f"guard: {alarm}; {end}", "bold red" if alarm.guard.action == "stop" else "yellow")
 
     def note(self, text: str) -> None:
         """A line that begins so that it is seen."""
@@ -86,22 +152,29 @@ class ConsoleReporter:
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""
-        self._lap("evaluation")
-        self._heldout = " ".join(f"{value:.4f}" for value in record.values() if value is not None)
-        listed = ", ".join(f"{name.removeprefix('eval/')} {_cell(value, 0, 4)}" for name, value in record.items())
-        self.say(f"held-out after {iteration} iterations: {listed}")
+        self.pace.evaluated(time.perf_counter())
+        self._heldout = next(iter(record.values()), None)
+        means = {name.removeprefix("eval/"): value for name, value in record.items()}
+        listed = ", ".join(f"{name} {number(value, 10, 4)}" for name, value in means.items())
+        self.say(f"held-out after {iteration} iterations: {listed}", "cyan")
+        self._expect(iteration, evaluated=True)
 
-    def _lap(self, part: str) -> None:
-        now = time.perf_counter()
-        seconds, count = self._spent[part]
-        self._spent[part] = seconds + now - self._last, count + 1
-        self._last = now
+    def _expect(self, done: int, evaluated: bool = False) -> None:
+        """Show what follows on so many iterations."""
+        if not self.main:
+            return
+        if not evaluated and self.pace.evaluates(done):
+            self.activity.begin("evaluation", self.pace.evaluation)
+        elif done < self._total:
+            self.activity.begin(f"iteration {done + 1}/{self._total}", self.pace.iteration)
+        else:
+            self.activity.begin("writing the results")
 
-    def _left(self, done: int) -> float:
-        """Seconds to the end: iterations and evaluations still to come, each at its mean so far."""
-        evaluations = (self._total - 1) // self._every - (done - 1) // self._every + 1
-        still = {"iteration": self._total - done, "evaluation": evaluations}
-        return sum(seconds / max(count, 1) * still[part] for part, (seconds, count) in self._spent.items())
+    def _print(self, line: Text, logged: str | None = None) -> None:
+        if self.main:
+            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+            if self.log is not None:
+                self.log.write(line.plain if logged is None else logged)
 
     def _trend(self) -> str:
         values = list(self._rewards)
@@ -109,18 +182,4 @@ class ConsoleReporter:
             return "·"
         half = len(values) // 2
         change = sum(values[half:]) / (len(values) - half) - sum(values[:half]) / half
-        return f"{'↑' if change > 0 else '↓'}{abs(change):.3f}"
-
-
-def _cell(value: float | None, width: int, digits: int) -> str:
-    return f"{value:>{width}.{digits}f}" if value is not None else f"{'–':>{width}}"
-
-
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        return f"{'↑' if change > 0 else '↓'}{number(abs(change), 5, 3)}"

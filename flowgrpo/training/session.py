@@ -314,11 +314,13 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
         raise ValueError("a critic is trained in one process; use one, or a recipe without `critic`")
 
 
-def start(recipe: AnyRecipe, folder: Path) -> Session:
-    """Check a recipe, make its run folder and load its model."""
+def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
+    """Check a recipe, make its run folder, tell `made` of it and load its model."""
     with ended_together():
         checked = Checked(recipe)
         run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
+    if made is not None:
+        made(run.path)
     return Session(recipe, run, checked)
 
 

@@ -19,8 +19,8 @@ ONCE = 1.0
 """Seconds within which signals count as one: a terminal and a launcher may both pass on the same."""
 
 
-class Stopped(BaseException):
-    """A signal ends the process; no Exception, for nobody is to take it for a failure.
+class Stopped(KeyboardInterrupt):
+    """A signal ends the process. Like Ctrl-C it is no Exception, for nobody is to take it for a failure.
 
     Attributes:
         number: of the signal.
@@ -54,7 +54,7 @@ class Stop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.number = 0
-        self._say, self._leave, self._clock = say or (lambda text: None), leave, clock
+        self.say, self._leave, self._clock = say or (lambda text: None), leave, clock
         self._deferred = self._open = False
         self._first = 0.0
 
@@ -87,9 +87,9 @@ class Stop:
         self.number, self._first = number, self._clock()
         if not self._deferred:
             raise Stopped(number)
-        # The terminal may be gone, which is what SIGHUP says.
-        with suppress(OSError, ValueError):
-            self._say(
+        # The terminal may be gone, or the signal may have come in the middle of a line.
+        with suppress(OSError, ValueError, RuntimeError):
+            self.say(
                 f"{signal.Signals(number).name}: the run ends as soon as it can go on from there to the same numbers; "
                 "a second signal ends it at once"
             )

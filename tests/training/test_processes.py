@@ -220,6 +220,20 @@ def test_only_the_main_process_speaks(runs: Runs) -> None:
     assert "held-out" not in printed(runs, "batch", 1)
 
 
+def test_the_log_holds_what_the_main_process_said_and_a_resumed_run_goes_on_in_it(runs: Runs) -> None:
+    def logged(name: str) -> list[str]:
+        return [line.split(" ", 2)[2] for line in (runs.two[name] / "run.log").read_text(encoding="utf-8").splitlines()]
+
+    said = printed(runs, "batch", 0).splitlines()
+    assert [line for line in logged("batch") if "Warning: " not in line] == said
+    assert said[1].endswith(", 2 processes on cpu")
+    whole = [line for line in logged("resumed") if "Warning: " not in line]
+    again = printed(runs, "resumed", 0).splitlines()
+    assert "resumed before iteration 1" in again
+    assert whole[-len(again) :] == again
+    assert len(whole) > len(again)
+
+
 # -- processes as threads ------------------------------------------------------------------------------------------
 
 

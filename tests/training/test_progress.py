@@ -1,14 +1,22 @@
-"""What a run prints: the time left counts iterations and evaluations at what each took."""
+"""What a run prints: a table that fits the terminal, every reward named, and the time that is left."""
 
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from flowgrpo.configs.schema import Recipe
+from flowgrpo.rewards.guards import Alarm, Guard
 from flowgrpo.training import progress
+from flowgrpo.training.pace import Pace
+from flowgrpo.training.processes import Processes
 from flowgrpo.training.progress import ConsoleReporter
+from flowgrpo.training.progress_table import duration, number, share
 
 
 @pytest.fixture
@@ -18,31 +26,262 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_a_slow_first_evaluation_does_not_swell_the_time_left(clock: SimpleNamespace) -> None:
-    output = io.StringIO()
-    shown = ConsoleReporter(Console(file=output, width=200))
+class Terminal(io.StringIO):
+    """A file that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def trainer(
+    total: int = 10,
+    every: int = 4,
+    evaluated: tuple[str, ...] = ("gold",),
+    resumed: int = 0,
+    processes: int = 1,
+    noun: str = "images",
+    samples: int = 96,
+    lines: tuple[str, ...] = ("what will be done",),
+) -> Any:
     recipe = Recipe.model_validate(
-        {"rewards": [{"name": "gold"}], "run": {"iterations": 10}, "evaluate": {"every": 4}, "sampler": {"steps": 10}}
+        {"rewards": [{"name": "gold"}], "run": {"iterations": total}, "evaluate": {"every": every}}
     )
-    task = SimpleNamespace(describe=lambda: ["what will be done"], samples_per_iteration=lambda: 96, noun="images")
-    shown.started(SimpleNamespace(recipe=recipe, task=task, next_iteration=0))  # type: ignore[arg-type]
-    assert output.getvalue() == "what will be done\n"
+    task = SimpleNamespace(
+        describe=lambda: lines, samples_per_iteration=lambda: samples, noun=noun, device=SimpleNamespace(type="cpu")
+    )
+    return SimpleNamespace(
+        recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
+        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []), evaluation=SimpleNamespace(names=evaluated),
+    )  # fmt: skip
+
+
+def reporter(width: int = 80, **of: Any) -> tuple[ConsoleReporter, io.StringIO]:
+    output = io.StringIO()
+    shown = ConsoleReporter(Console(file=output, width=width))
+    shown.started(trainer(**of))
+    return shown, output
+
+
+def iteration(number: int, seconds: float = 2.0, **more: Any) -> dict[str, Any]:
+    return {
+        "iteration": number, "reward/total": 0.5, "reward/gold": 0.5, "ratio/first_error": 0.0, "ratio/mean": 1.0,
+        "clip_share": 0.0, "time/denoiser": seconds, **more,
+    }  # fmt: skip
+
+
+def left(output: io.StringIO) -> str:
+    rows = [line for line in output.getvalue().splitlines() if "/" in line.split()[0]]
+    return rows[-1].split()[-1]
+
+
+def test_the_time_left_counts_iterations_and_evaluations_apart(clock: SimpleNamespace):
+    shown, output = reporter()
     clock.now += 60
     shown.evaluation(0, {"eval/gold": 0.5})
     clock.now += 2
-    shown.iteration({"iteration": 0, "reward/total": 0.5, "ratio/first_error": 0.0, "time/denoiser": 2.0})
+    shown.iteration(iteration(0))
     # Nine iterations of 2 s; evaluations before iterations 4 and 8 and at the end, 60 s each.
     first = next(line for line in output.getvalue().splitlines() if line.lstrip().startswith("1/10"))
-    assert first.split()[-1] == "3:18"
-    assert first.split()[-3] == "48.0"
-    assert "images/s" in output.getvalue()
-    for number in range(1, 4):
+    assert first.split()[-3:] == ["48.0", "2.00", "3:18"]
+    for done in range(1, 4):
         clock.now += 2
-        shown.iteration({"iteration": number, "reward/total": 0.5, "time/denoiser": 2.0})
-    assert output.getvalue().splitlines()[-1].split()[-1] == "3:12"
+        shown.iteration(iteration(done))
+    assert left(output) == "3:12"
     clock.now += 20
     shown.evaluation(4, {"eval/gold": 0.5})
     clock.now += 2
-    shown.iteration({"iteration": 4, "reward/total": 0.5, "time/denoiser": 2.0})
-    # Five iterations, two evaluations of (60 + 20) / 2 s.
-    assert output.getvalue().splitlines()[-1].split()[-1] == "1:30"
+    shown.iteration(iteration(4))
+    # The line after an evaluation is that of an iteration: five of 2 s, two evaluations of (60 + 20) / 2 s.
+    assert output.getvalue().splitlines()[-1].split()[-3:] == ["48.0", "2.00", "1:30"]
+
+
+def test_an_iteration_in_which_the_machine_stood_still_does_not_spoil_the_time_left(clock: SimpleNamespace):
+    shown, output = reporter(total=100, every=50, evaluated=())
+    for done in range(20):
+        seconds = 1000.0 if done == 7 else 2.0
+        clock.now += seconds
+        shown.iteration(iteration(done, seconds))
+    assert left(output) == "2:40"
+
+
+def test_checkpoints_between_iterations_are_in_the_time_left(clock: SimpleNamespace):
+    pace = Pace(100, None, 0.0, 0.0)
+    for done in range(1, 41):
+        clock.now = 3.0 * done - (0 if done % 2 else 1)
+        pace.iterated(3.0 * done, 2.0)
+    assert pace.left(40) == pytest.approx(60 * 3.0)
+
+
+def test_until_an_evaluation_was_seen_its_samples_say_how_long_it_takes(clock: SimpleNamespace):
+    shown, output = reporter(resumed=5)
+    clock.now += 2
+    shown.iteration(iteration(5))
+    # Four iterations, and two evaluations with half the samples of an iteration.
+    assert left(output) == "0:10"
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 39))
+@settings(deadline=None, derandomize=True)
+def test_the_time_left_is_what_a_run_of_even_steps_takes(total: int, every: int, resumed: int):
+    assume(resumed < total)
+    now, pace, seen = 0.0, Pace(total, every, 7.0 / 3.0, 0.0), []
+    for done in range(resumed, total):
+        if done % every == 0:
+            now += 7.0
+            pace.evaluated(now)
+        now += 3.0
+        pace.iterated(now, 3.0)
+        seen.append((now, pace.left(done + 1)))
+    now += 7.0
+    assert [at + still for at, still in seen] == pytest.approx([now] * len(seen))
+
+
+numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.floats(-1e-3, 1e-3), st.floats())
+names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z", "M"]), min_size=1, max_size=90)
+
+
+@given(
+    rewards=st.dictionaries(names, numbers, min_size=1, max_size=7), total=st.integers(1, 10**7),
+    noun=st.sampled_from(["images", "texts"]), ratio=numbers, kl=numbers, seconds=st.floats(1e-6, 1e7),
+    clip=st.one_of(st.none(), st.floats(0, 1)), samples=st.integers(1, 10**6), heldout=numbers,
+    evaluated=st.integers(0, 3), every=st.integers(1, 1000), width=st.sampled_from([80, 100, 132]),
+)  # fmt: skip
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_no_line_of_the_table_is_wider_than_the_terminal(
+    rewards: dict[str, float | None], total: int, noun: str, ratio: float | None, kl: float | None, seconds: float,
+    clip: float | None, samples: int, heldout: float | None, evaluated: int, every: int, width: int,
+):  # fmt: skip
+    held = tuple(f"r{k}" for k in range(evaluated))
+    shown, output = reporter(
+        width, total=total, every=every, evaluated=held, noun=noun, samples=samples, resumed=total - 1
+    )
+    if held:
+        shown.evaluation(total - 1, {f"eval/{name}": heldout for name in held})
+    begin = len(output.getvalue().splitlines())
+    values = {f"reward/{name}": value for name, value in rewards.items() if name != "total"}
+    for _ in range(12):
+        more = {"reward/total": next(iter(rewards.values())), "ratio/mean": ratio, "clip_share": clip, "kl": kl}
+        shown.iteration({"iteration": total - 1, "ratio/first_error": 0.1, "time/rest": seconds, **more, **values})
+    lines = output.getvalue().splitlines()[begin:]
+    assert lines[0].split()[:2] == ["iteration", "reward"]
+    assert max(map(cell_len, lines)) < width
+    if len(values) > 1:
+        printed = " ".join(output.getvalue().split())
+        assert all(name in printed for name in rewards if name != "total" and cell_len(name) <= 50)
+
+
+def test_several_rewards_are_all_named_under_their_iteration_or_beside_it_where_there_is_room():
+    record = iteration(0, **{"reward/clip_score": 0.25, "reward/pixels.py:warmth": -3.5, "reward/total": 1.0})
+    expected = ["gold 0.5000", "clip_score 0.2500", "pixels.py:warmth -3.5000"]
+    shown, output = reporter(evaluated=("gold", "clip_score"))
+    shown.iteration(record)
+    head, line, below, *_ = output.getvalue().splitlines()[2:]
+    assert "held-out" not in head
+    assert line.split()[1] == "1.0000"
+    assert below.split("  ") == ["", "", "", "", "", " " + expected[0], *expected[1:]]
+    shown, output = reporter(width=160)
+    shown.iteration(record)
+    assert output.getvalue().splitlines()[3].split("  ")[-3:] == expected
+
+
+def test_what_a_recipe_does_not_measure_has_no_column():
+    shown, output = reporter(evaluated=())
+    shown.iteration({"iteration": 0, "reward/total": 0.5, "reward/gold": 0.5, "ratio/first_error": 0.0})
+    head = output.getvalue().splitlines()[2].split()
+    assert head == ["iteration", "reward", "trend", "images/s", "s/iter", "left"]
+
+
+def test_the_number_of_processes_is_in_the_header():
+    assert reporter()[1].getvalue().splitlines()[0].endswith(", 1 process on cpu")
+    assert reporter(processes=8)[1].getvalue().splitlines()[0].endswith(", 8 processes on cpu")
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "digits", "text"),
+    [
+        (0.5, 7, 4, "0.5000"), (-12.3456, 7, 4, "-12.346"), (123456.7, 7, 4, "123457"), (1234567890.0, 7, 4, "1.235e9"),
+        (-1e100, 7, 4, "-1e100"), (0.0, 7, 4, "0.0000"), (4e-6, 6, 4, "4.0e-6"), (-0.00001, 5, 3, "-1e-5"),
+        (None, 7, 4, "–"), (float("nan"), 7, 4, "–"), (999.96, 5, 1, "1000"),
+    ],
+)  # fmt: skip
+def test_a_number_takes_the_room_it_has(value: float | None, width: int, digits: int, text: str):
+    assert number(value, width, digits) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.integers(7, 12), st.integers(0, 6))
+@settings(derandomize=True)
+def test_a_number_is_close_to_what_it_says(value: float, width: int, digits: int):
+    text = number(value, width, digits)
+    assert len(text) <= width
+    assert float(text) == pytest.approx(value, rel=0.5, abs=0.5 * 10.0**-digits)
+    assert (float(text) == 0) == (value == 0)
+
+
+def test_shares_and_stretches_of_time():
+    assert [share(value) for value in (0.0, 0.0312, 1.0, None)] == ["0.0%", "3.1%", "100.0%", "–"]
+    seconds = (0, 59.6, 3599, 3600, 86399, 86400, 100 * 86400, 1e12)
+    written = ["0:00", "1:00", "59:59", "1h00m", "23h59m", "1d00h", "100d", "99999d"]
+    assert [duration(value) for value in seconds] == written
+
+
+def alarm(action: str) -> Alarm:
+    return Alarm(Guard("gold", 0.1, action=action), 0.4, 0.6, 50)
+
+
+def test_colours_are_for_terminals_and_not_where_they_are_unwanted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def said(file: io.StringIO) -> str:
+        shown = ConsoleReporter(Console(file=file, width=120))
+        shown.activity.shown = False
+        shown.alarm(alarm("stop"))
+        return file.getvalue()
+
+    plain = "guard: gold fell to 0.4 at iteration 50, from 0.6 at the start; that is more than 0.1; the run ends here"
+    assert said(io.StringIO()).startswith(plain)
+    assert said(Terminal()).startswith("\x1b[1;31m")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "31m" not in said(Terminal())
+
+
+def test_a_terminal_gets_long_lines_folded_between_words_and_a_file_as_they_are():
+    text = "note: " + "one optimizer step per rollout is strictly on-policy, and " * 3 + "/a/path/" + 90 * "x"
+    terminal, file = Terminal(), io.StringIO()
+    ConsoleReporter(Console(file=terminal, width=80)).say(text)
+    ConsoleReporter(Console(file=file, width=80)).say(text)
+    assert file.getvalue() == text + "\n"
+    *lines, path = terminal.getvalue().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) < 80
+    assert path == "  /a/path/" + 90 * "x"
+
+
+def test_the_moving_line_is_for_terminals_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    file = io.StringIO()
+    piped = ConsoleReporter(Console(file=file, width=80, force_terminal=True))
+    piped.doing("loading")
+    assert not piped.activity.shown
+    assert file.getvalue() == ""
+    assert not ConsoleReporter(Console(file=Terminal(), width=80), main=False).activity._live
+    terminal = Terminal()
+    with ConsoleReporter(Console(file=terminal, width=80)) as shown:
+        shown.doing("loading")
+        shown.say("a line")
+    written = terminal.getvalue()
+    assert "loading" in written
+    assert "a line" in written
+    # Its last words: back to the line's beginning, and erase it.
+    assert written.rstrip("\n").endswith("\x1b[1A\x1b[2K")
+
+
+@given(st.text(max_size=200), st.one_of(st.none(), st.floats(0, 1e7)), st.integers(40, 200))
+@settings(deadline=None, derandomize=True)
+def test_the_moving_line_is_one_line(text: str, expected: float | None, width: int):
+    console = Console(file=io.StringIO(), width=width)
+    shown = ConsoleReporter(console).activity
+    shown.begin(" ".join(text.split()), expected)
+    shown.part("denoiser")
+    console.print(shown.line(width))
+    assert len(console.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]

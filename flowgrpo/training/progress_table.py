@@ -1,0 +1,152 @@
+"""The table of a run's iterations: what its columns are, and how they fit a terminal of a given width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len, chop_cells, set_cell_size
+from rich.text import Text
+
+INDENT = 11
+"""Of lines that go on under an iteration's, in columns."""
+_NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table.
+
+    Attributes:
+        name: its header.
+        width: in characters.
+        rank: where a terminal is too narrow, columns of the highest rank are left out first; those of 0 always stay.
+    """
+
+    name: str
+    width: int
+    rank: int = 0
+
+
+def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) -> list[Column]:
+    """The columns of a run.
+
+    Args:
+        record: metrics of an iteration; what a recipe does not measure has no column.
+        total: iterations of the run.
+        noun: what a sample is called, in the plural.
+        heldout: whether an evaluation is one number.
+    """
+    measured = {
+        "held-out": heldout,
+        "ratio": record.get("ratio/mean") is not None,
+        "clip": record.get("clip_share") is not None,
+        "kl": record.get("kl") is not None,
+    }
+    every = [
+        Column("iteration", max(9, 2 * len(str(total)) + 1)),
+        Column("reward", 7),
+        Column("trend", 6, 5),
+        Column("held-out", 8, 1),
+        Column("ratio", 8, 3),
+        Column("clip", 6, 4),
+        Column("kl", 6, 6),
+        Column(f"{noun[:6]}/s", 8, 7),
+        Column("s/iter", 6, 2),
+        Column("left", 6),
+    ]
+    return [column for column in every if measured.get(column.name, True)]
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that stay in a terminal of `width` characters, whose last one is left free."""
+    kept = list(columns)
+    while sum(column.width + 1 for column in kept) > width:
+        last = max(kept, key=lambda column: column.rank)
+        if last.rank == 0:
+            break
+        kept.remove(last)
+    return kept
+
+
+def row(cells: Mapping[str, str], columns: Sequence[Column], styles: Mapping[str, str]) -> Text:
+    """A line of the table, each cell at the right of its column."""
+    line = Text()
+    for column in columns:
+        line.append(" " if line.plain else "")
+        line.append(f"{cells.get(column.name, _NOTHING):>{column.width}}", styles.get(column.name))
+    return line
+
+
+def header(columns: Sequence[Column]) -> Text:
+    """The line with the names of the columns."""
+    names = {column.name: column.name for column in columns}
+    return row(names, columns, dict.fromkeys(names, "bold"))
+
+
+def number(value: float | None, width: int, digits: int) -> str:
+    """A number in at most `width` characters (5 or more): at most `digits` decimals, or an exponent where it must be.
+
+    A value that is not 0 never reads as 0.
+    """
+    if value is None or not math.isfinite(value):
+        return _NOTHING
+    for decimals in range(digits, -1, -1):
+        text = f"{value:.{decimals}f}"
+        if value != 0 and float(text) == 0:
+            break
+        if len(text) <= width:
+            return text
+    for decimals in range(max(digits, 1), -1, -1):
+        mantissa, exponent = f"{value:.{decimals}e}".split("e")
+        text = f"{mantissa}e{int(exponent)}"
+        if len(text) <= width:
+            return text
+    return f"{'-' if value < 0 else ''}1e{math.floor(math.log10(abs(value)))}"[:width]
+
+
+def share(value: float | None) -> str:
+    """A share in [0, 1] as per cent, in at most 6 characters."""
+    return _NOTHING if value is None or not math.isfinite(value) else f"{number(100 * value, 5, 1)}%"
+
+
+def duration(seconds: float) -> str:
+    """A stretch of time in at most 6 characters: `0:06`, `59:59`, `1h02m`, `3d04h`, `412d`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days > 99:
+        return f"{min(days, 99999)}d"
+    if days:
+        return f"{days}d{hours:02}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}:{rest:02}"
+
+
+def named(values: Mapping[str, float | None], width: int) -> list[str]:
+    """Each value with its name, `gold 0.7408`, in at most `width` columns; of a longer name the middle is left out."""
+    cells = {name: number(value, 10, 4) for name, value in values.items()}
+    return [f"{shortened(name, width - len(cell) - 1)} {cell}" for name, cell in cells.items()]
+
+
+def folded(items: Sequence[str], width: int) -> Iterator[str]:
+    """Items with two spaces between them, in lines of at most `width` columns, each item on one line."""
+    line = ""
+    for item in items:
+        if line and cell_len(line) + 2 + cell_len(item) > width:
+            yield line
+            line = ""
+        line = f"{line}  {item}" if line else item
+    if line:
+        yield line
+
+
+def shortened(name: str, width: int) -> str:
+    """A name in at most `width` columns: a longer one keeps its beginning and its end."""
+    if cell_len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    beginning = chop_cells(name, width - 1 - end)[0]
+    backwards = chop_cells(name[::-1], end)[0] if end else ""
+    return set_cell_size(f"{beginning}…{backwards[::-1]}", width).rstrip()
