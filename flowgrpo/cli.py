@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -98,7 +99,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="diagnosis, prefix, batches, overhead, interruption, iteration, signal, shared-prefix, or claims."
+            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, or claims."
         ),
     ],
     words: Annotated[
@@ -115,7 +116,7 @@ def bench(
     import json
     import tempfile
 
-    from .configs.load import load_image_recipe
+    from .configs.load import load_image_recipe, load_recipe
 
     if name == "claims":
         from .training.claims.command import claims, settings_of
@@ -128,7 +129,11 @@ def bench(
     from .training.bench_signal import signal
     from .training.bench_text import TEXT_MEASUREMENTS
 
-    measurements = {**MEASUREMENTS, "overhead": overhead, "iteration": iteration, "signal": signal}
+    from .training.kills import kills
+
+    measurements: dict[str, Callable[..., dict[str, Any]]] = {
+        **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
+    }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
@@ -136,7 +141,8 @@ def bench(
     elif name in measurements:
         source, overrides = split(words)
         with tempfile.TemporaryDirectory() as folder:
-            figures = measurements[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
+            recipe = (load_recipe if name == "kills" else load_image_recipe)(source, overrides)
+            figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(
             f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims'])}"

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from diffusers import StableDiffusion3Pipeline  # noqa: F401  (imported once, before processes are forked)
+
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe
 from .interruption import contents
 from .run_folder import write_text
+from .session import Session  # noqa: F401  (as above)
 
 HOW = ("kill", "torn", "signal", "full")
 """SIGKILL before the operation; SIGKILL with the file half on disk; SIGTERM; no room for the operation."""
