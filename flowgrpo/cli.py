@@ -99,7 +99,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, or claims."
+            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims."
         ),
     ],
     words: Annotated[
@@ -128,7 +128,6 @@ def bench(
     from .training.bench_overhead import overhead
     from .training.bench_signal import signal
     from .training.bench_text import TEXT_MEASUREMENTS
-
     from .training.kills import kills
 
     measurements: dict[str, Callable[..., dict[str, Any]]] = {
