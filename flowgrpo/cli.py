@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,7 +147,7 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="diagnosis, prefix, batches, overhead, interruption, iteration, signal, shared-prefix, or claims."
+            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims."
         ),
     ],
     words: Annotated[
@@ -164,7 +164,7 @@ def bench(
     import json
     import tempfile
 
-    from .configs.load import load_image_recipe
+    from .configs.load import load_image_recipe, load_recipe
 
     if name == "claims":
         from .training.claims.command import claims, settings_of
@@ -176,8 +176,11 @@ def bench(
     from .training.bench_overhead import overhead
     from .training.bench_signal import signal
     from .training.bench_text import TEXT_MEASUREMENTS
+    from .training.kills import kills
 
-    measurements = {**MEASUREMENTS, "overhead": overhead, "iteration": iteration, "signal": signal}
+    measurements: dict[str, Callable[..., dict[str, Any]]] = {
+        **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
+    }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:
             raise ValueError(f"{name} takes no recipe; it measures a model of its own")
@@ -185,7 +188,8 @@ def bench(
     elif name in measurements:
         source, overrides = split(words)
         with tempfile.TemporaryDirectory() as folder:
-            figures = measurements[name](load_image_recipe(source, overrides), Path(folder) / "run", say)
+            recipe = (load_recipe if name == "kills" else load_image_recipe)(source, overrides)
+            figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(
             f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims'])}"

@@ -44,7 +44,7 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
     except NoRoom:
         raise
     except Exception as error:
-        number = error.errno if isinstance(error, OSError) else _number_in(error)
+        number = _number_in(error)
         named = error.filename if isinstance(error, OSError) else None
         if number in FULL:
             full = NoRoom(number, os.strerror(number), str(named or path))
@@ -55,13 +55,19 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
-def _number_in(error: Exception) -> int | None:
-    """The error number that a library's own exception stands for; None if it is not about writing."""
-    text = str(error)
-    if (found := re.search(r"\(os error (\d+)\)", text)) is not None:  # safetensors, which is written in Rust
-        return int(found[1])
-    # torch does not pass the number on, and a disk without room is the usual reason.
-    return errno.ENOSPC if "PytorchStreamWriter failed" in text or "file write failed" in text else None
+def _number_in(error: BaseException | None) -> int | None:
+    """The error number behind an exception of a library; None if it is not about writing."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return error.errno
+        if (found := re.search(r"\(os error (\d+)\)", str(error))) is not None:  # safetensors, written in Rust
+            return int(found[1])
+        # torch does not pass the number on, and a disk without room is the usual reason.
+        if re.search("PytorchStreamWriter failed|file write failed|iostream error", str(error)):
+            return errno.ENOSPC
+        # torch also fails once more while it gives up.
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:

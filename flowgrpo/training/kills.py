@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from diffusers import StableDiffusion3Pipeline  # noqa: F401  (imported once, before processes are forked)
+
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe
 from .interruption import contents
 from .run_folder import write_text
+from .session import Session  # noqa: F401  (as above)
 
 HOW = ("kill", "torn", "signal", "full")
 """SIGKILL before the operation; SIGKILL with the file half on disk; SIGTERM; no room for the operation."""
@@ -101,7 +104,7 @@ def kills(
         recipe: give it few iterations, prompts and tokens: a run is made twice for every case.
         folder: a new folder for the runs.
         report: called with lines of progress.
-        every: only each so-many-th case.
+        every: of each way only each so-many-th case.
         how: which of `HOW`.
 
     Returns:
@@ -119,7 +122,7 @@ def kills(
     if status != 0:
         raise RuntimeError(f"the unbroken run ended with status {status}: {_text(folder / 'whole.log')[-2000:]}")
     operations = [_read(line) for line in listing.read_text(encoding="utf-8").splitlines()]
-    cases = [(op, way) for op in operations for way in op.ways() if way in how][::every]
+    cases = [(op, way) for way in how for op in [op for op in operations if way in op.ways()][::every]]
     report(f"unbroken run: {len(operations)} file operations, {len(cases)} cases")
     reference, failed, ended = contents(whole), [], Counter[str]()
     for number, (operation, way) in enumerate(cases, start=1):

@@ -1,0 +1,150 @@
+"""No room on the disk: one sentence with the file and what is needed, and what was there before is whole."""
+
+import errno
+import json
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from flowgrpo.gallery.thumbnails import Thumbnails
+from flowgrpo.training.checkpoint import verify_checkpoint, write_checkpoint
+from flowgrpo.training.files import NoRoom, explained, write_text, writing
+from flowgrpo.training.run_folder import RunFolder, save_image
+from tests.conftest import Command
+
+LIMIT = 200_000
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    """No file of this process may be larger than this, which the writers of libraries meet as a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class Part:
+    def __init__(self, count: int) -> None:
+        self.value = torch.zeros(count)
+
+    def state_dict(self) -> dict:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: object) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", "name: test\n")
+
+
+def save(run: RunFolder, iteration: int, weights: int, optimizer: int) -> None:
+    def write(folder: Path) -> None:
+        parts = {"optimizer": Part(optimizer)}
+        write_checkpoint(folder, iteration, Part(weights), parts)  # type: ignore[arg-type]
+
+    run.save_checkpoint(iteration, write, keep=1)
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize(
+    ("weights", "optimizer", "name"), [(100_000, 1, "trained.safetensors"), (1, 100_000, "optimizer.pt")]
+)
+def test_a_checkpoint_without_room_names_its_file_and_need_and_leaves_the_last_one(
+    run: RunFolder, weights: int, optimizer: int, name: str
+) -> None:
+    save(run, 1, 10, 10)
+    with pytest.raises(NoRoom) as failed:
+        save(run, 2, weights, optimizer)
+    assert str(failed.value.filename).endswith(name)
+    assert failed.value.needed == 4 * 100_001
+    assert "; 0.4 MiB are needed" in explained(failed.value).replace("allows; ", "; ")
+    assert [path.name for path in run.checkpoints.iterdir()] == ["iter-000001"]
+    verify_checkpoint(run.checkpoint(1))
+
+
+@pytest.mark.usefixtures("limited")
+def test_texts_lines_and_pictures_without_room_leave_no_temporary(run: RunFolder, tmp_path: Path) -> None:
+    for work in (
+        lambda: write_text(tmp_path / "out" / "long.txt", "x" * 2 * LIMIT),
+        lambda: save_image(tmp_path / "out" / "noise.png", torch.rand(3, 400, 400)),
+    ):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        with pytest.raises(NoRoom, match="out/"):
+            work()
+        assert list((tmp_path / "out").iterdir()) == []
+    with pytest.raises(NoRoom, match=r"metrics\.jsonl"):
+        run.log({"iteration": 0, "note": "x" * 2 * LIMIT})
+    run.rewind(1)
+    assert run.metrics.read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.usefixtures("limited")
+def test_the_writers_of_libraries_say_the_same(tmp_path: Path) -> None:
+    for name, write in {
+        "a.safetensors": lambda path: save_file({"a": torch.zeros(100_000)}, path),
+        "a.pt": lambda path: torch.save(torch.zeros(100_000), path),
+    }.items():
+        with pytest.raises(NoRoom, match=name), writing(tmp_path / name):
+            write(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "the disk is full: no room to write {file}, "),
+        (errno.EDQUOT, "the quota leaves no room to write {file}"),
+        (errno.EFBIG, "{file} is larger than the file system"),
+    ],
+)
+def test_errors_are_sentences_with_the_path(tmp_path: Path, number: int, words: str) -> None:
+    file = tmp_path / "gone" / "x.png"
+    text = explained(OSError(number, os.strerror(number), str(file)))
+    assert text.startswith(words.format(file=file))
+    assert "Errno" not in text
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), writing(tmp_path):
+        raise ValueError("mine")
+    with pytest.raises(PermissionError, match=r"x\.txt") as failed, writing(tmp_path / "x.txt"):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert explained(failed.value) == str(failed.value)
+
+
+def test_a_thumbnail_without_room_is_no_unreadable_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match=r"\.webp") as failed:
+        Thumbnails(tmp_path / "gallery").make([tmp_path / "a.png"])
+    assert failed.value.errno == errno.ENOSPC
+    assert not list((tmp_path / "gallery").rglob("*.tmp"))
+
+
+def test_the_command_says_how_the_run_goes_on(
+    small_text: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, records: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("flowgrpo.training.run_folder.append_lines", full)
+    words = ("data.heldout=null", "evaluate.guards=[]", "run.iterations=1")
+    status, _, errors = command("train", "text", *small_text, *words, "--out", "run")
+    assert status == 1
+    assert "Traceback" not in errors
+    assert errors.startswith("error: the disk is full: no room to write run/samples/index.jsonl, ")
+    assert "are free in " in errors
+    assert errors.rstrip().endswith("; make room; then: go on with `flowgrpo resume run`")
+    assert json.loads((tmp_path / "run" / ".flowgrpo-lock").read_text())["process"] == os.getpid()
