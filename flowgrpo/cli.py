@@ -72,6 +72,8 @@ def _run(session: object, resume: bool) -> None:
     assert session.run is not None
     main = session.accelerator.is_main_process
     reporter = ConsoleReporter(console, main)
+    for note in session.notes if main else ():
+        reporter.say(f"note: {note}")
     trainer = session.trainer(reporter)
     if resume:
         trainer.resume()

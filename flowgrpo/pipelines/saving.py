@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from peft import get_peft_model_state_dict
 from torch import Tensor, nn
 
+from .json_files import read_json_object
+
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
@@ -25,7 +27,7 @@ _LORA_STEM = "pytorch_lora_weights"
 def left_out(path: str) -> dict[str, None]:
     """Components that a pipeline folder leaves out, as diffusers asks for them on loading; none of a hub id."""
     index = Path(path) / "model_index.json"
-    parts = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    parts = read_json_object(index) if index.is_file() else {}
     return {name: None for name, value in parts.items() if value == [None, None]}
 
 

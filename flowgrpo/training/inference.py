@@ -21,7 +21,7 @@ from .processes import launched
 from .records import sample_records
 from .run_folder import save_image
 from .samples import EVALUATION_SEED
-from .session import read_data, reward_specs
+from .checking import read_data, reward_specs
 from .text_inference import iterations_done, new_index, open_language_model, task_of, write_completions
 from .text_policy import complete
 

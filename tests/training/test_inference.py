@@ -13,7 +13,8 @@ from flowgrpo.core.addressing import address
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
 from flowgrpo.training.samples import EVALUATION_SEED
-from flowgrpo.training.session import read_data, start
+from flowgrpo.training.checking import read_data
+from flowgrpo.training.session import start
 
 JPEG = "evaluate.rewards=[{name: jpeg_incompressibility}]"
 
