@@ -125,6 +125,8 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
     from .gallery.build import build_gallery
 
     assert session.run is not None
+    for note in session.notes if session.accelerator.is_main_process else ():
+        reporter.say(f"note: {note}")
     trainer = session.trainer(reporter, stop)
     if resume:
         trainer.resume()

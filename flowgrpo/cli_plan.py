@@ -10,7 +10,8 @@ import typer
 from .cli_output import console, say
 
 if TYPE_CHECKING:
-    from .configs.schema import Recipe, TextRecipe
+    from .configs.schema import AnyRecipe, Recipe, TextRecipe
+    from .training.checking import Checked
 
 RecipeArgument = Annotated[
     list[str] | None,
@@ -55,11 +56,13 @@ def plan(
     recipe = load_recipe(source, overrides)
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
+    checked = _checked(recipe, source)
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
-        return _plan_text(recipe)
+        _plan_text(recipe)
+        return _print_findings(checked)
     _print_counts(recipe)
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
@@ -67,6 +70,35 @@ def plan(
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
         _print_estimate(recipe, card, count, utilisation, machine.get("prompts"), sharding)
+    _print_findings(checked)
+
+
+def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
+    """The check that every run begins with; what a recipe of the package names and is not here is no fault of it.
+
+    Raises:
+        ValueError: all that is wrong, a line each.
+    """
+    from .configs.load import load_recipe
+    from .training.checking import check
+
+    checked = check(recipe)
+    if checked.texts("fault", "needed") and source is not None and not Path(source.partition("@")[0]).is_file():
+        own = load_recipe(source)
+        excused = {f"data.{name}" for name in ("train", "heldout") if not Path(str(getattr(own.data, name))).exists()}
+        excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
+        excused |= {"rewards", "evaluate.rewards"}
+        checked.excuse(excused)
+    if checked.texts("fault", "needed"):
+        checked.require()
+    return checked
+
+
+def _print_findings(checked: Checked) -> None:
+    for kind, word in (("excused", "needed"), ("unknown", "not checked"), ("note", "note")):
+        for finding in checked.findings:
+            if finding.kind == kind:
+                say(f"{word}: {finding.text}")
 
 
 def _print_counts(recipe: Recipe) -> None:

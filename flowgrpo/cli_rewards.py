@@ -60,9 +60,7 @@ def serve_reward(
 
 def _options(words: list[str]) -> dict[str, Any]:
     """Options of a reward, with values as in a recipe."""
-    import yaml
-
-    from .configs.layers import Loader
+    from .configs.yaml_text import parse_yaml_value
 
     found: dict[str, Any] = {}
     for word in words:
@@ -70,9 +68,9 @@ def _options(words: list[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"--options {word!r} is not key=value; write for example --options target=0.4")
         try:
-            found[name] = yaml.load(value, Loader)
-        except yaml.YAMLError:
-            raise ValueError(f"--options {word!r}: {value!r} is not a YAML value; quote it") from None
+            found[name] = parse_yaml_value(value)
+        except ValueError as error:
+            raise ValueError(f"--options {word!r}: {error}") from None
     return found
 
 

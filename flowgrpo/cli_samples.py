@@ -104,13 +104,17 @@ def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
         return read_prompts(str(file))
     if not prompts:
         raise ValueError("no prompt is given; write one, or name a file with --file")
+    for number, text in enumerate(prompts):
+        if not text.strip():
+            raise ValueError(f"prompt {number + 1} is empty; write its words")
     return [PromptRow(number, text) for number, text in enumerate(prompts)]
 
 
 def _plain(rows: list[PromptRow]) -> list[str]:
     for row in rows:
         if row.messages is not None:
-            raise ValueError(f"prompt {row.id + 1} is a conversation, which only language models read")
+            raise ValueError(f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which only language "
+                             "models read; write its words as `prompt`")  # fmt: skip
     return [row.text for row in rows]
 
 
@@ -144,6 +148,8 @@ def evaluate(
 
     source, overrides = split(words)
     recipe = load_recipe(source or _own_recipe(model), overrides)
+    if recipe.data.heldout is None:
+        raise ValueError("data.heldout is null, and an evaluation is of held-out prompts; name a file")
     noun = "images" if recipe.task == "images" else "completions"
     from .training.inference import evaluate_model
 

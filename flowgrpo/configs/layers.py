@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,24 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
+from .yaml_text import as_mapping, kind_of, parse_yaml, read_text
 
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message lists every fault found."""
 
-
-class Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number."""
-
-
-class Dumper(yaml.SafeDumper):
-    """Quotes text that `Loader` would read as a number."""
-
-
-_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
-for _side in (Loader, Dumper):
-    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 KINDS = {"models": "model", "tasks": "task", "hardware": "hardware"}
 """Folder of a kind of part -> what one is called, in the order in which parts are put on a method."""
@@ -192,23 +179,36 @@ def _lineage(place: str) -> set[str]:
 
 
 def _base(name: str, base: Any, derived: Sequence[str]) -> str:
-    if not isinstance(base, str):
+    if not isinstance(base, str) or not base:
         raise RecipeError(f"{name}: base is {base!r}; write the name of a recipe or a file")
     beside = Path(name).parent / base
     base = str(beside) if beside.is_file() else base
-    if base in (*derived, name):
+    if not beside.is_file() and base.endswith((".yaml", ".yml")) and not Path(base).is_file():
+        raise RecipeError(f"{name}: base is {base!r}, and there is no such file beside it or here")
+    if _same_place(base, (*derived, name)):
         raise RecipeError(f"{name}: `base: {base}` leads back to itself")
     return base
 
 
+def _same_place(base: str, names: Sequence[str]) -> bool:
+    """Whether a base is one of those before it, however its path is written."""
+    if base in names:
+        return True
+    return Path(base).is_file() and Path(base).resolve() in [Path(name).resolve() for name in names]
+
+
 def _published(name: str, section: Any, derived: tuple[str, ...] = ()) -> dict[str, Any]:
     """A `published` section, upon that of the recipe it names as its `base`."""
-    if not isinstance(section, dict):
+    if section is None:
         raise RecipeError(f"{name} has no `published` section; leave out @published")
+    if not isinstance(section, dict):
+        raise RecipeError(f"{name}: `published` is {kind_of(section)}; write a mapping of recipe keys")
     base = section.get("base")
     if base is None:
         return section
-    if base in (*derived, name):
+    if not isinstance(base, str) or not base:
+        raise RecipeError(f"{name}: published.base is {base!r}; write the name of a recipe or a file")
+    if _same_place(base, (*derived, name)):
         raise RecipeError(f"{name}: `published.base: {base}` leads back to itself")
     below = _published(base, _parse(*_read(base)).get("published"), (*derived, name))
     return merge(below, {key: value for key, value in section.items() if key != "base"})
@@ -261,9 +261,13 @@ def _read(key: str) -> tuple[str, str]:
     file = Path(key)
     if file.is_file():
         try:
-            return key, file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise RecipeError(f"{key} is not UTF-8 text (byte {error.start}); give a YAML file") from None
+            return key, read_text(file)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
+    if not key:
+        raise RecipeError("the recipe has no name; write the name of a recipe or the path of a YAML file")
+    if file.is_dir():
+        raise RecipeError(f"{key} is a folder; write the name of a recipe or the path of a YAML file")
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise RecipeError(f"no recipe or file {key!r}; {hint}recipes: {', '.join(known)} (or give the path of a YAML file)")
@@ -271,9 +275,6 @@ def _read(key: str) -> tuple[str, str]:
 
 def _parse(name: str, text: str) -> dict[str, Any]:
     try:
-        data = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{name} is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise RecipeError(f"{name} holds {type(data).__name__}, not a mapping of recipe keys")
-    return data
+        return as_mapping(parse_yaml(text, name), name, "recipe keys, such as `base: default`")
+    except ValueError as error:
+        raise RecipeError(str(error)) from None

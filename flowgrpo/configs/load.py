@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_origin
@@ -10,8 +12,9 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from .layers import Dumper, Loader, RecipeError, layers, recipe_lines
+from .layers import RecipeError, layers, recipe_lines
 from .schema import AnyRecipe, Recipe, TextRecipe
+from .yaml_text import Dumper, kind_of, parse_yaml_value
 
 __all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "recipe_names"]
 
@@ -38,7 +41,7 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
         RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
             or impossible geometry. All faults are listed at once.
     """
-    name, data = layers(str(source or "default"))
+    name, data = layers("default" if source is None else str(source))
     for assignment in overrides:
         _assign(data, assignment)
     schema = _schema_of(name, data)
@@ -62,7 +65,7 @@ def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str]
 
 def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
     task = data.get("task", "images")
-    if task not in ("images", "text"):
+    if not isinstance(task, str) or task not in ("images", "text"):
         raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text")
     return TextRecipe if task == "text" else Recipe
 
@@ -72,11 +75,13 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
     if not equals or not key:
         raise RecipeError(f"override {assignment!r} is not key=value; write for example run.iterations=50")
     try:
-        value = yaml.load(raw, Loader)
-    except yaml.YAMLError:
-        raise RecipeError(f"override {assignment!r}: {raw!r} is not a YAML value; quote it") from None
+        value = parse_yaml_value(raw)
+    except ValueError as error:
+        raise RecipeError(f"override {assignment!r:.200}: {error}") from None
     place: Any = data
     *parents, last = key.split(".")
+    if not all((*parents, last)):
+        raise RecipeError(f"override {assignment!r}: a key between dots is empty; write for example run.iterations=50")
     for depth, part in enumerate(parents):
         if isinstance(place, list):
             place = place[_position(place, part, assignment)]
@@ -94,7 +99,7 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
 
 
 def _position(place: list[Any], part: str, assignment: str) -> int:
-    if not part.isdigit() or int(part) >= len(place):
+    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(place):
         raise RecipeError(f"override {assignment!r}: {part!r} is not an entry of a list of {len(place)}; count from 0")
     return int(part)
 
@@ -107,12 +112,49 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return f"  {place}: unknown key {key!r}; {hint}"
-    message = str(fault["msg"]).removeprefix("Value error, ")
+    given = fault.get("input")
+    if fault["type"] == "nan_within":
+        return f"  {place}.{fault['ctx']['within']} {fault['msg']}"
+    if fault["type"] == "invalid_key":
+        return f"  {place}: the key {given!r} is {kind_of(given)}, and keys are text; quote it if it is a name"
+    message = WORDS.get(fault["type"], str(fault["msg"]).removeprefix("Value error, "))
     if not place:
         return "\n".join(f"  {line}" for line in message.splitlines())
-    given = fault.get("input")
-    shown = "" if fault["type"] == "missing" or isinstance(given, dict | list) else f" (got {given!r})"
-    return f"  {place}: {message}{shown}"
+    return f"  {place}: {message}{_shown(fault['type'], given)}"
+
+
+WORDS = {
+    "string_type": "should be text",
+    "dict_type": "should be a mapping of keys",
+    "model_type": "should be a mapping of keys",
+    "list_type": "should be a list",
+    "finite_number": "should be a finite number",
+    "int_parsing_size": "should be a smaller whole number",
+}
+"""What is said of some faults, by pydantic's name of them."""
+
+
+def _shown(kind: str, given: Any) -> str:
+    """What was given, and how YAML came to read it so."""
+    if kind == "missing" or isinstance(given, dict | list):
+        return "" if kind == "missing" else f" (got {kind_of(given)})"
+    if isinstance(given, bool):
+        return f" (got {str(given).lower()}, as which YAML reads the words {YES if given else NO}; quote a word)"
+    if isinstance(given, datetime.date):
+        return f" (got {given}, which YAML reads as a date; quote it to make it text)"
+    return f" (got {short(given)})"
+
+
+YES, NO = "yes, on and true", "no, off and false"
+
+
+def short(value: Any, most: int = 80) -> str:
+    """A value as it is written, its middle left out where it is long."""
+    # Python refuses to write out whole numbers of thousands of digits.
+    text = (
+        repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
+    )
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 
 def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:

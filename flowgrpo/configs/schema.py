@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -18,6 +19,7 @@ from .sections import (
     HeldOutConfig,
     LoraConfig,
     OptimizerConfig,
+    OptionNumber,
     RewardConfig,
     RunConfig,
     Section,
@@ -75,7 +77,7 @@ class WindowConfig(Section):
     stride: int = Field(1, ge=0)
     interval: int = Field(25, ge=1, description="Iterations at one position.")
     start: int = Field(0, ge=0)
-    stop: int | None = Field(None, description="One past the last step a window may hold.")
+    stop: int | None = Field(None, ge=1, description="One past the last step a window may hold.")
 
 
 class GuideConfig(Section):
@@ -89,7 +91,7 @@ class SamplerConfig(Section):
     """How a rollout walks from noise to image."""
 
     plan: Literal["window", "branch", "spine", "ode"] = "window"
-    steps: int = Field(10, ge=2)
+    steps: int = Field(10, ge=2, le=10_000)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
     kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage", "ddim"] = "flow_sde"
     eta: float | None = Field(None, ge=0)
@@ -110,6 +112,13 @@ class SamplerConfig(Section):
     spread: float | None = Field(None, gt=0, description="`branch`, `ode`: share of own noise among siblings.")
     guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
 
+    @field_validator("sigmas")
+    @classmethod
+    def _fall(cls, sigmas: list[float] | None) -> list[float] | None:
+        if sigmas is not None and any(not high > low for high, low in pairwise(sigmas)):
+            raise ValueError(f"noise levels must fall from step to step, and here they are {sigmas}")
+        return sigmas
+
 
 class CriticConfig(Section):
     """A small network that predicts the reward of a noisy latent."""
@@ -126,11 +135,11 @@ class ObjectiveConfig(Section):
     form: Literal["transition", "neighbour", "diffusion_nft", "awm", "dgpo", "flow_dpo"] = Field(
         "transition", description="Ratio of a step's transition, of a choice among neighbours, or a forward process."
     )
-    form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
+    form_options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the form.")
     times: int | None = Field(None, ge=1, description="Forward process: noise levels per image; all if left out.")
     ratio: Literal["gaussian", "guard", "cps_released"] = "guard"
     surrogate: SurrogateName = "clip"
-    options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
+    options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
     balance: BalanceConfig | None = Field(
         None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
@@ -292,9 +301,9 @@ class TextObjectiveConfig(Section):
         "2305.18290, SimPO 2405.14734), advantages predicted (Reg-GRPO 2506.07464), right told from wrong (REAL "
         "2602.05630).",
     )
-    form_options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the form.")
+    form_options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the form.")
     surrogate: SurrogateName = "clip"
-    options: dict[str, float] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
+    options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
     balance: BalanceConfig | None = Field(
         None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
     )

@@ -6,7 +6,6 @@ again.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from .adapters import Together, adapter_of
+from .arguments import accepts, did_you_mean, set_by_us
 from .borrowing import replaced
 from .encodings import encodings_of, fingerprint
 from .placement import Placement
 from .recorder import PipelineError, Recorder, Stop
 
-_OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
-_OURS |= {"callback_on_step_end", "callback_on_step_end_tensor_inputs"}
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 _CONDITIONING_SEED = 0
 
@@ -185,16 +183,15 @@ class PipelineCall:
 
     def accepts(self, name: str) -> bool:
         """Whether `__call__` has an argument of this name (or takes any)."""
-        return name in self.parameters or any(p.kind is p.VAR_KEYWORD for p in self.parameters.values())
+        return accepts(self.parameters, name)
 
     def _require(self, name: str) -> None:
-        if name in _OURS or name.endswith("_per_prompt"):
+        if set_by_us(name):
             raise ValueError(f"call[{name!r}] is set for each evaluation; remove it")
         if name == "sigmas":
             raise ValueError("call['sigmas'] is a table before the shift; give Denoiser(sigmas=...) the table after it")
         if not self.accepts(name):
-            close = difflib.get_close_matches(name, list(self.parameters), n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(self.parameters, name)
             raise ValueError(f"{type(self.pipe).__name__}.__call__ has no argument {name!r} (in call){hint}")
 
     def run(self, recorder: Recorder, prompts: Sequence[str], steps: int, **extra: Any) -> Any:

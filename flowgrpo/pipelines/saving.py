@@ -9,11 +9,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from diffusers import DiffusionPipeline
 from peft import get_peft_model_state_dict
 from torch import Tensor, nn
+
+from .json_files import read_json_object
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 __all__ = ["left_out", "local_folder", "new_folder", "save_lora", "save_pipeline"]
 
@@ -25,13 +29,15 @@ def local_folder(path: str) -> str:
     """The folder of a pipeline: the path itself, or of a hub id its snapshot on this machine, fetched if need be."""
     if Path(path).is_dir():
         return path
+    from diffusers import DiffusionPipeline
+
     return str(DiffusionPipeline.download(path))
 
 
 def left_out(path: str) -> dict[str, None]:
     """Components that a pipeline folder leaves out, as diffusers asks for them on loading; none of a hub id."""
     index = Path(path) / "model_index.json"
-    parts = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    parts = read_json_object(index) if index.is_file() else {}
     return {name: None for name, value in parts.items() if value == [None, None]}
 
 

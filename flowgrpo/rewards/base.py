@@ -178,6 +178,9 @@ class Reward:
                 f"reward {name!r} is a {type(function).__name__} that cannot be called; "
                 "give it `__call__(self, images, prompts, **columns)`"
             )
+        called = function if inspect.isroutine(function) else type(function).__call__
+        if inspect.iscoroutinefunction(called):
+            raise ValueError(f"reward {name!r} is async, and rewards are called without awaiting; write `def`")
         self.function, self.name, self.weight, self.limit = function, name, float(weight), limit
         self._owner = function if owner is None else owner
         self.whole_group = bool(getattr(self._owner, "whole_group", False))
@@ -206,6 +209,12 @@ class Reward:
             if p.default is p.empty and p.kind not in _VARIADIC and p.name not in self._options
         ]
 
+    @property
+    def optional(self) -> list[str]:
+        """Arguments that are None where nothing is given for them: columns that it reads where they are there."""
+        named = self._parameters.values()
+        return [p.name for p in named if p.default is None and p.name not in (*RESERVED, *self._options)]
+
     def takes(self, name: str) -> bool:
         """Whether the plug-in can be given an argument of this name."""
         return self._takes_any or name in self._parameters
@@ -230,6 +239,8 @@ class Reward:
                 "is positional-only; remove the `/` from its signature"
             )
         known = {kind, "prompts", *columns, *self._options, *(["groups"] if grouped else [])}
+        if not self._takes_any and not self._parameters:
+            raise ValueError(f"reward {self.name!r} takes no arguments; give it `{kind}`, `prompts` or columns")
         missing = [name for name in self.needed if name not in known]
         if "parts" in missing:
             raise ValueError(

@@ -14,12 +14,15 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+
+from torch.nn import Module
 
 from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters
 from .foreign import contained
@@ -63,6 +66,9 @@ BUILTIN: dict[str, str] = {
     "vqascore": "flowgrpo.rewards.vqascore:VqaScore",
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
+
+LIGHT = frozenset({"answer", "equations", "gold", "majority", "text_format"})
+"""Built-in classes whose making reads no weights and asks no server: making one checks the values of its options."""
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
@@ -111,6 +117,8 @@ def resolve(name: str) -> Callable[..., Any]:
         MissingDependency: the reward's module imports a package that is not installed.
     """
     if ":" in name:
+        if not all(name.rpartition(":")[::2]):
+            raise ValueError(_unnamed(name))
         return _load(name, name)
     if name in _REGISTERED:
         return _REGISTERED[name]
@@ -149,6 +157,44 @@ def build(spec: RewardSpec) -> Reward:
     return Reward(scorer, name, spec.weight, bound, limit=limit)
 
 
+def outline(spec: RewardSpec) -> Reward:
+    """A reward as its entry and its signature tell, for checks: no instance is made, which could read weights.
+
+    Raises:
+        ValueError: as `build`; or it can not be called.
+        MissingDependency: as `build`.
+    """
+    target = resolve(spec.name)
+    if not isinstance(target, type) or spec.name in LIGHT:
+        return build(spec)
+    short = spec.name.rpartition(":")[2]
+    check_options(target, spec.options, spec.label or short)
+    own = getattr(target, "name", None)
+    name = spec.label or (own if isinstance(own, str) and own else short)
+    return Reward(_Outline(target, name), name, spec.weight)
+
+
+class _Outline:
+    """Stands for an instance of a reward's class, with the signature and the plain attributes that the class has."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        if not any("__call__" in vars(kind) for kind in target.__mro__):
+            raise ValueError(
+                f"reward {name!r} is a class whose instances cannot be called; "
+                "give it `__call__(self, images, prompts, **columns)`"
+            )
+        found = parameters(target.forward if issubclass(target, Module) else target.__call__)
+        if found is not None:
+            self.__signature__ = inspect.Signature(list(found.values())[1:])
+        for attribute in ("whole_group", "remote", "batch_size"):
+            value = getattr(target, attribute, None)
+            if not isinstance(value, property) and not callable(value):
+                setattr(self, attribute, value)
+
+    def __call__(self) -> None:
+        raise TypeError("an outline is never called")
+
+
 def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
     """What `build` makes a scorer of: a function or an instance, its name, and the options to bind to its call.
 
@@ -165,6 +211,10 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
                 scorer: Any = target(**spec.options)
         except ModuleNotFoundError as error:
             raise missing_dependency(short, error) from error
+        except (Exception, SystemExit) as error:
+            if target.__module__.startswith("flowgrpo."):
+                raise
+            raise ValueError(f"reward {spec.label or short!r} cannot be made: {_told(error)}") from error
         bound: Mapping[str, Any] = {}
     else:
         scorer, bound = target, spec.options
@@ -208,6 +258,14 @@ def _identity(reward: Callable[..., Any]) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def _unnamed(name: str) -> str:
+    """What to say of a location without a name, or a name without a location."""
+    location = name.rpartition(":")[0]
+    defined = ", ".join(_definitions(_import_file(location))) if location.endswith(".py") else ""
+    listed = f", with one of its functions or classes ({defined})" if defined else ""
+    return f"{name!r} names no reward; write 'path/to/file.py:NAME' or 'package.module:NAME'{listed}"
+
+
 def _load(target: str, name: str) -> Callable[..., Any]:
     location, _, attribute = target.rpartition(":")
     is_file = location.endswith(".py") or "/" in location or "\\" in location
@@ -217,19 +275,29 @@ def _load(target: str, name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         raise missing_dependency(name, error) from error
     try:
-        return getattr(module, attribute)  # type: ignore[no-any-return]
+        found = getattr(module, attribute)
     except AttributeError:
         defined = _definitions(module)
         raise ValueError(
             f"{location!r} does not define {attribute!r}{nearest(attribute, defined)} "
             f"It defines: {', '.join(defined) or 'no functions or classes'}."
         ) from None
+    if not callable(found):
+        raise ValueError(
+            f"{location!r} defines {attribute!r} as a {type(found).__name__}, which cannot be called; name a function, "
+            "or a class with `__call__`"
+        )
+    return found  # type: ignore[no-any-return]
 
 
 def _import_module(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"there is no module {name!r} to take a reward from; write package.module:NAME")
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ModuleNotFoundError):
+            raise ValueError(f"the module {name!r} cannot be imported: {_told(error)}") from error
         if not (error.name and f"{name}.".startswith(f"{error.name}.")):
             raise
         local = Path(*name.split(".")).with_suffix(".py")
@@ -239,6 +307,8 @@ def _import_module(name: str) -> ModuleType:
 
 def _import_file(location: str) -> ModuleType:
     path = Path(location).expanduser().resolve()
+    if path.is_dir():
+        raise ValueError(f"reward file {location!r} is a folder; name a file that ends in .py")
     if not path.is_file():
         beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
         raise ValueError(f"reward file {location!r} does not exist (looked for {path}){nearest(path.name, beside)}")
@@ -254,11 +324,28 @@ def _import_file(location: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[name]
-        raise
+        # A module that is not installed has a message of its own; an interrupt is nobody's fault.
+        if isinstance(error, ModuleNotFoundError) or not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise ValueError(f"reward file {location!r} cannot be imported: {_told(error)}") from error
     _FILES[path] = (stamp, module)
     return module
+
+
+def _told(error: BaseException) -> str:
+    """An exception of a plug-in, with its file and line, in a sentence."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {said}, which is a fault of syntax; mend it"
+    # The last call in a file that is no library's is the author's.
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((_PACKAGE, "<"))]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {said}" if own else said
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
 def _definitions(module: ModuleType) -> list[str]:

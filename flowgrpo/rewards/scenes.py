@@ -23,6 +23,7 @@ from scipy.optimize import linear_sum_assignment
 from ..scenes.draw import COLOURS, SHAPES, Thing, mask
 from ..scenes.prompts import Item, read_items
 from .base import Scores
+from .options import check_flag
 
 MIN_AREA = 14.0
 MIN_COVER = 0.5
@@ -223,6 +224,7 @@ class Gold:
     """
 
     def __init__(self, dense: bool = False) -> None:
+        check_flag("gold", "dense", dense)
         self.dense = dense
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str], include: Sequence[Any] | None = None) -> Scores:

@@ -13,11 +13,12 @@ from ..configs.schema import Recipe
 from ..pipelines.acceleration import quantize
 from ..pipelines.random_weights import random_pipeline
 from .bench import Report, Silent, flow_task
+from .checking import check
 from .claims.results import hardware
 from .estimates import GIB
 from .loading import DTYPES, call_arguments, model_folder
 from .run_folder import RunFolder
-from .session import Checked, Session
+from .session import Session
 
 WARM_UP = 1
 
@@ -54,7 +55,7 @@ def iteration(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) ->
     pipe = random_pipeline(path, call_arguments(path, recipe.model.call), DTYPES[recipe.model.dtype], device)
     if recipe.model.quantize is not None:
         quantize(pipe, recipe.model.quantize)
-    trainer = Session(recipe, RunFolder.create(folder, ""), Checked(recipe), pipe).trainer(Silent())
+    trainer = Session(recipe, RunFolder.create(folder, ""), check(recipe), pipe).trainer(Silent())
     counted = sum(p.numel() for part in trainer.task.weights.modules.values() for p in part.parameters())
     report(f"{type(pipe).__name__}, {counted / 1e9:.3g} billion parameters in the denoiser, on {_where(device)}")
     for k in range(WARM_UP):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ..core.addressing import address
+from ..pipelines.json_files import read_json_object
 from ..pipelines.scenes import BuildSettings, continue_flow, train_flow
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
@@ -194,7 +195,7 @@ def _claim(out: Path, seed: int, scale: float) -> None:
         raise ValueError(f"{out} is a file; name a new folder")
     record = out / RECORD
     if record.is_file():
-        facts = json.loads(record.read_text(encoding="utf-8"))
+        facts = read_json_object(record)
         if facts.get("finished"):
             raise ValueError(f"{out} holds a finished build; name a new folder")
         if (facts.get("seed"), facts.get("scale")) != (seed, scale):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..configs.schema import Recipe
+from ..pipelines.folders import pipeline_class
 from ..pipelines.pictures import Picture
 from .data import IMAGE, Data, PromptRow, with_pictures
 
@@ -17,11 +17,8 @@ Parameters = Mapping[str, inspect.Parameter]
 
 def call_parameters(folder: str) -> Parameters | None:
     """Parameters of the call of a pipeline in a folder; None if only loading it tells (a hub id, an own class)."""
-    import diffusers
-
     index = Path(folder) / "model_index.json"
-    name = json.loads(index.read_text(encoding="utf-8")).get("_class_name") if index.is_file() else None
-    kind = getattr(diffusers, name, None) if isinstance(name, str) else None
+    kind: Any = pipeline_class(Path(folder)) if index.is_file() else None
     return None if kind is None else inspect.signature(kind.__call__).parameters
 
 

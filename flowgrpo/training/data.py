@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -17,6 +16,7 @@ from ..configs.layers import prompt_file_note
 from ..configs.sections import PROMPT
 from ..pipelines.pictures import Picture
 from ..text.parts import Parts
+from .json_lines import parse_strict, unwritable
 
 IMAGE = "image"
 # What DrawBench and UniGenBench call the column `prompt`.
@@ -60,6 +60,10 @@ class PromptRow:
         return Prompt(self.text, image=[picture.read() for picture in self.pictures])
 
 
+class MissingPrompts(ValueError):
+    """There is no such prompt file."""
+
+
 def read_prompts(source: str) -> list[PromptRow]:
     """Read a prompt file.
 
@@ -87,9 +91,9 @@ def read_prompts(source: str) -> list[PromptRow]:
     if ending == ".txt":
         entries: list[tuple[int, Any]] = [*lines]
     elif ending == ".jsonl":
-        entries = [(number, _json(path, number, line)) for number, line in lines]
+        entries = [(number, parse_strict(line, str(path), number)) for number, line in lines]
     elif ending == ".json":
-        listed = _json(path, 1, text)
+        listed = parse_strict(text, str(path)) if lines else []
         if not isinstance(listed, list):
             raise ValueError(f"{path} holds {type(listed).__name__}; give a JSON list of prompts or objects")
         entries, unit = list(enumerate(listed, 1)), "entry"
@@ -113,54 +117,82 @@ def prompt_path(source: str) -> Path:
             raise ValueError(f"no embedded prompt set {source!r}; write {world}:train or {world}:heldout")
         return path
     path = Path(source)
+    if not source:
+        raise ValueError("the path of the prompt file is empty; check data.train and data.heldout")
+    if path.is_dir():
+        raise ValueError(f"the prompt file {source!r} is a folder; name a file in it")
     if not path.is_file():
         note = prompt_file_note(source)
         what = f"it should hold {note}; give the path of yours with" if note else "check"
-        raise ValueError(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
+        raise MissingPrompts(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
     return path
-
-
-def _json(path: Path, number: int, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = number + error.lineno - 1
-        raise ValueError(f"{path}, line {line}: not JSON ({error.msg} at column {error.colno})") from None
 
 
 def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
     # Unless it is strict, a cell whose quotes do not pair loses them, or takes in the lines that follow.
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     try:
-        return [(reader.line_num, dict(row)) for row in reader]
+        return _rows(path, reader)
     except csv.Error as error:
         if mark == "\t":
             # PartiPrompts is not quoted, and begins a prompt with the words that are to be written, in quotes.
-            plain = csv.DictReader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE)
-            return [(plain.line_num, dict(row)) for row in plain]
+            return _rows(path, csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE))
         raise ValueError(
             f"{path}, line {reader.line_num + 1}: not a table ({error}); a cell that begins with a quote must end with "
             "one, and quotes within it are doubled"
         ) from None
 
 
+def _rows(path: Path, reader: Any) -> list[tuple[int, Any]]:
+    """Rows with the number of their last line; every row has a cell for every name of the header."""
+    header: list[str] = []
+    found: list[tuple[int, Any]] = []
+    for cells in reader:
+        if not cells:
+            continue
+        place = f"{path}, line {reader.line_num}"
+        if not header:
+            header = cells
+            for k, name in enumerate(header):
+                if not name.strip():
+                    raise ValueError(f"{place}: column {k + 1} has no name; name it, or take it out")
+                if name in header[:k]:
+                    raise ValueError(f"{place}: the column {name!r:.80} stands twice; keep one of them")
+        elif len(cells) != len(header):
+            raise ValueError(
+                f"{place}: the row has {len(cells)} cells and the header {len(header)}; give each column one, and put "
+                "a cell that holds a separator in quotes"
+            )
+        else:
+            found.append((reader.line_num, dict(zip(header, cells))))
+    return found
+
+
 def _row(place: str, index: int, entry: Any) -> PromptRow:
     if isinstance(entry, str):
         entry = {"prompt": entry}
     known = {key.lower(): key for key in entry if isinstance(key, str)} if isinstance(entry, dict) else {}
+    both = [key for key in entry if isinstance(key, str) and key.lower() == "prompt"] if known else []
+    if len(both) > 1:
+        raise ValueError(f"{place}: {' and '.join(both)} could be the prompt; keep one of them")
     others = [known[name] for name in OTHER_NAMES if name in known]
     key = known.get("prompt", others[0] if others else None)
     if "prompt" not in known and len(others) > 1:
         raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; call the one that is meant `prompt`")
     if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
-        raise ValueError(f"{place}: no `prompt` (it has {have or 'nothing'})")
+        raise ValueError(f"{place}: no `prompt` (it has {have[:200] or 'nothing'})")
+    for name, value in entry.items():
+        if (why := unwritable(value)) is not None:
+            raise ValueError(f"{place}: `{name}` cannot be kept: {why}; write it as text or a number")
     columns = {k: v for k, v in entry.items() if k not in (key, None)}
     if isinstance(entry[key], list):
         messages = _conversation(place, entry[key])
         return PromptRow(index, messages[-1]["content"], columns, messages, place=place)
     if not isinstance(entry[key], str) or not entry[key].strip():
-        raise ValueError(f"{place}: `prompt` is {entry[key]!r}; write the words of a prompt")
+        raise ValueError(f"{place}: `prompt` is {entry[key]!r:.80}; write the words of a prompt")
+    if "\0" in entry[key]:
+        raise ValueError(f"{place}: `prompt` holds a NUL character; is the file a text?")
     return PromptRow(index, entry[key], columns, place=place)
 
 
@@ -168,9 +200,13 @@ def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]
     for message in messages:
         keys = ("role", "content")
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) and message[k] for k in keys):
-            raise ValueError(f"{place}: `prompt` has the message {message!r}; give objects with `role` and `content`")
+            raise ValueError(
+                f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`"
+            )
     if not messages or messages[-1]["role"] == "assistant":
-        raise ValueError(f"{place}: the conversation in `prompt` must end with a message to be answered")
+        raise ValueError(
+            f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`"
+        )
     return tuple({"role": message["role"], "content": message["content"]} for message in messages)
 
 
@@ -187,7 +223,8 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not a parquet file: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no prompt")
-    return rows
+    # Tables of floats write nothing as NaN.
+    return [{name: None if value != value else value for name, value in row.items()} for row in rows]
 
 
 def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import warnings
@@ -14,10 +13,14 @@ from typing import Any
 import torch
 
 from ..pipelines.acceleration import Quantized, quantization
+from ..pipelines.folders import check_pipeline_folder
+from ..pipelines.json_files import read_json_object
 from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.saving import left_out
+from ..text.folders import check_language_folder
 
 UNTRAINED = "arithmetic:untrained"
+RECOMMENDED = "flowgrpo.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,17 +44,51 @@ def model_folder(path: str) -> str:
     """
     if path == "scenes":
         return str(embedded_pipeline())
+    if path in ("arithmetic", UNTRAINED):
+        raise ValueError(
+            f"model.path {path!r} is a language model, for a recipe of task text; give a pipeline or scenes"
+        )
+    return _folder_or_id(path, "model_index.json", "a whole diffusers pipeline", "a pipeline folder", "scenes")
+
+
+def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -> str:
+    """A model's path, if it is a folder with its index, or can be a hub id."""
     folder = Path(path)
-    if folder.is_dir() and not (folder / "model_index.json").is_file():
+    if path and folder.is_dir() and not (folder / index).exists():
+        raise ValueError(f"model.path {path!r} holds no {index}; give the folder of {whole}")
+    if folder.is_file():
         raise ValueError(
-            f"model.path {path!r} holds no model_index.json; give the folder of a whole diffusers pipeline"
+            f"model.path {path!r} is a file; load it with its library, write it with `save_pretrained`, and give {what}"
         )
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if not folder.is_dir() and looks_local:
-        raise ValueError(
-            f"model.path {path!r} is not a folder; give a pipeline folder, a hub id (owner/name) or scenes"
-        )
+    if not path or (not folder.is_dir() and looks_local(path)):
+        raise ValueError(f"model.path {path!r} is not a folder; give {what}, a hub id (owner/name) or {embedded}")
     return path
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path that is not there can be no hub id."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1
+
+
+def check_folder(path: str, task: str) -> type | None:
+    """Look at a model's folder without loading a weight; a hub id is let through.
+
+    Args:
+        path: as `model_folder` or `language_folder` returns it.
+        task: "images" or "text".
+
+    Returns:
+        The pipeline's class, where the folder tells.
+
+    Raises:
+        ValueError: a part is missing, damaged, or of an unknown class.
+    """
+    if not Path(path).is_dir():
+        return None
+    if task == "images":
+        return check_pipeline_folder(Path(path))
+    check_language_folder(Path(path))
+    return None
 
 
 def language_folder(path: str) -> str:
@@ -67,15 +104,9 @@ def language_folder(path: str) -> str:
                 "the embedded language model is not installed; build it with `flowgrpo build arithmetic --out FOLDER`"
             )
         return str(folder)
-    folder = Path(path)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"model.path {path!r} holds no config.json; give the folder of a transformers model")
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") != 1
-    if not folder.is_dir() and looks_local:
-        raise ValueError(
-            f"model.path {path!r} is not a folder; give a model folder, a hub id (owner/name) or arithmetic"
-        )
-    return path
+    if path == "scenes":
+        raise ValueError(f"model.path {path!r} is a pipeline, for a recipe of task images; give a model or arithmetic")
+    return _folder_or_id(path, "config.json", "a transformers model", "a model folder", "arithmetic")
 
 
 def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,13 +117,28 @@ def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a picture that cannot be read.
     """
-    note = Path(path) / "flowgrpo.json"
-    recommended = json.loads(note.read_text(encoding="utf-8"))["call"] if note.is_file() else {}
-    found = {**recommended, **given}
+    found = {**recommended_arguments(path), **given}
     for name, value in given.items():
         if isinstance(value, str) and "prompt" not in name and Path(value).suffix.lower() in ENDINGS:
             found[name] = Picture(Path(value), f"model.call.{name}").read()
     return found
+
+
+def recommended_arguments(path: str) -> dict[str, Any]:
+    """Arguments of the call that a pipeline folder recommends in its `flowgrpo.json`; none without the file.
+
+    Raises:
+        ValueError: the file is no JSON, or has no object `call`.
+    """
+    note = Path(path) / RECOMMENDED
+    if not note.is_file():
+        return {}
+    call = read_json_object(note).get("call")
+    if not isinstance(call, dict):
+        raise ValueError(
+            f"{note}: call is {call!r:.80}; write an object from arguments of the pipeline's call to values"
+        )
+    return call
 
 
 def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:

@@ -111,18 +111,21 @@ class Forecast:
     warnings: list[str]
 
 
-def forecast(recipe: Recipe, sigmas: Sequence[float] | None = None, elements: int | None = None) -> Forecast:
+def forecast(
+    recipe: Recipe, sigmas: Sequence[float] | None = None, elements: int | None = None, most: int | None = None
+) -> Forecast:
     """Count everything a recipe will do.
 
     Args:
         recipe: what to do.
         sigmas: the pipeline's noise levels; without a model, an unshifted table of the recipe's length.
         elements: numbers in a latent, for the scale of the clip; unknown without a model.
+        most: iterations that are counted; all if left out.
     """
     table = tuple(sigmas or recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
     plan_for = planner(recipe, table)
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
-    for iteration in range(recipe.run.iterations):
+    for iteration in range(min(recipe.run.iterations, most or recipe.run.iterations)):
         counts = plan_for(iteration).counts()
         uses[counts] = (counts, uses.get(counts, (counts, 0))[1] + 1)
     counted = [counts for counts, _ in uses.values()]

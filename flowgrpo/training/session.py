@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
-from ..configs.schema import AnyRecipe, LoraConfig, Recipe, RewardConfig, TextRecipe
+from ..configs.schema import AnyRecipe, LoraConfig, Recipe, TextRecipe
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
@@ -20,26 +20,22 @@ from ..pipelines.prompts import PromptCache
 from ..pipelines.saving import local_folder
 from ..pipelines.sharding import Shards
 from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
-from ..rewards.guards import Guard, Guards
-from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..text.parts import Parts
-from .balance import Balance
-from .conditioning import call_parameters, take_pictures
-from .credit import credit_of
+from .checking import Checked, check, evaluated, guards_of, reward_specs
+from .conditioning import take_pictures
 from .critic import Critic
-from .data import Data, PromptRow, PromptStream, columns_of, read_prompts, templated
+from .data import Data, columns_of, templated
 from .launching import sharding_of, zero_of
-from .loading import DTYPES, UNTRAINED, call_arguments, language_folder, load_pipeline, model_folder, quiet_libraries
-from .objectives import compares_with_base, form_of, penalties_of
-from .planning import bound_surrogate, forecast, planner, surrogate_of
+from .loading import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
+from .objectives import compares_with_base, penalties_of
+from .planning import planner
 from .processes import Processes, ended_together
 from .reporting import Reporter
 from .run_folder import RunFolder
 from .stopping import Stop
 from .tasks import FlowTask, Task
-from .text_parts import PartRatios
 from .text_policy import TextPolicy
 from .text_task import TextTask
 from .trainer import Trainer
@@ -48,20 +44,13 @@ SPARE_EMBEDDINGS = 64 * 2**20
 """Bytes of prompt embeddings that are kept beyond `kept_prompts`: a dozen of a large model, all of the embedded one."""
 
 
-def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
-    """Recipe entries as reward specifications."""
-    return [
-        RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label, time_limit=e.time_limit) for e in entries
-    ]
-
-
 class Session:
     """A run put together: recipe, data, rewards, then model and trainer.
 
     Args:
         recipe: what to do.
         run: where to do it; None for measurements that write nothing.
-        checked: the recipe's data and rewards, if they have been made already.
+        checked: the recipe after its check, if that has been made already.
         pipe: a pipeline of images in the place of the one that the recipe names.
 
     Raises:
@@ -74,14 +63,14 @@ class Session:
         quiet_libraries()
         self.recipe, self.run, self._pipe = recipe, run, pipe
         with ended_together():
-            self._assemble(checked or Checked(recipe))
+            self._assemble(checked or check(recipe))
 
     def _assemble(self, checked: Checked) -> None:
         recipe, run = self.recipe, self.run
         if run is not None and Processes.of_this_run().rank == 0:
             run.claim()
-        self.data, self.rewards, self.evaluation = checked.data, checked.rewards, checked.evaluation
-        self.guards = checked.guards
+        self.data, self.notes = checked.require(), checked.texts("note")
+        self._make_rewards()
         if run is not None:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
         trackers: Any = list(recipe.run.trackers) or None
@@ -97,6 +86,19 @@ class Session:
             self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard)
         else:
             self.task = load_text_task(recipe, checked.folder, self.data, device)
+
+    def _make_rewards(self) -> None:
+        """Rewards are made before the model: what is wrong with one costs no wait."""
+        recipe = self.recipe
+        self.rewards = RewardSet(reward_specs(recipe.rewards))
+        self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
+        weights = dict(zip(self.rewards.names, self.rewards.weights.tolist()))
+        self.guards = guards_of(recipe, self.evaluation.names, weights)
+        parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+        kind = "images" if isinstance(recipe, Recipe) else "completions"
+        for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
+            for reward in rewards.rewards if rows else ():
+                reward.check(kind, columns_of(rows, parts), grouped=True)
 
     def trainer(self, reporter: Reporter, stop: Stop | None = None) -> Trainer:
         """The trainer of this run, which ends as `stop` says."""
@@ -226,76 +228,6 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
 
-def read_data(recipe: AnyRecipe) -> Data:
-    """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
-    train = read_prompts(recipe.data.train)
-    if recipe.rollout.prompts > len(train):
-        raise ValueError(
-            f"rollout.prompts is {recipe.rollout.prompts} but {recipe.data.train} holds {len(train)} prompts; use at "
-            f"most {len(train)} or a longer file"
-        )
-    heldout: list[PromptRow] = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
-    return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
-
-
-class Checked:
-    """What of a recipe can be read and made without its model.
-
-    Raises:
-        ValueError: whatever is wrong with prompt files, model path, rewards, their columns, plan or surrogate.
-    """
-
-    def __init__(self, recipe: AnyRecipe) -> None:
-        self.data = read_data(recipe)
-        if isinstance(recipe, Recipe):
-            self.folder, kind = model_folder(recipe.model.path), "images"
-            forecast(recipe)
-            surrogate_of(recipe, 1)
-            form_of(recipe)
-            _refuse_conversations(self.data)
-            if (parameters := call_parameters(self.folder)) is not None:
-                take_pictures(self.data, recipe, call_arguments(self.folder, recipe.model.call), parameters)
-        else:
-            self.folder, kind = language_folder(recipe.model.path), "completions"
-            PartRatios(recipe.objective, bound_surrogate(recipe.objective.surrogate, recipe.objective.options))
-        credit_of(recipe.advantage)
-        if recipe.objective.balance is not None:
-            Balance(recipe.objective.balance)
-        self.rewards = RewardSet(reward_specs(recipe.rewards))
-        evaluated = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
-        self.evaluation = RewardSet(reward_specs(evaluated))
-        self.guards = guards_of(recipe, self.rewards, self.evaluation)
-        parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
-        for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
-            for reward in rewards.rewards if rows else ():
-                reward.check(kind, columns_of(rows, parts), grouped=True)
-
-
-def guards_of(recipe: AnyRecipe, rewards: RewardSet, evaluation: RewardSet) -> Guards:
-    """What watches the evaluations of a recipe.
-
-    Raises:
-        ValueError: a guard of what is not evaluated or is optimised, two of one reward, or guards without evaluations.
-    """
-    given = recipe.evaluate.guards
-    if given and recipe.data.heldout is None:
-        raise ValueError("evaluate.guards watch evaluations, and data.heldout is null; name a file, or leave them out")
-    weights = dict(zip(rewards.names, rewards.weights.tolist()))
-    try:
-        return Guards([Guard(**guard.model_dump()) for guard in given], evaluation.names, weights)
-    except ValueError as error:
-        raise ValueError(f"evaluate.guards: {error}") from None
-
-
-def _refuse_conversations(data: Data) -> None:
-    for row in [*data.train.rows, *data.heldout]:
-        if row.messages is not None:
-            raise ValueError(
-                f"prompt {row.id + 1} is a conversation ({row.text!r}), which only language models read; write its "
-                "words as `prompt`"
-            )
-
-
 def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
     prompts = recipe.rollout.prompts
     if prompts < ranks:
@@ -317,7 +249,8 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
 def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
     """Check a recipe, make its run folder, tell `made` of it and load its model."""
     with ended_together():
-        checked = Checked(recipe)
+        checked = check(recipe)
+        checked.require()
         run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
     if made is not None:
         made(run.path)

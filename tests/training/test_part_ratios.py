@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from flowgrpo.cli import app
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.checking import check
 from flowgrpo.training.run_folder import RunFolder
-from flowgrpo.training.session import Checked, Session
+from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.training.test_text import gradient, numbers, task_of
 from tests.training.text_runs import trainer_of
@@ -244,7 +245,7 @@ def test_what_is_refused_before_a_model_is_loaded(
     (tmp_path / "mine.py.jsonl").write_text('{"prompt": "1+1=", "parts": 2}\n' * 3)
     given = [line.replace("%s", str(plain)) for line in lines]
     with pytest.raises(ValueError, match=message):
-        Checked(load_recipe("text", [*small_text, *given]))
+        check(load_recipe("text", [*small_text, *given])).require()
 
 
 def test_a_plan_says_what_is_done_by_part() -> None:

@@ -1,0 +1,172 @@
+"""Reading YAML: one loader for everything that people write, strict where YAML is lax, with the line of each fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.constructor import ConstructorError
+from yaml.reader import ReaderError
+
+LARGEST = 100_000
+"""Most entries of a document, with those of anchors counted wherever they are used."""
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number. A key stands once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """A mapping.
+
+        Raises:
+            ConstructorError: a key stands in it twice.
+        """
+        seen: dict[Any, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in seen:
+                first = "" if seen[name] == line else f", first in line {seen[name]}"
+                raise ConstructorError(
+                    None, None, f"the key {key.value!r} stands twice{first}; keep one of them", key.start_mark
+                )
+            seen[name] = line
+        return super().construct_mapping(node, deep=deep)
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """A value; text that looks like a date or a number and is none is a fault with a place."""
+        try:
+            return super().construct_object(node, deep=deep)
+        except ValueError as error:
+            what = "a date" if node.tag.endswith("timestamp") else "a number"
+            why = str(error).partition(";")[0]
+            raise ConstructorError(
+                None, None, f"{node.value!r:.60} looks like {what} and is none ({why}); quote it to make it text",
+                node.start_mark,
+            ) from None  # fmt: skip
+
+    def get_single_node(self) -> Any:
+        """The document, refused if its anchors would make it endless."""
+        node = super().get_single_node()
+        if node is not None and _size(node, {}) > LARGEST:
+            mark = node.start_mark
+            raise ConstructorError(None, None, f"its anchors multiply to more than {LARGEST:,} entries", mark)
+        return node
+
+
+class Dumper(yaml.SafeDumper):
+    """Quotes text that `Loader` would read as a number."""
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+for _side in (Loader, Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The value of a YAML document.
+
+    Args:
+        text: the document.
+        name: of the file, for messages.
+
+    Raises:
+        ValueError: it is no YAML, a key stands twice, or anchors are endless; names file and line.
+    """
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{name}{_place(error, text)}: {_problem(error)}") from None
+
+
+def parse_yaml_value(text: str) -> Any:
+    """A value on a command line; raises ValueError with what is wrong."""
+    try:
+        return yaml.load(text, Loader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(
+            f"{text!r:.80} is not a YAML value ({_problem(error).removeprefix('is not YAML: ')}); quote it"
+        ) from None
+
+
+def read_yaml_mapping(path: Path, holds: str) -> dict[Any, Any]:
+    """The mapping in a YAML file.
+
+    Args:
+        path: of the file.
+        holds: what it should hold, for messages.
+
+    Raises:
+        ValueError: it cannot be read, or holds something else.
+    """
+    return as_mapping(parse_yaml(read_text(path), str(path)), str(path), holds)
+
+
+def as_mapping(value: Any, name: str, holds: str) -> dict[Any, Any]:
+    """A value that should be a mapping; raises ValueError if it is none."""
+    if value is None:
+        raise ValueError(f"{name} is empty, not a mapping; write {holds}")
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds {kind_of(value)}, not a mapping; write {holds}")
+    return value
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file; raises ValueError that names a file of another kind."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def kind_of(value: Any) -> str:
+    """What a value read from YAML or JSON is called."""
+    names = {
+        bool: "true or false",
+        list: "a list",
+        dict: "a mapping",
+        str: "a text",
+        int: "a number",
+        float: "a number",
+    }
+    return "nothing" if value is None else names.get(type(value), "a date")
+
+
+def _size(node: Any, known: dict[int, int | None]) -> int:
+    """Entries of a document as it is read, each anchor counted wherever it is used."""
+    if id(node) in known:
+        counted = known[id(node)]
+        if counted is None:
+            raise ConstructorError(None, None, "an anchor stands within itself", node.start_mark)
+        return counted
+    known[id(node)] = None
+    inner = node.value if isinstance(node, yaml.CollectionNode) else []
+    parts = [part for entry in inner for part in (entry if isinstance(entry, tuple) else (entry,))]
+    size = 1 + sum(_size(part, known) for part in parts)
+    known[id(node)] = size
+    return size
+
+
+def _place(error: Exception, text: str) -> str:
+    if isinstance(error, ReaderError):
+        return f", line {1 + text.count(chr(10), 0, error.position)}"
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    return "" if mark is None else f", line {mark.line + 1}"
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is nested too deeply to be read"
+    if isinstance(error, ReaderError):
+        return f"is not YAML: the character #x{int(error.character):04x} is not allowed"
+    said = " ".join(str(getattr(error, "problem", None) or error).split()).replace("tag:yaml.org,2002:", "!!")
+    context = getattr(error, "context", None)
+    said = f"{said}, {context}" if context else said
+    mend = "; indent with spaces, not with a tab" if "'\\t'" in said else ""
+    if "could not determine a constructor" in said:
+        return f"{said.replace('could not determine a constructor for', 'nothing of ours has')}; leave the tag out"
+    return said if isinstance(error, ConstructorError) else f"is not YAML: {said}{mend}"

@@ -1,0 +1,143 @@
+"""Arguments of a pipeline's call, judged by its signature: names, kinds of values, and sizes that would be rounded."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .json_files import read_json_object
+
+OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
+OURS |= {"callback_on_step_end", "callback_on_step_end_tensor_inputs"}
+_MENDS = {
+    "num_inference_steps": "set sampler.steps",
+    "prompt": "prompts come from data.train and data.heldout",
+    "generator": "set run.seed",
+}
+_PLAIN = (int, float, bool, str)
+
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def set_by_us(name: str) -> bool:
+    """Whether an argument of the call is set for each evaluation."""
+    return name in OURS or name.endswith("_per_prompt")
+
+
+def accepts(parameters: Parameters, name: str) -> bool:
+    """Whether a call has an argument of this name, or takes any."""
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def did_you_mean(parameters: Parameters, name: str) -> str:
+    """The end of a sentence about an argument that there is not."""
+    close = difflib.get_close_matches(name, list(parameters), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def argument_faults(parameters: Parameters, call: Mapping[str, Any], place: str, owner: str) -> Iterator[str]:
+    """What is wrong with arguments before a pipeline is loaded.
+
+    Args:
+        parameters: of the call.
+        call: name -> value, as read from YAML.
+        place: what stands before a name in messages, such as "model.call.".
+        owner: name of the pipeline's class.
+    """
+    for name, value in call.items():
+        if set_by_us(name):
+            yield f"{place}{name} is set for each evaluation; leave it out ({_MENDS.get(name, 'it cannot be set')})"
+        elif name == "sigmas":
+            yield f"{place}sigmas is a table before the shift; set sampler.sigmas, the table after it"
+        elif not accepts(parameters, name):
+            yield f"{place}{name}: {owner} has no argument {name!r}{did_you_mean(parameters, name)}"
+        elif name in parameters and (fault := _value_fault(parameters[name], value)):
+            yield f"{place}{name} is {fault}"
+
+
+def _value_fault(parameter: inspect.Parameter, value: Any) -> str | None:
+    shown = str(value).lower() if isinstance(value, bool) else f"{value!r:.80}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{shown}; give a finite number"
+    kinds = _kinds(parameter.annotation)
+    if kinds is None or value is None:
+        return None
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return None
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", list: "a list"}
+    return f"{shown}; give {' or '.join(words[kind] for kind in words if kind in kinds)}"
+
+
+def _kinds(annotation: Any) -> set[type] | None:
+    """The plain types that an annotation allows; None if it allows others, or says nothing that is understood."""
+    found: set[type] = set()
+    for part in _parts(annotation):
+        kind = _NAMES.get(part.partition("[")[0]) if isinstance(part, str) else typing.get_origin(part) or part
+        if kind is type(None):
+            continue
+        if kind is not list and kind not in _PLAIN:
+            return None
+        found.add(kind)
+    return found or None
+
+
+_NAMES: dict[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "list": list, "List": list}
+_NAMES["None"] = type(None)
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The members of a union, written in any way."""
+    if isinstance(annotation, str):
+        inner = re.fullmatch(r"(Optional|Union)\[(.*)\]", annotation.strip())
+        return [part.strip() for part in re.split(r"[|,](?![^\[]*\])", inner[2] if inner else annotation)]
+    return list(typing.get_args(annotation)) if typing.get_origin(annotation) in _UNIONS else [annotation]
+
+
+_UNIONS = (typing.Union, types.UnionType)
+
+
+def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Heights and widths that the pipeline in a folder cannot make; some classes round them and say nothing."""
+    unit = size_unit(folder)
+    for name in ("height", "width"):
+        value = call.get(name)
+        if type(value) is not int:
+            continue
+        if value < 1:
+            yield f"{place}{name} is {value}; give a multiple of {unit or 'what the model takes'} above 0"
+        elif unit and value % unit:
+            below, above = value - value % unit, value - value % unit + unit
+            near = f"{below} or {above}" if below else str(above)
+            yield f"{place}{name} is {value}, and this pipeline makes multiples of {unit}; write {near}"
+
+
+def size_unit(folder: Path) -> int | None:
+    """Pixels of a side that make one patch, by the configurations in a folder; None if they do not tell."""
+    vae = _config(folder / "vae")
+    channels, halved = vae.get("block_out_channels"), vae.get("temperal_downsample")
+    scale: Any = vae.get("scale_factor_spatial") or vae.get("spatial_compression_ratio")
+    if scale is None and vae.get("_class_name") == "AutoencoderKL" and isinstance(channels, list):
+        scale = 2 ** (len(channels) - 1)
+    elif scale is None and isinstance(halved, list):
+        scale = 2 ** len(halved)
+    if type(scale) is not int:
+        return None
+    denoiser = _config(folder / "transformer")
+    patch = denoiser.get("patch_size", 1)
+    patch = patch[-1] if isinstance(patch, list) and patch else patch
+    if type(patch) is not int:
+        return None
+    latent = vae.get("latent_channels")
+    packed = patch == 1 and type(latent) is int and denoiser.get("in_channels") == 4 * latent
+    return scale * (2 if packed else patch)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    return read_json_object(folder / "config.json") if (folder / "config.json").is_file() else {}

@@ -1,0 +1,211 @@
+"""What is wrong with the folder of a pipeline, found without loading a weight."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .json_files import read_json, read_json_object
+
+INDEX = "model_index.json"
+# A pipeline calls these whatever its class; text encoders may be left out.
+_NEEDED = ("transformer", "unet", "vae", "scheduler")
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "tokenizer_config.json")
+_LFS = b"version https://git-lfs"
+
+
+def pipeline_class(folder: Path) -> type | None:
+    """The class of diffusers that a pipeline folder names; None if it names one of its own.
+
+    Raises:
+        ValueError: the index cannot be read, or diffusers has no such pipeline.
+    """
+    import diffusers
+
+    index = folder / INDEX
+    name = read_json_object(index).get("_class_name")
+    if isinstance(name, list) and len(name) == 2 and all(isinstance(part, str) for part in name):
+        if not (folder / f"{name[0]}.py").is_file():
+            raise ValueError(f"{index}: _class_name is {name!r}, and there is no file {folder / name[0]}.py")
+        return None
+    if not isinstance(name, str):
+        raise ValueError(f"{index}: _class_name is {name!r}; it must be the name of a pipeline class of diffusers")
+    known = [word for word in dir(diffusers) if word.endswith("Pipeline")]
+    if name not in dir(diffusers):
+        raise ValueError(
+            f"{index}: diffusers {diffusers.__version__} has no _class_name {name!r}{_nearest(name, known)}"
+        )
+    kind = getattr(diffusers, name)
+    if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
+        raise ValueError(f"{index}: _class_name is {name!r}, which is no pipeline; give the folder of a whole pipeline")
+    return kind
+
+
+def check_pipeline_folder(folder: Path) -> type | None:
+    """Look at every part of a pipeline folder; returns what `pipeline_class` does.
+
+    Raises:
+        ValueError: a line for each part that is missing, damaged, or of a class that is not known.
+    """
+    kind = pipeline_class(folder)
+    index = {name: entry for name, entry in read_json_object(folder / INDEX).items() if not name.startswith("_")}
+    faults = [*_missing_parts(folder, index, kind)]
+    for name, entry in index.items():
+        faults += _part_faults(folder, name, entry)
+    if faults:
+        raise ValueError("\n".join(faults))
+    return kind
+
+
+def weight_faults(folder: Path) -> Iterator[str]:
+    """What is wrong with the weights in the folder of one model."""
+    files = sorted(folder.glob("*.safetensors"))
+    for listing in sorted(folder.glob("*.index.json")):
+        shards = read_json_object(listing).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+            yield f"{listing} has no `weight_map` from weights to files; get the file again"
+            return
+        for shard in sorted(set(shards.values())):
+            if not (folder / shard).is_file():
+                yield f"{folder / shard} is listed in {listing.name} and is not there; get the model again"
+    if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.index.json")):
+        yield f"{folder} holds no weights (*.safetensors or *.bin); get the model again"
+    for file in files:
+        yield from _safetensors_faults(file)
+
+
+def _safetensors_faults(file: Path) -> Iterator[str]:
+    """A cut file by its head, which says how long it is."""
+    size, damaged = file.stat().st_size, f"{file} is cut short or damaged"
+    with file.open("rb") as handle:
+        head = handle.read(8)
+        if (head + handle.read(24)).startswith(_LFS):
+            yield f"{file} is a pointer of Git LFS and not the weights; fetch them with `git lfs pull`"
+            return
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
+        if length + 8 > size:
+            yield f"{damaged}: its head alone is longer than its {size:,} bytes; get it again"
+            return
+        handle.seek(8)
+        body = handle.read(length)
+    try:
+        entries = _head(body)
+    except ValueError:
+        yield f"{damaged}: its head is no JSON; get it again"
+        return
+    needed = 8 + length + max((end for _, end in entries), default=0)
+    if size < needed:
+        yield f"{damaged}: it has {size:,} bytes and should have {needed:,}; get it again"
+
+
+def _head(body: bytes) -> list[tuple[int, int]]:
+    import json
+
+    found = json.loads(body)
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    entries = [entry for name, entry in found.items() if name != "__metadata__"]
+    return [(int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in entries]
+
+
+def tokenizer_faults(folder: Path) -> Iterator[str]:
+    """What is wrong with the folder of a tokenizer."""
+    if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES[:-1]):
+        yield f"{folder} holds no tokenizer ({', '.join(_VOCABULARIES[:-1])}); get the model again"
+    for file in sorted(folder.glob("*.json")):
+        yield from _said(lambda file=file: read_json(file))  # type: ignore[misc]
+
+
+def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) -> Iterator[str]:
+    if kind is None:
+        return
+    optional = set(getattr(kind, "_optional_components", None) or ())
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]  # type: ignore[misc]
+    for parameter in parameters:
+        if parameter.name in optional or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if parameter.name not in index and parameter.default is parameter.empty:
+            yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
+        elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
+            yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name its library and class"
+
+
+def _part_faults(folder: Path, name: str, entry: Any) -> Iterator[str]:
+    if not isinstance(entry, list) or len(entry) != 2:
+        # Beside its parts an index holds settings of the pipeline: numbers, true and false.
+        if isinstance(entry, (str, list)) and (folder / name).exists():
+            yield f"{folder / INDEX}: {name} is {entry!r}; it must be a list of library and class"
+        return
+    library, kind = entry
+    if kind is None:
+        return
+    if not (isinstance(library, str) and isinstance(kind, str)):
+        yield f"{folder / INDEX}: {name} is {entry!r}; it must be a list of library and class"
+        return
+    wrong = _class_fault(folder, name, library, kind)
+    if wrong:
+        yield f"{folder / INDEX}: {name} {wrong}"
+        return
+    part = folder / name
+    if not part.is_dir():
+        yield f"{part} is not a folder, and {INDEX} lists {name}; get the model again"
+        return
+    yield from _said(lambda: _check_part(part, kind))
+
+
+def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None:
+    if library in ("diffusers", "transformers"):
+        module = importlib.import_module(library)
+        if kind not in dir(module):
+            return (
+                f"is of class {kind!r}, which {library} {module.__version__} does not have{_nearest(kind, dir(module))}"
+            )
+    elif not _own_module(folder, name, library):
+        return f"is of library {library!r}, which is not installed; install it, or mend the name"
+    scheduler, tokenizer = "Scheduler" in kind, "Tokenizer" in kind
+    if (name == "scheduler") != scheduler and (scheduler or name == "scheduler"):
+        return f"is of class {kind!r}; name a {'scheduler' if name == 'scheduler' else 'model'}"
+    if tokenizer and not name.startswith("tokenizer"):
+        return f"is of class {kind!r}; name a model"
+    return None
+
+
+def _own_module(folder: Path, name: str, library: str) -> bool:
+    """Whether a library is a pipeline's module in diffusers, a file beside the weights, or installed."""
+    if any((place / f"{library}.py").is_file() for place in (folder, folder / name)):
+        return True
+    return any(importlib.util.find_spec(word) for word in (f"diffusers.pipelines.{library}", library.partition(".")[0]))
+
+
+def _check_part(part: Path, kind: str) -> None:
+    if "Tokenizer" in kind:
+        faults = list(tokenizer_faults(part))
+    elif "Scheduler" in kind:
+        read_json_object(part / "scheduler_config.json")
+        faults = []
+    elif "Processor" in kind or "FeatureExtractor" in kind:
+        faults = []
+    else:
+        made = read_json_object(part / "config.json").get("_class_name")
+        faults = list(weight_faults(part))
+        if isinstance(made, str) and made != kind:
+            faults.insert(0, f"{part / 'config.json'} is of class {made}, and {INDEX} says {kind}; mend one of them")
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def _said(check: Any) -> Iterator[str]:
+    try:
+        check()
+    except ValueError as error:
+        yield str(error)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
+    return f"; did you mean {close[0]!r}?" if close else "; install the version that has it, or mend the name"

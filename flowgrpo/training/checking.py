@@ -1,0 +1,335 @@
+"""Everything of a recipe that can be known before a model loads: the one check of `flowgrpo plan` and of every run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
+from ..pipelines.arguments import argument_faults, size_faults
+from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
+from ..rewards.guards import Guard, Guards
+from ..rewards.registry import outline
+from ..text.parts import Parts
+from .balance import Balance
+from .conditioning import Parameters, call_parameters, take_pictures
+from .credit import credit_of
+from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, read_prompts
+from .loading import (
+    RECOMMENDED,
+    call_arguments,
+    check_folder,
+    language_folder,
+    model_folder,
+    recommended_arguments,
+)
+from .objectives import form_of
+from .planning import bound_surrogate, forecast, surrogate_of
+from .prompt_lengths import long_prompts
+from .text_parts import PartRatios
+
+Kind = Literal["fault", "needed", "excused", "unknown", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the check says of a recipe.
+
+    Attributes:
+        kind: `fault`: it cannot run. `needed`: it cannot run here, for a file or a package is not here. `excused`: as
+            `needed`, of a recipe that came without its files. `unknown`: only a network would tell. `note`: it runs, and
+            not as one may think.
+        text: what, where, and what to write.
+        key: of the recipe, where it is one key's.
+    """
+
+    kind: Kind
+    text: str
+    key: str = ""
+
+
+@dataclass
+class Checked:
+    """A recipe after its check.
+
+    Attributes:
+        recipe: what was checked.
+        findings: everything there is to say.
+        folder: of the model, or its hub id; "" where there is none.
+        data: prompts, with their pictures; None where they cannot be read.
+    """
+
+    recipe: AnyRecipe
+    findings: list[Finding] = field(default_factory=list)
+    folder: str = ""
+    data: Data | None = None
+
+    def texts(self, *kinds: Kind) -> list[str]:
+        """The findings of some kinds."""
+        return [finding.text for finding in self.findings if finding.kind in kinds]
+
+    def excuse(self, keys: Collection[str]) -> None:
+        """Take it that what some keys need is not here yet: the files and packages that a recipe of the package names."""
+        self.findings = [
+            replace(finding, kind="excused")
+            if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys
+            else finding
+            for finding in self.findings
+        ]
+
+    def require(self) -> Data:
+        """The data of a recipe that can run.
+
+        Raises:
+            ValueError: all that is wrong, a line each.
+            MissingDependency: a package is not installed, and nothing else is wrong.
+        """
+        faults = self.texts("fault", "needed")
+        if faults or self.data is None:
+            raise ValueError("\n".join(faults))
+        return self.data
+
+
+def check(recipe: AnyRecipe) -> Checked:
+    """Look at all that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
+
+    No weight is read, no reward is made whose making could read any, and nothing is asked of a network.
+    """
+    found = Checked(recipe)
+    found.data = _data(found)
+    _model(found)
+    _combinations(found)
+    _rewards(found)
+    _trackers(found)
+    return found
+
+
+def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
+    """Recipe entries as reward specifications."""
+    return [
+        RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label, time_limit=e.time_limit) for e in entries
+    ]
+
+
+def evaluated(recipe: AnyRecipe) -> list[RewardConfig]:
+    """The rewards of a recipe's evaluations."""
+    return recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
+
+
+def read_data(recipe: AnyRecipe) -> Data:
+    """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
+    train = read_prompts(recipe.data.train)
+    _enough(recipe, train)
+    heldout: list[PromptRow] = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
+    return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
+
+
+def _try(found: Checked, key: str, check: Callable[[], Any]) -> Any:
+    """What a check returns; None after its fault was noted."""
+    try:
+        return check()
+    except MissingDependency as error:
+        found.findings.append(Finding("needed", str(error), key))
+    except MissingPrompts as error:
+        found.findings.append(Finding("needed", str(error), key))
+    except (ValueError, OSError) as error:
+        found.findings.append(Finding("fault", str(error), key))
+    return None
+
+
+def _data(found: Checked) -> Data | None:
+    recipe, rows = found.recipe, {}
+    for name in ("train", "heldout"):
+        source = getattr(recipe.data, name)
+        if source is not None:
+            rows[name] = _try(found, f"data.{name}", lambda source=source: _prompts(recipe, source))
+    train = rows["train"]
+    if train is not None:
+        _try(found, "rollout.prompts", lambda: _enough(recipe, train))
+    if None in rows.values():
+        return None
+    return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
+
+
+def _prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
+    rows = read_prompts(source)
+    reserved = [name for name in RESERVED if any(name in row.columns for row in rows)]
+    if reserved:
+        raise ValueError(
+            f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
+        )
+    if isinstance(recipe, Recipe):
+        refuse_conversations(rows)
+    elif recipe.parts is not None:
+        columns_of(rows, Parts([], []))
+    return rows
+
+
+def refuse_conversations(rows: Sequence[PromptRow]) -> None:
+    """Refuse prompts that are conversations: pipelines take texts."""
+    for row in rows:
+        if row.messages is not None:
+            raise ValueError(
+                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only language models "
+                "read; write its words as `prompt`"
+            )
+
+
+def _enough(recipe: AnyRecipe, train: Sequence[PromptRow]) -> None:
+    if recipe.rollout.prompts > len(train):
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts} but {recipe.data.train} holds {len(train)} prompts; use at "
+            f"most {len(train)} or a longer file"
+        )
+
+
+def _model(found: Checked) -> None:
+    recipe, path = found.recipe, found.recipe.model.path
+    resolve = model_folder if isinstance(recipe, Recipe) else language_folder
+    found.folder = _try(found, "model.path", lambda: resolve(path)) or ""
+    if not found.folder:
+        return
+    if not Path(found.folder).is_dir():
+        text = f"model.path {path}: it is no folder here, so it is taken for a hub id, which is read when a run starts"
+        return found.findings.append(Finding("unknown", text, "model.path"))
+    before = len(found.findings)
+    _try(found, "model.path", lambda: check_folder(found.folder, recipe.task))
+    if len(found.findings) == before and isinstance(recipe, Recipe):
+        _call(found, recipe)
+
+
+def _call(found: Checked, recipe: Recipe) -> None:
+    """Arguments of the pipeline's call, the pictures of prompts, and how long prompts are."""
+    folder, given = found.folder, recipe.model.call
+    parameters = call_parameters(folder)
+    if parameters is None:
+        return
+    advised = _try(found, "model.path", lambda: recommended_arguments(folder))
+    if advised is None:
+        return
+    faults = list(call_faults(Path(folder), parameters, given))
+    note = f"{Path(folder) / RECOMMENDED}: call."
+    faults += argument_faults(parameters, {k: v for k, v in advised.items() if k not in given}, note, "the pipeline")
+    found.findings += [Finding("fault", fault, "model.call") for fault in faults]
+    if faults:
+        return
+    call = _try(found, "model.call", lambda: call_arguments(folder, given))
+    if call is None or found.data is None:
+        return
+    data = found.data
+    _try(found, "data.train", lambda: take_pictures(data, recipe, call, parameters))
+    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+        for text in long_prompts(Path(folder), str(source), [row.text for row in rows], call, parameters):
+            found.findings.append(Finding("note", text, "data.train"))
+
+
+def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "model.call.") -> Iterator[str]:
+    """What is wrong with arguments of the call of the pipeline in a folder."""
+    yield from argument_faults(parameters, call, place, "the pipeline")
+    yield from size_faults(folder, call, place)
+
+
+def _combinations(found: Checked) -> None:
+    """What the schema cannot see: hyper-parameters by the signature of what takes them, and plans that are empty."""
+    recipe = found.recipe
+    advantage, objective = recipe.advantage, recipe.objective
+    checks: list[Callable[[], Any]] = [lambda: credit_of(advantage)]
+    if objective.balance is not None:
+        balance = objective.balance
+        checks.append(lambda: Balance(balance))
+    if isinstance(recipe, Recipe):
+        checks += [lambda: surrogate_of(recipe, 1), lambda: form_of(recipe), lambda: forecast(recipe, most=1)]
+    else:
+        checks.append(lambda: PartRatios(recipe.objective, bound_surrogate(objective.surrogate, objective.options)))
+    for one in checks:
+        _try(found, "", one)
+
+
+def _rewards(found: Checked) -> None:
+    recipe, data = found.recipe, found.data
+    parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+    sides = [
+        ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
+        ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),
+    ]
+    outlines: list[list[Reward | None]] = []
+    for key, entries, source, rows in sides:
+        specs = reward_specs(entries)
+        outlined = [_try(found, f"{key}.{k}", lambda spec=spec: outline(spec)) for k, spec in enumerate(specs)]
+        outlines.append(outlined)
+        made = [reward for reward in outlined if reward is not None]
+        _try(found, key, lambda made=made: _named_once(made))
+        if rows:
+            columns = columns_of(rows, parts)
+            for reward in made:
+                _try(found, key, lambda r=reward, c=columns, s=source: _check_reward(found, r, c, str(s)))
+    trained, scored = outlines
+    if None not in (*trained, *scored):
+        _try(found, "evaluate.guards", lambda: _guards(recipe, trained, scored))
+    found.findings = list({(f.kind, f.text): f for f in found.findings}.values())
+
+
+def _named_once(rewards: Sequence[Reward]) -> None:
+    names = [reward.name for reward in rewards]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
+
+
+def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]], source: str) -> None:
+    kind = "images" if isinstance(found.recipe, Recipe) else "completions"
+    try:
+        reward.check(kind, columns, grouped=True)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    absent = [name for name in reward.optional if name not in columns]
+    if absent:
+        text = f"reward {reward.name!r} reads a column `{absent[0]}` where there is one, and {source} has none"
+        found.findings.append(Finding("note", text, "rewards"))
+
+
+def _guards(recipe: AnyRecipe, trained: Sequence[Any], scored: Sequence[Any]) -> None:
+    # A served reward is called what its server says.
+    if any(entry.name == "remote" and not entry.label for entry in (*recipe.rewards, *evaluated(recipe))):
+        return
+    guards_of(recipe, [reward.name for reward in scored], {reward.name: reward.weight for reward in trained})
+
+
+def guards_of(recipe: AnyRecipe, names: Sequence[str], weights: dict[str, float]) -> Guards:
+    """What watches the evaluations of a recipe.
+
+    Args:
+        recipe: whose guards.
+        names: of the rewards of its evaluations.
+        weights: of the rewards that it trains for.
+
+    Raises:
+        ValueError: a guard of what is not evaluated or is optimised, two of one reward, or guards without evaluations.
+    """
+    given = recipe.evaluate.guards
+    if given and recipe.data.heldout is None:
+        raise ValueError("evaluate.guards watch evaluations, and data.heldout is null; name a file, or leave them out")
+    try:
+        return Guards([Guard(**guard.model_dump()) for guard in given], names, weights)
+    except ValueError as error:
+        raise ValueError(f"evaluate.guards: {error}") from None
+
+
+def _trackers(found: Checked) -> None:
+    """Trackers by accelerate's own table, for it leaves out those that are not installed and says so to nobody."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    known = [str(name) for name in LOGGER_TYPE_TO_CLASS]
+    installed = {str(name) for name in get_available_trackers()}
+    for name in found.recipe.run.trackers:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; use some of {', '.join(known)}"
+            text = f"run.trackers has {name!r}, which accelerate does not know{hint}"
+            found.findings.append(Finding("fault", text, "run.trackers"))
+        elif name not in installed:
+            text = f"run.trackers has {name!r}, which is not installed: pip install {name}, or leave it out"
+            found.findings.append(Finding("needed", text, "run.trackers"))
