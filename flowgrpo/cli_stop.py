@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from .cli_output import say_once
+from .cli_output import is_first, say
 
 if TYPE_CHECKING:
     from .training.stopping import Stop
@@ -28,7 +28,7 @@ def stoppable(run: Path) -> Iterator[Stop]:
     from .training.files import FULL, explained
     from .training.stopping import Stop, Stopped
 
-    stop = Stop(say_once)
+    stop = Stop(say if is_first() else None)
     try:
         with stop.listening():
             yield stop
