@@ -182,7 +182,7 @@ NOTES = {
     "rollout.decode_batch": "Latents in one call of the decoder.",
     "rewards": "See [rewards.md](rewards.md).",
     "rewards[].name": "A name of `flowgrpo rewards`, `path/to/file.py:name`, or `package.module:name`.",
-    "rewards[].weight": "Factor in the combined reward; 0 only records the reward.",
+    "rewards[].weight": "Factor in the combination; below 0 less of it is better, and 0 only records it.",
     "rewards[].label": "What the reward is called in metrics; its own name if left out.",
     "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
     "advantage.baseline": "The group's mean, the mean of the others (`loo`), or nothing.",

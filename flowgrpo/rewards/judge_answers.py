@@ -89,7 +89,7 @@ class ScoreReader:
                 found = self._worker(self.pattern, text, seconds=PATTERN_SECONDS)
         except GaveUp as error:
             raise Unreadable(f"the pattern was given up: {error}") from None
-        return as_score(None if found is None else found[0])
+        return as_score(found)
 
     def _field(self, text: str) -> float:
         value = read_object(text)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import re
 from collections import deque
 
+_EXPONENT = re.compile(r"[eE][-+]?\d+")
 
-def last_match(pattern: str, text: str) -> list[str | None] | None:
-    """The groups of the last place at which a pattern matches, or None. May take for ever."""
+
+def last_match(pattern: str, text: str) -> str | None:
+    """The first group of the last place at which a pattern matches, or None. May take for ever.
+
+    An exponent that the pattern leaves behind a number belongs to it: of 1e999 the 1 is no score.
+    """
     found = deque(re.finditer(pattern, text, re.DOTALL | re.IGNORECASE), maxlen=1)
-    return list(found[0].groups()) if found else None
+    group: str | None = found[0][1] if found else None
+    if group is None or not group[-1:].isdigit():
+        return group
+    exponent = _EXPONENT.match(text, found[0].end(1))
+    return group if exponent is None else group + exponent.group()

@@ -36,6 +36,11 @@ class Compared(Protocol):
         """[L] bool: samples that are results, not previews of a state."""
 
 
+def peers_of(samples: Compared) -> Tensor:
+    """[L] ids of the samples whose mean stands in for a missing score: results of a group, or its other samples."""
+    return 2 * samples.groups + samples.outcomes.to(samples.groups)
+
+
 def total_reward(scores: RewardBatch, samples: Compared, *, previews: bool = False, between: bool = False) -> Tensor:
     """[L] weighted sum of the rewards that count; NaN where none applies.
 
@@ -43,13 +48,12 @@ def total_reward(scores: RewardBatch, samples: Compared, *, previews: bool = Fal
 
     Args:
         scores: of L samples.
-        samples: their groups. Results and others are not of one group.
+        samples: their groups.
         previews: keep the sums of samples that are no results; they are NaN if left out.
         between: for comparisons of groups with each other.
     """
-    results = samples.outcomes.to(samples.groups)
-    wider = results if between else None
-    total = weighted_total(scores.values, 2 * samples.groups + results, scores.weights, wider=wider)
+    wider = samples.outcomes.long() if between else None
+    total = weighted_total(scores.values, peers_of(samples), scores.weights, wider=wider)
     return total if previews else total.masked_fill(~samples.outcomes, torch.nan)
 
 
@@ -103,8 +107,7 @@ def combine(
     found = replace(scores, values=gated).counted()
     if settings.how not in ENSEMBLES:
         return found
-    peers = 2 * samples.groups + samples.outcomes.to(samples.groups)
-    one = ENSEMBLES[settings.how](filled_rewards(found.values * found.weights, peers))[:, None]
+    one = ENSEMBLES[settings.how](filled_rewards(found.values * found.weights, peers_of(samples)))[:, None]
     return replace(scores, values=one, names=(settings.how,), weights=torch.ones(1))
 
 

@@ -13,6 +13,7 @@ from ..core.advantages import as_precise, group_advantages, weighted_total
 from ..core.minima import minimum_returns, minimum_weighted_rewards
 from ..core.parts import later_returns, part_advantages
 from ..rewards.runner import RewardBatch
+from .combining import peers_of
 
 if TYPE_CHECKING:
     from .text_policy import Completions
@@ -79,7 +80,7 @@ def scores_of_parts(experience: Completions, scores: RewardBatch, credit: str) -
         rows = [[] if row is None else row for row in scores.parts[name]]
         columns.append(padded(rows, width, torch.nan).to(whole).flatten())
         factors.append(weight)
-    place = (2 * experience.groups + experience.outcomes)[:, None] * width + torch.arange(width)
+    place = peers_of(experience)[:, None] * width + torch.arange(width)
     own = weighted_total(torch.stack(columns, 1), place.flatten(), factors).reshape(place.shape)
     return own.masked_fill(~experience.outcomes[:, None], torch.nan), whole
 

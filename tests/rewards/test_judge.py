@@ -143,6 +143,19 @@ def test_a_field_of_json_is_read(field: str, text: str, value: float | None):
         assert reader.read(Answer(text)) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("so 4 of 5", 4.0), ("so 3e-1", 0.3), ("so 1e999", None), ("so 2E9", None)]
+)
+def test_a_pattern_of_the_user_cuts_no_number_short(text: str, value: float | None):
+    reader = ScoreReader("judge", r"so (\d+)", None, None if value else (0, 10))
+    if value is None:
+        with pytest.raises(Unreadable):
+            reader.read(Answer(text))
+    else:
+        assert reader.read(Answer(text)) == value
+    reader.close()
+
+
 def test_a_pattern_of_the_user_is_given_up_when_it_takes_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("flowgrpo.rewards.judge_answers.PATTERN_SECONDS", 0.3)
     reader = ScoreReader("judge", r"(?:a+)+=(\d)")

@@ -13,6 +13,7 @@ from PIL import Image
 
 from flowgrpo.rewards import RewardSpec, Scores, build
 from flowgrpo.rewards.inputs import Inputs
+from flowgrpo.rewards.scores import InvalidScores, normalise
 from flowgrpo.rewards.serving import wire
 from flowgrpo.rewards.serving.declaration import Declaration
 from flowgrpo.rewards.serving.wire import Limits
@@ -93,6 +94,17 @@ def picture(mode: str = "RGB", form: str = "PNG") -> bytes:
 
 def of_png(file: bytes) -> bytes:
     return packed(header(samples={"encoding": "png", "sizes": [len(file)]}), file)
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "-Infinity"])
+@pytest.mark.parametrize("key", ["values", "sub_scores", "parts"])
+def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
+    """JSON has no infinity, but Python reads it, and numbers that are too large as if they were it."""
+    given = {"values": "[1]", "sub_scores": "{}", "parts": "[]"}
+    given[key] = {"values": f"[{number}]", "sub_scores": f'{{"a": [{number}]}}', "parts": f"[[{number}]]"}[key]
+    body = ", ".join(f'"{name}": {value}' for name, value in given.items())
+    with pytest.raises(InvalidScores, match="infinite"):
+        normalise(wire.unpack_scores(f'{{{body}, "notes": []}}'.encode()), 1, "r")
 
 
 @pytest.mark.parametrize(
