@@ -44,6 +44,9 @@ class Silent:
     def alarm(self, alarm: Any) -> None:
         """Nothing."""
 
+    def symptom(self, symptom: Any) -> None:
+        """Nothing."""
+
 
 def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
     data = recipe.model_dump()

@@ -11,6 +11,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from ..rewards.guards import Alarm
+    from .symptoms import Symptom
     from .trainer import Trainer
 
 _HEADER = " iteration   reward  trend   held-out    ratio  clipped      kl {:>9}  s/iter     left"
@@ -79,6 +80,10 @@ class ConsoleReporter:
         """A line for a reward that has fallen, and what follows from it."""
         end = "the run ends here, its weights are saved" if alarm.guard.action == "stop" else "the run goes on"
         self.say(f"guard: {alarm}; {end}")
+
+    def symptom(self, symptom: Symptom) -> None:
+        """A line for what the run should not show."""
+        self.say(f"warning: {symptom}")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""

@@ -86,6 +86,10 @@ class RunFolder:
         """Append one line to the metrics."""
         _append(self.metrics, [record])
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of the metrics, oldest first."""
+        return [json.loads(line) for line in _whole_lines(self.metrics)] if self.metrics.exists() else []
+
     def rewind(self, iteration: int) -> None:
         """Drop everything that was written at or after `iteration`, so that it can be done again."""
         for file in (self.metrics, self.index):

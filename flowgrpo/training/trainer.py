@@ -37,6 +37,7 @@ from .reporting import Reporter
 from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
 from .samples import Batch, asked, evaluated
+from .symptoms import Symptoms, marks
 from .tasks import Collected, Task
 from .text_replay import replay_successes
 from .text_task import TextTask
@@ -84,6 +85,7 @@ class Trainer:
         self.memory = Memory(recipe)
         make = partial(task.objective, self.old.applied if self.old else None)
         self.objective: Objective = make()
+        self.symptoms = symptoms_of(recipe, rewards, len(data.heldout))
         self.in_rounds = recipe.rollout.budget is not None or bool(recipe.data.templates)
         if self.in_rounds:
             refuse_comparisons(rewards)
@@ -114,6 +116,7 @@ class Trainer:
                 )
             if self.accelerator.is_main_process:
                 self.run.rewind(self.next_iteration)
+                self.symptoms.replay(self.run.read_metrics())
 
     def train(self) -> None:
         """Run all remaining iterations; the run folder holds the results."""
@@ -131,12 +134,15 @@ class Trainer:
                 break
             self.clock.lap()
             record = self.iterate(iteration)
-            record |= evaluated
+            symptoms = self.symptoms.iteration(record)
+            record |= evaluated | marks(symptoms)
             if self.accelerator.is_main_process:
                 self.run.log(record)
             numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
             self.accelerator.log(numbers, step=iteration)
             self.reporter.iteration(record)
+            for symptom in symptoms:
+                self.reporter.symptom(symptom)
             self.next_iteration = iteration + 1
             if self.next_iteration % settings.checkpoint_every == 0 or self.next_iteration == total:
                 self._checkpoint()
@@ -182,8 +188,9 @@ class Trainer:
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
         record |= self.task.settle(record)
-        records, sizes = zip(*self.processes.gather((experience.record(), len(scores.values))))
-        record |= joint_record(records, sizes)
+        own = experience.record(), len(scores.values), advantages.abs().nansum().item(), advantages.numel()
+        records, sizes, sums, counts = zip(*self.processes.gather(own))
+        record |= joint_record(records, sizes) | {"advantage": sum(sums) / max(sum(counts), 1)}
         if iteration % self.recipe.run.sample_every == 0:
             batch = Batch(self.places, rows, experience, scores)
             batch.save("train", iteration, self.run, self.processes, self.accelerator)
@@ -329,8 +336,11 @@ class Trainer:
             self.task, self.data.heldout, self.evaluation, self.ema, self.processes, self.clock
         )  # fmt: skip
         batch.save("eval", iteration, self.run, self.processes, self.accelerator)
-        self.reporter.evaluation(iteration, record)
-        return record
+        self.reporter.evaluation(iteration, {name: v for name, v in record.items() if name.startswith("eval/")})
+        symptoms = self.symptoms.evaluation(record)
+        for symptom in symptoms:
+            self.reporter.symptom(symptom)
+        return record | marks(symptoms)
 
     def _checkpoint(self) -> None:
         self.processes.meet()
@@ -350,6 +360,12 @@ class Trainer:
                 if self.accelerator.is_main_process:
                     weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def symptoms_of(recipe: AnyRecipe, rewards: RewardSet, prompts: int) -> Symptoms:
+    """What looks at the metrics of a recipe's run."""
+    named = zip(recipe.rewards, rewards.names, rewards.weights.tolist())
+    return Symptoms({name: weight if own.at_least is None else 1.0 for own, name, weight in named}, prompts)
 
 
 def _begin(ahead: Ahead, rows: Sequence[PromptRow], chunk: Collected) -> None:
