@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 NEGLIGIBLE = 1e-6
-"""Mean absolute advantage below which nothing is compared; that of one group in a thousand is larger."""
+"""Largest advantage with which nothing is compared; rounding leaves less."""
 DIVERGENCE = 1.0
 """`approx_kl` of ratios that no clip keeps near 1: that of a ratio of 3.1, or of 0.16, everywhere."""
 FINITE = ("loss", "grad_norm", "ratio/mean", "approx_kl", "kl")
@@ -88,7 +88,7 @@ class Symptoms:
     def iteration(self, record: Mapping[str, Any]) -> list[Symptom]:
         """What is to be said of an iteration, by its line of the metrics."""
         scored = any(record.get(f"reward/{name}") is not None for name in self.signs)
-        compared = (record.get("advantage") or 0.0) > NEGLIGIBLE
+        compared = (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
         found = {
             "no_score": "" if scored else _no_score(self.signs),
@@ -118,7 +118,7 @@ class Symptoms:
             change, unit = sign * (mean - first), math.hypot(error, first_error)
             # In units of the standard error, and of the deviation between prompts, which is its √prompts-fold.
             if -change > unit * max(ERRORS, DEVIATIONS * math.sqrt(self.prompts / 2)):
-                fallen.append(f"{name} from {first:.4g} ± {first_error:.2g} to {mean:.4g} ± {error:.2g}")
+                fallen.append(f"{name} went from {first:.4g} ± {first_error:.2g} to {mean:.4g} ± {error:.2g}")
             risen |= change > 2 * unit
         return self._said({"heldout": "" if risen or not fallen else _heldout(fallen)}, "evaluations")
 

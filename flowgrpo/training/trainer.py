@@ -188,9 +188,10 @@ class Trainer:
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
         record |= self.task.settle(record)
-        own = experience.record(), len(scores.values), advantages.abs().nansum().item(), advantages.numel()
-        records, sizes, sums, counts = zip(*self.processes.gather(own))
-        record |= joint_record(records, sizes) | {"advantage": sum(sums) / max(sum(counts), 1)}
+        # A mean would round by the order of the nodes.
+        largest = advantages.nan_to_num(0.0).abs().amax().item() if advantages.numel() else 0.0
+        records, sizes, found = zip(*self.processes.gather((experience.record(), len(scores.values), largest)))
+        record |= joint_record(records, sizes) | {"advantage/largest": max(found)}
         if iteration % self.recipe.run.sample_every == 0:
             batch = Batch(self.places, rows, experience, scores)
             batch.save("train", iteration, self.run, self.processes, self.accelerator)

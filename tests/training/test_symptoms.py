@@ -16,8 +16,8 @@ from flowgrpo.training.session import Session, start
 from flowgrpo.training.symptoms import Symptom, Symptoms
 
 HEALTHY = {
-    "reward/total": 0.5, "reward/a": 0.5, "reward/b": None, "advantage": 0.8, "degenerate_groups": 0.2, "loss": 0.01,
-    "grad_norm": 0.1, "ratio/mean": 1.0, "approx_kl": 0.01,
+    "reward/total": 0.5, "reward/a": 0.5, "reward/b": None, "advantage/largest": 0.8, "degenerate_groups": 0.2,
+    "loss": 0.01, "grad_norm": 0.1, "ratio/mean": 1.0, "approx_kl": 0.01,
 }  # fmt: skip
 WEIGHTS = {"a": 1.0, "b": 0.5, "recorded": 0.0}
 
@@ -47,8 +47,8 @@ def test_a_healthy_run_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "name", "first"),
     [
-        ({"reward/a": None, "advantage": 0.0, "grad_norm": 0.0, "loss": None}, "no_score", 5),
-        ({"advantage": 0.0, "degenerate_groups": 1.0, "grad_norm": 0.0, "loss": None}, "no_difference", 10),
+        ({"reward/a": None, "advantage/largest": 0.0, "grad_norm": 0.0, "loss": None}, "no_score", 5),
+        ({"advantage/largest": 0.0, "degenerate_groups": 1.0, "grad_norm": 0.0, "loss": None}, "no_difference", 10),
         ({"loss": None}, "not_finite", 1),
         ({"approx_kl": None}, "not_finite", 1),
         ({"approx_kl": 2.0}, "ratio", 3),
@@ -74,9 +74,9 @@ def test_what_comes_and_goes_is_said_ever_less_often() -> None:
 
 def test_a_reward_for_few_prompts_and_one_that_only_records_do_not_matter() -> None:
     """Reward b never applies in HEALTHY; and a score of weight 0 teaches nothing."""
-    bad = {**HEALTHY, "reward/a": None, "reward/recorded": 1.0, "advantage": 0.0}
+    bad = {**HEALTHY, "reward/a": None, "reward/recorded": 1.0, "advantage/largest": 0.0}
     assert said([bad] * 5) == [(4, "no_score", 5)]
-    assert said([{**bad, "reward/b": 0.1, "advantage": 0.1}] * 50) == []
+    assert said([{**bad, "reward/b": 0.1, "advantage/largest": 0.1}] * 50) == []
 
 
 def test_groups_without_a_difference_are_no_symptom_where_samples_are_compared_with_something_else() -> None:
@@ -108,7 +108,7 @@ def test_a_fall_is_of_what_is_trained_for_and_by_the_sign_of_its_weight() -> Non
 
 
 def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been() -> None:
-    bad = {**HEALTHY, "advantage": 0.0, "grad_norm": 0.0}
+    bad = {**HEALTHY, "advantage/largest": 0.0, "grad_norm": 0.0}
     lines: list[dict[str, Any]] = [{**HEALTHY, **evaluation(a=(0.9, 0.01))}, *[bad] * 40, evaluation(a=(0.1, 0.01))]
 
     def heard(symptoms: Symptoms, records: Sequence[Mapping[str, Any]]) -> list[Symptom]:
@@ -170,7 +170,7 @@ def test_a_reward_that_teaches_nothing(
     records = metrics(tmp_path / "run")
     marked = {r["iteration"]: r[f"symptom/{name}"] for r in records if f"symptom/{name}" in r}
     assert marked == {k: float(k + 1) for k in at}
-    assert all(r["advantage"] == 0 for r in records[:12])
+    assert all(r["advantage/largest"] == 0 for r in records[:12])
 
 
 def test_a_learning_rate_that_destroys_the_model_and_the_run_resumed(
