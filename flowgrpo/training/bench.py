@@ -47,6 +47,9 @@ class Silent:
     def note(self, text: str) -> None:
         """Nothing."""
 
+    def symptom(self, symptom: Any) -> None:
+        """Nothing."""
+
 
 def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
     data = recipe.model_dump()

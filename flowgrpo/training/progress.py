@@ -21,6 +21,7 @@ from .run_log import RunLog
 
 if TYPE_CHECKING:
     from ..rewards.guards import Alarm
+    from .symptoms import Symptom
     from .trainer import Trainer
 
 _TREND = 20
@@ -149,6 +150,10 @@ class ConsoleReporter:
     def note(self, text: str) -> None:
         """A line that begins so that it is seen."""
         self.say(f"note: {text}")
+
+    def symptom(self, symptom: Symptom) -> None:
+        """A line for what the run should not show."""
+        self.say(f"warning: {symptom}")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """A line for an evaluation."""

@@ -34,6 +34,18 @@ def reward_means(values: Tensor) -> Tensor:
     return values.nansum(0) / (~values.isnan()).float().sum(0)
 
 
+def standard_errors(values: Tensor, owners: Tensor) -> Tensor:
+    """[K] standard errors of the means over prompts of rewards [L, K], by the prompt [L] of each sample.
+
+    Samples of one prompt are alike, so they count as one. NaN where a reward applies to fewer than two prompts.
+    """
+    means = torch.stack([reward_means(values[owners == owner]) for owner in owners.unique()])
+    known = ~means.isnan()
+    count = known.sum(0)
+    centred = torch.where(known, means - reward_means(means), 0.0)
+    return (centred.square().sum(0) / (count - 1) / count).sqrt()
+
+
 def reward_record(pooled: Pooled) -> dict[str, Any]:
     """Metrics of the rewards of a rollout."""
     scores, results = pooled.scores, pooled.outcomes

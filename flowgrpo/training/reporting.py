@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..rewards.guards import Alarm
+from .symptoms import Symptom
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -22,6 +23,9 @@ class Reporter(Protocol):
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Called after each evaluation."""
+
+    def symptom(self, symptom: Symptom) -> None:
+        """Called with what a run should not show, when it has lasted for some time."""
 
     def alarm(self, alarm: Alarm) -> None:
         """Called when a reward that is watched has fallen."""

@@ -10,7 +10,7 @@ import yaml
 
 from .checkpoint import RECIPE, DamagedCheckpoint, verify_checkpoint
 from .leftovers import DAMAGED
-from .run_folder import RunFolder, read_lines
+from .run_folder import RunFolder
 
 Say = Callable[[str], None]
 _MOST = 12
@@ -38,7 +38,7 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
             say(f"damaged checkpoint: {fault}; it is kept as {aside.name}, and the run goes on from the one before it")
         else:
             return checkpoint
-    done = 1 + max((record["iteration"] for record in _records(run)), default=-1)
+    done = 1 + max((record["iteration"] for record in run.read_metrics()), default=-1)
     damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
     if done > first or damaged:
         lost = f"damaged are {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
@@ -66,7 +66,7 @@ def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
 
 def gaps(run: RunFolder, iteration: int) -> Iterator[str]:
     """Which iterations before this one the metrics lack, though the checkpoint has them: a sentence, if any."""
-    there = {record["iteration"] for record in _records(run)}
+    there = {record["iteration"] for record in run.read_metrics()}
     lost = [number for number in range(iteration) if number not in there]
     if lost:
         state = "is missing" if not run.metrics.exists() else f"lacks {len(lost)} of them"
@@ -74,10 +74,6 @@ def gaps(run: RunFolder, iteration: int) -> Iterator[str]:
             f"{iteration} iterations are done, and {run.metrics} {state} ({_numbers(lost)}); they stay so: the weights "
             "are those of the checkpoint, and new lines are added"
         )
-
-
-def _records(run: RunFolder) -> list[dict[str, Any]]:
-    return [record for _, record in read_lines(run.metrics)[0]] if run.metrics.exists() else []
 
 
 def _iterations(first: int, count: int) -> str:

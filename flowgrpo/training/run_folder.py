@@ -111,6 +111,10 @@ class RunFolder:
         """Append one line to the metrics."""
         append_lines(self.metrics, [record])
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of the metrics that can be read, oldest first."""
+        return [record for _, record in read_lines(self.metrics)[0]] if self.metrics.exists() else []
+
     def rewind(self, iteration: int) -> None:
         """Drop everything that was written at or after `iteration`, so that it can be done again.
 

@@ -17,7 +17,7 @@ from ..rewards.runner import RewardBatch, RewardSet
 from .clock import Clock
 from .data import PromptRow, columns_of
 from .processes import Processes
-from .records import number, reward_means, sample_records, track_samples
+from .records import number, reward_means, sample_records, standard_errors, track_samples
 from .run_folder import RunFolder
 from .tasks import Collected, Task
 
@@ -68,7 +68,8 @@ class Batch:
 def evaluated(
     task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, processes: Processes, clock: Clock
 ) -> tuple[Batch, dict[str, float | None]]:
-    """Held-out prompts sampled with fixed seeds and averaged weights: this process's share, and the means of all."""
+    """Held-out prompts sampled with fixed seeds and averaged weights: this process's share, and of all the means with
+    their standard errors."""
     places = processes.share(len(heldout))
     rows = [heldout[place] for place in places]
     keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
@@ -78,6 +79,8 @@ def evaluated(
             experience = task.evaluation(rows, keys, clock)
         scores = rewards.score(*asked(rows, experience))
     batch = Batch(places, rows, experience, scores)
-    mine = [] if scores is None else scores.values.tolist()
-    means = reward_means(torch.tensor(processes.pool(mine, batch.owners)[0]))
-    return batch, {f"eval/{name}": number(mean) for name, mean in zip(rewards.names, means)}
+    mine = [] if scores is None else list(zip(batch.owners, scores.values.tolist()))
+    owners, values = zip(*processes.pool(mine, batch.owners)[0])
+    means, errors = reward_means(torch.tensor(values)), standard_errors(torch.tensor(values), torch.tensor(owners))
+    record = {f"eval/{name}": number(mean) for name, mean in zip(rewards.names, means)}
+    return batch, record | {f"eval_error/{name}": number(error) for name, error in zip(rewards.names, errors)}

@@ -38,6 +38,7 @@ from .rounds import RoundsObjective, collect_rounds, refuse_comparisons
 from .run_folder import RunFolder
 from .samples import Batch, asked, evaluated
 from .stopping import Abandoned, Stop, Stopped
+from .symptoms import Symptoms, marks
 from .tasks import Collected, Task
 from .text_replay import replay_successes
 from .text_task import TextTask
@@ -91,6 +92,7 @@ class Trainer:
         self.memory = Memory(recipe)
         make = partial(task.objective, self.old.applied if self.old else None)
         self.objective: Objective = make()
+        self.symptoms = symptoms_of(recipe, rewards, len(data.heldout))
         self.in_rounds = recipe.rollout.budget is not None or bool(recipe.data.templates)
         if self.in_rounds:
             refuse_comparisons(rewards)
@@ -113,6 +115,8 @@ class Trainer:
         """
         with ended_together():
             self.next_iteration = self.keeper.resume()
+            if self.accelerator.is_main_process:
+                self.symptoms.replay(self.run.read_metrics())
 
     def train(self) -> None:
         """Run all remaining iterations; the run folder holds the results.
@@ -161,7 +165,8 @@ class Trainer:
             return False
         self.clock.lap()
         record = self.iterate(iteration)
-        record |= evaluated
+        symptoms = self.symptoms.iteration(record)
+        record |= evaluated | marks(symptoms)
         if self.accelerator.is_main_process:
             self.run.log(record)
         numbers = {key: value for key, value in record.items() if isinstance(value, int | float)}
@@ -169,6 +174,8 @@ class Trainer:
         # A run that ends because its terminal is gone has nobody to tell.
         with suppress(OSError) if self.stop.number else nullcontext():
             self.reporter.iteration(record)
+            for symptom in symptoms:
+                self.reporter.symptom(symptom)
         self.next_iteration = iteration + 1
         self.keeper.write_if_due(self.next_iteration)
         return True
@@ -222,8 +229,10 @@ class Trainer:
         record |= self.memory.record()
         record |= self.update(experience, advantages, keep)
         record |= self.task.settle(record)
-        records, sizes = zip(*self.processes.gather((experience.record(), len(scores.values))))
-        record |= joint_record(records, sizes)
+        # A mean would round by the order of the nodes.
+        largest = advantages.nan_to_num(0.0).abs().amax().item() if advantages.numel() else 0.0
+        records, sizes, found = zip(*self.processes.gather((experience.record(), len(scores.values), largest)))
+        record |= joint_record(records, sizes) | {"advantage/largest": max(found)}
         if iteration % self.recipe.run.sample_every == 0:
             batch = Batch(self.places, rows, experience, scores)
             batch.save("train", iteration, self.run, self.processes, self.accelerator)
@@ -385,8 +394,11 @@ class Trainer:
             self.task, self.data.heldout, self.evaluation, self.ema, self.processes, self.clock
         )  # fmt: skip
         batch.save("eval", iteration, self.run, self.processes, self.accelerator)
-        self.reporter.evaluation(iteration, record)
-        return record
+        self.reporter.evaluation(iteration, {name: v for name, v in record.items() if name.startswith("eval/")})
+        symptoms = self.symptoms.evaluation(record)
+        for symptom in symptoms:
+            self.reporter.symptom(symptom)
+        return record | marks(symptoms)
 
     def _save_results(self) -> None:
         weights = self.task.weights
@@ -395,6 +407,12 @@ class Trainer:
                 if self.accelerator.is_main_process:
                     weights.save(self.run.path / self.task.result, overwrite=True)
         self.accelerator.wait_for_everyone()
+
+
+def symptoms_of(recipe: AnyRecipe, rewards: RewardSet, prompts: int) -> Symptoms:
+    """What looks at the metrics of a recipe's run."""
+    named = zip(recipe.rewards, rewards.names, rewards.weights.tolist())
+    return Symptoms({name: weight if own.at_least is None else 1.0 for own, name, weight in named}, prompts)
 
 
 def _begin(ahead: Ahead, rows: Sequence[PromptRow], chunk: Collected) -> None:

@@ -30,6 +30,7 @@ from ...rewards.guards import Alarm
 from ..bench import flow_task
 from ..run_folder import RunFolder
 from ..session import Session, start
+from ..symptoms import Symptom
 from ..trainer import Trainer
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 
@@ -197,6 +198,10 @@ class Meter:
         """Say it."""
         self.report(f"{self.name}: {text}")
 
+    def symptom(self, symptom: Symptom) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {symptom}")
+
 
 def rounded(record: Mapping[str, float | None]) -> dict[str, str]:
     """Numbers as a line of progress shows them."""
@@ -208,7 +213,7 @@ def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
     records = json_lines(folder / "metrics.jsonl")
     done = [r for r in records if r["iteration"] < recipe.run.iterations]
     counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
-    names = sorted({k for r in done for k, v in r.items() if isinstance(v, int | float) and not k.startswith("eval/")})
+    names = sorted({k for r in done for k, v in r.items() if isinstance(v, int | float) and not k.startswith("eval")})
     curves: dict[str, list[Any]] = {name: [r.get(name) for r in done] for name in names}
     for name in ("forward", "trained_states", "trained_edges"):
         curves[name] = [counts[r["iteration"]][name] for r in done]
