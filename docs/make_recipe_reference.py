@@ -206,6 +206,7 @@ NOTES = {
     "run.iterations": "Each is a rollout and its optimizer steps.",
     "run.seed": "Of everything random in training: prompts, noise, random windows, adapter.",
     "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
+    "run.checkpoint_minutes": "Less often where writing takes long; see [Checkpoints](scaling.md#checkpoints).",
 }
 
 

@@ -54,7 +54,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         # That of a file which is open names none.
-        if error.filename is None:
+        if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
     finally:

@@ -101,9 +101,20 @@ def contents(run: Path) -> dict[str, bytes]:
     for part in ("samples", *RESULTS):
         for file in sorted((run / part).rglob("*")):
             if file.is_file():
-                exact = _tensors(file) if file.suffix == ".safetensors" else file.read_bytes()
-                found[str(file.relative_to(run))] = exact
+                read = {".safetensors": _tensors, ".json": _settings}.get(file.suffix, Path.read_bytes)
+                found[str(file.relative_to(run))] = read(file)
     return found
+
+
+def _settings(file: Path) -> bytes:
+    """What a JSON file says; peft keeps names in sets, whose order differs between processes."""
+
+    def ordered(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: ordered(inner) for key, inner in sorted(value.items())}
+        return sorted(map(ordered, value), key=json.dumps) if isinstance(value, list) else value
+
+    return json.dumps(ordered(json.loads(file.read_bytes()))).encode()
 
 
 def _tensors(file: Path) -> bytes:

@@ -61,12 +61,12 @@ class Watch:
         sys.addaudithook(self._heard)
         flush = os.fsync
 
-        def fsync(handle: Any) -> None:
-            number = handle if isinstance(handle, int) else handle.fileno()
+        def fsync(fd: Any) -> None:
+            number = fd if isinstance(fd, int) else fd.fileno()
             self._met("fsync", os.readlink(f"/proc/self/fd/{number}"), number)
-            flush(handle)
+            flush(fd)
 
-        os.fsync = fsync
+        os.fsync = fsync  # type: ignore[assignment]
 
     def _heard(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "open":

@@ -3,7 +3,11 @@
 import base64
 import hashlib
 import json
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +374,31 @@ def test_marker_cannot_delete_outside_its_folder(run: Path, tmp_path: Path) -> N
     (page.parent / MARKER).write_text(json.dumps({"files": ["../../victim.txt", str(victim), "index.html"]}))
     build_gallery(run)
     assert victim.read_text() == "mine"
+
+
+def test_temporaries_of_killed_builds_go_and_those_of_others_stay(run: Path, tmp_path: Path):
+    host, dead = socket.gethostname(), _ended_process()
+    out = tmp_path / "site"
+    (out / "data").mkdir(parents=True)
+    # A build that was killed before it listed its files left a folder that is none of a gallery yet.
+    stale = out / f".{MARKER}.{host}-{dead}-1.tmp"
+    stale.write_text("{")
+    build_gallery(run, out)
+    assert not stale.exists()
+    gone = [out / "data" / f".site.js.{host}-{number}-1.tmp" for number in (dead, os.getpid())]
+    kept = [
+        out / "data" / f".site.js.{host}-{os.getppid()}-1.tmp", out / "data" / f".site.js.elsewhere-{dead}-1.tmp",
+        out / "data" / ".mine.tmp",
+    ]  # fmt: skip
+    for path in gone + kept:
+        path.write_text("x")
+    build_gallery(run, out)
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in kept)
+
+
+def _ended_process() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
