@@ -151,7 +151,9 @@ YES, NO = "yes, on and true", "no, off and false"
 def short(value: Any, most: int = 80) -> str:
     """A value as it is written, its middle left out where it is long."""
     # Python refuses to write out whole numbers of thousands of digits.
-    text = repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
+    text = (
+        repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
+    )
     return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 4 :]}"
 
 

@@ -88,7 +88,9 @@ def parse_yaml_value(text: str) -> Any:
     try:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{text!r:.80} is not a YAML value ({_problem(error).removeprefix('is not YAML: ')}); quote it") from None
+        raise ValueError(
+            f"{text!r:.80} is not a YAML value ({_problem(error).removeprefix('is not YAML: ')}); quote it"
+        ) from None
 
 
 def read_yaml_mapping(path: Path, holds: str) -> dict[Any, Any]:
@@ -123,7 +125,14 @@ def read_text(path: Path) -> str:
 
 def kind_of(value: Any) -> str:
     """What a value read from YAML or JSON is called."""
-    names = {bool: "true or false", list: "a list", dict: "a mapping", str: "a text", int: "a number", float: "a number"}
+    names = {
+        bool: "true or false",
+        list: "a list",
+        dict: "a mapping",
+        str: "a text",
+        int: "a number",
+        float: "a number",
+    }
     return "nothing" if value is None else names.get(type(value), "a date")
 
 

@@ -13,11 +13,11 @@ from ..configs.schema import Recipe
 from ..pipelines.acceleration import quantize
 from ..pipelines.random_weights import random_pipeline
 from .bench import Report, Silent, flow_task
+from .checking import check
 from .claims.results import hardware
 from .estimates import GIB
 from .loading import DTYPES, call_arguments, model_folder
 from .run_folder import RunFolder
-from .checking import check
 from .session import Session
 
 WARM_UP = 1

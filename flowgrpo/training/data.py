@@ -200,7 +200,9 @@ def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]
     for message in messages:
         keys = ("role", "content")
         if not isinstance(message, dict) or not all(isinstance(message.get(k), str) and message[k] for k in keys):
-            raise ValueError(f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`")
+            raise ValueError(
+                f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`"
+            )
     if not messages or messages[-1]["role"] == "assistant":
         raise ValueError(
             f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`"

@@ -14,6 +14,7 @@ from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..core.addressing import address
 from ..pipelines.capture import PipelineCall, Prompt, kin
 from ..rewards.runner import RewardSet
+from .checking import read_data, reward_specs
 from .conditioning import take_pictures
 from .data import columns_of
 from .loading import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
@@ -21,7 +22,6 @@ from .processes import launched
 from .records import sample_records
 from .run_folder import save_image
 from .samples import EVALUATION_SEED
-from .checking import read_data, reward_specs
 from .text_inference import iterations_done, new_index, open_language_model, task_of, write_completions
 from .text_policy import complete
 

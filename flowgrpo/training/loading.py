@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..pipelines.acceleration import Quantized, quantization
-from ..pipelines.folders import check_pipeline_folder
+from ..pipelines.folders import check_pipeline_folder, from_hub
 from ..pipelines.json_files import read_json_object
 from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.saving import left_out
@@ -45,7 +45,9 @@ def model_folder(path: str) -> str:
     if path == "scenes":
         return str(embedded_pipeline())
     if path in ("arithmetic", UNTRAINED):
-        raise ValueError(f"model.path {path!r} is a language model, for a recipe of task text; give a pipeline or scenes")
+        raise ValueError(
+            f"model.path {path!r} is a language model, for a recipe of task text; give a pipeline or scenes"
+        )
     return _folder_or_id(path, "model_index.json", "a whole diffusers pipeline", "a pipeline folder", "scenes")
 
 
@@ -133,7 +135,9 @@ def recommended_arguments(path: str) -> dict[str, Any]:
         return {}
     call = read_json_object(note).get("call")
     if not isinstance(call, dict):
-        raise ValueError(f"{note}: call is {call!r:.80}; write an object from arguments of the pipeline's call to values")
+        raise ValueError(
+            f"{note}: call is {call!r:.80}; write an object from arguments of the pipeline's call to values"
+        )
     return call
 
 
@@ -144,8 +148,10 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
     """
     from diffusers import DiffusionPipeline
 
+    check_folder(path, "images")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
+    with from_hub(path):
+        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

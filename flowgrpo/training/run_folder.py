@@ -78,6 +78,9 @@ class RunFolder:
         run = cls(path)
         if not run.config.is_file():
             raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
+        for folder in (run.samples, run.checkpoints):
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder} is a file, and a run has a folder there; move the file away")
         run.samples.mkdir(exist_ok=True)
         run.checkpoints.mkdir(exist_ok=True)
         return run

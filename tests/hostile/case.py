@@ -14,7 +14,9 @@ from PIL import Image
 from tests.gallery.folders import record, write_run, written
 
 FOLDER = Path(__file__).parent / "cases"
-PROMPTS = "".join(f"a {colour} {shape}\n" for colour in ("red", "blue", "green") for shape in ("cup", "hat", "box", "car"))
+PROMPTS = "".join(
+    f"a {colour} {shape}\n" for colour in ("red", "blue", "green") for shape in ("cup", "hat", "box", "car")
+)
 
 
 @dataclass(frozen=True)

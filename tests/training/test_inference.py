@@ -11,9 +11,9 @@ from PIL import Image
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.checking import read_data
 from flowgrpo.training.inference import evaluate_model, generate, open_model, sample_images
 from flowgrpo.training.samples import EVALUATION_SEED
-from flowgrpo.training.checking import read_data
 from flowgrpo.training.session import start
 
 JPEG = "evaluate.rewards=[{name: jpeg_incompressibility}]"

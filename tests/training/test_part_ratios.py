@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from flowgrpo.cli import app
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.checking import check
+from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.training.test_text import gradient, numbers, task_of
