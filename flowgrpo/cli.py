@@ -15,7 +15,7 @@ from rich.console import Console
 
 from .cli_gallery import gallery
 from .cli_heap import keep_freed_memory
-from .cli_output import console, is_first, say, timed_report
+from .cli_output import console, is_first, output_file, output_folder, say, timed_report
 from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
@@ -82,6 +82,7 @@ def train(
     from .configs.load import load_recipe
 
     source, overrides = split(words)
+    output_folder(out)
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     with stoppable(folder) as stop, _reporting(stop) as reporter:
@@ -171,8 +172,11 @@ def bench(
     if name == "claims":
         from .training.claims.command import claims, settings_of
 
+        output_folder(results)
+        output_folder(out)
         settings, methods = settings_of(results, words or [], seeds, scale, any_code)
         return claims(settings, methods, out or results / "report", say, report_only)
+    output_file(out)
     from .training.bench import MEASUREMENTS
     from .training.bench_model import iteration
     from .training.bench_overhead import overhead
@@ -215,6 +219,7 @@ def build_scenes_command(
     """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
     from .training.build import build_all
 
+    output_folder(out)
     build_all(out, seed=seed, scale=scale, report=timed_report())
 
 
@@ -227,6 +232,7 @@ def build_arithmetic_command(
     """Train the embedded language model from nothing (a minute or two on 2 cores)."""
     from .training.build import build_arithmetic_all
 
+    output_folder(out)
     build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
 
 
@@ -245,5 +251,12 @@ def main() -> None:
         if not isinstance(error, (ValueError, PipelineError, RewardError, FloatingPointError, ImportError, OSError)):
             raise
         text = explained(error) if isinstance(error, OSError) else str(error)
-        Console(stderr=True).print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"error: {text}", style="red", highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
         sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print(
+            "interrupted; continue with `flowgrpo resume RUN`", highlight=False, markup=False, emoji=False
+        )
+        sys.exit(130)

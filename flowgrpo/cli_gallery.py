@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .cli_output import say
+from .cli_output import output_folder, say
 
 
 def gallery(
@@ -38,6 +38,9 @@ def gallery(
     from .gallery.exports import write_animation, write_dataset, write_sheet, write_single
     from .gallery.watch import watch as follow
 
+    output_folder(out)
+    for path in (single, sheet, animation, dataset, vote_dataset):
+        output_folder(None if path is None else path.parent)
     exports = []
     if sheet is not None:
         exports.append(write_sheet(runs, sheet, reward, order, count))
@@ -49,6 +52,8 @@ def gallery(
         exports.append(write_dataset(runs, dataset))
     for path in exports:
         say(str(path))
+    if not watch and (exports or out is not None or not (vote or report or vote_dataset)):
+        _say_notes(runs)
     voting = vote or report or vote_dataset is not None
     if watch:
         say(str(follow(runs, out, lambda: time.sleep(every), say, link=link)))
@@ -62,6 +67,14 @@ def gallery(
             _write_votes(runs, file, vote_dataset)
         if report or vote:
             _print_votes(runs, file)
+
+
+def _say_notes(runs: list[Path]) -> None:
+    from .gallery.build import read_runs
+    from .gallery.notes import notes_on
+
+    for note in notes_on(read_runs(runs)):
+        say(f"note: {note}")
 
 
 def _votes_file(runs: list[Path], votes: Path | None) -> Path:
@@ -99,5 +112,7 @@ def _print_votes(runs: list[Path], file: Path) -> None:
     from .gallery.build import read_runs
     from .gallery.vote_report import report_on
 
+    if not file.exists():
+        say(f"there is no file {file} yet: ask people with --vote")
     for line in report_on(read_runs(runs), file).lines():
         say(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 
@@ -13,7 +14,39 @@ console = Console()
 
 def say(text: str) -> None:
     """Print a line as it is: names and prompts are not markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def output_file(path: Path | None) -> None:
+    """Refuse a file that could not be written, before any work is done for it.
+
+    Raises:
+        ValueError: it is a folder, or lies below a file.
+    """
+    if path is not None:
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder; name a file")
+        _refuse_below_a_file(path)
+
+
+def output_folder(path: Path | None) -> None:
+    """Refuse a folder that could not be made, before any work is done for it.
+
+    Raises:
+        ValueError: it is a file, or lies below one.
+    """
+    if path is not None:
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; name a folder")
+        _refuse_below_a_file(path)
+
+
+def _refuse_below_a_file(path: Path) -> None:
+    for parent in path.parents:
+        if parent.exists():
+            if not parent.is_dir():
+                raise ValueError(f"{path} lies below {parent}, which is a file; name another place")
+            return
 
 
 def is_first() -> bool:

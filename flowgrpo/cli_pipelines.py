@@ -124,20 +124,23 @@ def _require_pipeline(what: str) -> None:
     import difflib
 
     from .pipelines.conformance.run import TINY
+    from .training.loading import looks_local
 
     folder = Path(what)
     if folder.is_dir() and not (folder / "model_index.json").is_file():
         raise ValueError(f"{what} has no model_index.json; give the folder of a whole diffusers pipeline")
-    if not folder.exists() and "/" not in what:
+    if folder.is_file():
+        raise ValueError(f"{what} is a file; give the folder of a whole diffusers pipeline")
+    if not folder.exists() and looks_local(what):
         close = difflib.get_close_matches(what, list(TINY), n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{what!r} is no folder, and no class of `flowgrpo pipelines list`{hint}")
+        raise ValueError(f"{what!r} is no folder, no hub id, and no class of `flowgrpo pipelines list`{hint}")
 
 
 def _call(words: list[str]) -> dict[str, Any]:
     """Arguments from KEY=VALUE; a value that names a picture file is that picture."""
-    import yaml
-    from PIL import Image
+    from .configs.yaml_text import parse_yaml_value
+    from .pipelines.pictures import Picture
 
     found: dict[str, Any] = {}
     for word in words:
@@ -145,9 +148,12 @@ def _call(words: list[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"{word!r} is no KEY=VALUE")
         if Path(value).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"):
-            found[key] = Image.open(value).convert("RGB")
+            found[key] = Picture(Path(value), key).read()
         else:
-            found[key] = yaml.safe_load(value)
+            try:
+                found[key] = parse_yaml_value(value)
+            except ValueError as error:
+                raise ValueError(f"{word!r}: {error}") from None
     return found
 
 

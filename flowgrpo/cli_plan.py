@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .cli_output import console, say
+from .cli_output import console, output_file, say
 
 if TYPE_CHECKING:
     from .configs.schema import AnyRecipe, Recipe, TextRecipe
@@ -53,6 +53,7 @@ def plan(
     from .configs.schema import TextRecipe
 
     source, overrides = split(words)
+    output_file(svg)
     recipe = load_recipe(source, overrides)
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
@@ -87,7 +88,8 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
         own = load_recipe(source)
         excused = {f"data.{name}" for name in ("train", "heldout") if not Path(str(getattr(own.data, name))).exists()}
         excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
-        excused |= {"rewards", "evaluate.rewards"}
+        excused |= {"rewards"} if own.rewards == recipe.rewards else set()
+        excused |= {"evaluate.rewards"} if own.evaluate.rewards == recipe.evaluate.rewards else set()
         checked.excuse(excused)
     if checked.texts("fault", "needed"):
         checked.require()

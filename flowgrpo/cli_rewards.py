@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_output import console, say
+from .cli_output import console, output_file, output_folder, say
 
 if TYPE_CHECKING:
     from .kit.findings import Report
@@ -83,6 +83,7 @@ def new_reward(
     """Write a small package with a reward, its entry point, a test and a README."""
     from .kit.package import new_package
 
+    output_folder((out or Path(name)).parent)
     paths = new_package(name, out, "text" if text else "images")
     for path in paths:
         say(str(path))
@@ -117,6 +118,12 @@ def check_reward_command(
     from .kit.command import write_report
     from .kit.entries import parse_range, parse_reward
 
+    output_file(json)
+    output_folder(out)
+    if optimise and out is not None and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; name a new folder with --out")
+    if task not in (None, "images", "text"):
+        raise ValueError(f"--task is {task!r}; use images or text")
     spec = parse_reward(reward, _options(options or []), time_limit)
     plan = Plan(
         images, metadata, data, prompts, seeds, most, [parse_reward(word) for word in against or []],
@@ -152,6 +159,7 @@ def compare_rewards_command(
     from .kit.entries import parse_reward
     from .kit.folder import read_folder
 
+    output_file(json)
     if (images is None) == (votes is None):
         raise ValueError("give --images, a folder of pictures, or --votes, a file of people's choices")
     specs = [parse_reward(word) for word in rewards]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .cli_output import say
+from .cli_output import output_folder, say
 from .cli_plan import split
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ def sample(
         "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "max_tokens": max_tokens, "dtype": dtype,
     }  # fmt: skip
+    output_folder(out)
+    _check_run(model)
+    if temperature is not None and not math.isfinite(temperature):
+        raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
     rows = _rows(prompts, file)
     if kind == "images":
@@ -71,6 +76,15 @@ def sample(
     )
     _show(rows, found, seed)
     say(f"written to {index}")
+
+
+def _check_run(model: str) -> None:
+    """Read the recipe of a run before anything else of it; raises ValueError for what `load_recipe` refuses."""
+    from .configs.load import load_recipe
+
+    config = Path(model) / "config.yaml"
+    if config.is_file():
+        load_recipe(config)
 
 
 def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
@@ -113,8 +127,10 @@ def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
 def _plain(rows: list[PromptRow]) -> list[str]:
     for row in rows:
         if row.messages is not None:
-            raise ValueError(f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which only language "
-                             "models read; write its words as `prompt`")  # fmt: skip
+            raise ValueError(
+                f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which language models "
+                "alone read; write its words as `prompt`"
+            )
     return [row.text for row in rows]
 
 
@@ -146,6 +162,8 @@ def evaluate(
     """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
     from .configs.load import load_recipe
 
+    output_folder(out)
+    _check_run(model)
     source, overrides = split(words)
     recipe = load_recipe(source or _own_recipe(model), overrides)
     if recipe.data.heldout is None:

@@ -76,9 +76,36 @@ def test_plan_without_a_recipe_is_the_default_and_takes_overrides(command: Comma
     assert command("plan", "run.iterations=3") == command("plan", "default", "run.iterations=3")
 
 
-def test_plan_needs_no_model_and_writes_nothing(command: Command, tmp_path: Path):
-    assert command("plan", "model.path=no/such/model")[0] == 0
+def test_plan_loads_no_weight_and_writes_nothing(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from flowgrpo.training import loading
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("a pipeline was loaded")
+
+    monkeypatch.setattr(loading, "load_pipeline", loaded)
+    (tmp_path / "heavy.py").write_text(
+        "class Heavy:\n    def __init__(self): raise AssertionError('made')\n    def __call__(self, images): ...\n"
+    )
+    assert command("plan")[0] == 0
+    assert command("plan", "rewards=[{name: 'heavy.py:Heavy'}]")[0] == 0
+    assert command("plan", "model.path=somebody/something")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["heavy.py"]
+
+
+def test_plan_and_train_refuse_the_same_in_the_same_words(command: Command, tmp_path: Path):
+    words = ("default", "data.train=none.txt", "model.call.hieght=3", "rewards=[{name: golf}]", "run.trackers=[wandb]")
+    said = refused(command("plan", *words))
+    assert said == refused(command("train", *words, "--out", "run"))
+    assert [part in said for part in ("none.txt", "hieght", "golf", "wandb")] == [True] * 4
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_preset_is_planned_without_its_model(command: Command, name: str):
+    status, _, errors = command("plan", name)
+    assert (status, errors) == (0, "")
+    if f"{name} has no `published`" not in command("plan", f"{name}@published")[2]:
+        assert command("plan", f"{name}@published")[0] == 0
 
 
 def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):

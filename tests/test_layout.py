@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "scenes": set(),
     "configs": set(),
     "votes": set(),
-    "gallery": {"votes"},
+    "gallery": {"configs", "votes"},
     "samplers": {"core"},
     "rewards": {"core", "scenes", "votes"},
     "text": {"core", "pipelines"},

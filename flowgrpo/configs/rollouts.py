@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from .sections import BudgetConfig, Section
+from .section import Section
+from .sections import BudgetConfig
 
 
 class RolloutConfig(Section):

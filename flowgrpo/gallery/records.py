@@ -33,6 +33,7 @@ class Sample:
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
+    missing: str | None = None  # what `image` would be, where its file is gone
 
 
 def read_samples(index: Path) -> tuple[list[Sample], int]:
@@ -102,6 +103,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         notes={name: str(note) for name, note in _mapping(record, "notes", where).items() if note},
         columns={name: _text(value) for name, value in _mapping(record, "columns", where).items()},
         path=_path(record, where),
+        missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
     )
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..configs.yaml_text import read_yaml_mapping
 from ..votes.lines import read_jsonl
 from .records import Sample, finite_numbers, read_samples
 
@@ -69,11 +68,7 @@ def read_run(folder: Path) -> Run:
         raise ValueError(
             f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."
         )
-    try:
-        config = yaml.safe_load(config_file.read_text(encoding="utf-8", errors="replace"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{config_file} is not readable YAML: {error}. Restore it, or train again.") from error
-    config = _without_secrets(config if isinstance(config, dict) else {})
+    config = _without_secrets(read_yaml_mapping(config_file, "the recipe of the run, or train again"))
     samples, bad_samples = read_samples(index)
     metrics, steps, bad_metrics = read_metrics(folder / "metrics.jsonl")
     name = config.get("name")

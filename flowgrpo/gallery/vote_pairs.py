@@ -103,7 +103,7 @@ def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
             having = [run for run, iterations in zip(runs, evaluated) if name in map(str, iterations)]
             if not having:
                 known = ", ".join(map(str, sorted(set().union(*evaluated))))
-                raise ValueError(f"no set {name!r} to vote on; use base, last, or an evaluation: {known}")
+                raise ValueError(f"--sets: no set {name!r} to vote on; use base, last, or an evaluation: {known}")
             found += [Source(run, int(name)) for run in having]
     sources = list({(source.run.folder, source.iteration): source for source in found}.values())
     if len(sources) < 2:

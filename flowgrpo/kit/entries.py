@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
+from ..configs.yaml_text import parse_yaml_value
 from ..rewards.base import RewardSpec
 
 YARDSTICKS = {
@@ -30,18 +29,19 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
     """
     if not text.lstrip().startswith("{"):
         return RewardSpec(text, options=dict(options or {}), time_limit=time_limit)
-    try:
-        entry = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{text!r} is no entry of a recipe: {error}") from None
+    entry = parse_yaml_value(text)
+    if not isinstance(entry, dict):
+        raise ValueError(f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}}}")
     strange = [key for key in entry if key not in KEYS]
     given = entry.get("options") or {}
-    if strange or not isinstance(entry.get("name"), str) or not isinstance(given, dict):
+    label = entry.get("label")
+    named = isinstance(entry.get("name"), str) and isinstance(label, str | None)
+    if strange or not named or not isinstance(given, dict):
         raise ValueError(
             f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}, label: mine}}"
         )
     return RewardSpec(
-        entry["name"], options={**given, **(options or {})}, label=entry.get("label"),
+        entry["name"], options={**given, **(options or {})}, label=label,
         time_limit=entry.get("time_limit", time_limit),
     )  # fmt: skip
 

@@ -118,6 +118,18 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
             yield f"{place}{name} is {value}, and this pipeline makes multiples of {unit}; write {near}"
 
 
+def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
+    """Refuse what a pipeline has made of a size that it cannot make: many round it, and say nothing.
+
+    Raises:
+        ValueError: an image's height or width, in pixels, is not that of the call.
+    """
+    for name, made in (("height", height), ("width", width)):
+        asked = call.get(name)
+        if type(asked) is int and asked != made:
+            raise ValueError(f"the call's {name} is {asked}, and the pipeline makes {made}; write {name}: {made}")
+
+
 def size_unit(folder: Path) -> int | None:
     """Pixels of a side that make one patch, by the configurations in a folder; None if they do not tell."""
     vae = _config(folder / "vae")

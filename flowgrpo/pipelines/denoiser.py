@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arguments import refuse_other_size
 from .borrowing import replaced
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .noise_prediction import state_norm
@@ -188,7 +189,7 @@ class Denoiser:
             Float32 images [N, 3, H, W] in [0, 1]; videos [N, F, 3, H, W].
 
         Raises:
-            ValueError: if x or prompts do not fit.
+            ValueError: if x or prompts do not fit, or the pipeline made another size than its call asks for.
             PipelineError: if `self_check` finds no way to decode.
         """
         if self._decoder is None:
@@ -196,7 +197,9 @@ class Denoiser:
         self._require_state(x, prompts)
 
         def decode(x: Tensor, prompts: Sequence[str]) -> Tensor:
-            return stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
+            images = stacked(self._replay.decode(str(self._decoder), x, self._own, prompts)).float()
+            refuse_other_size(self.caller.call, images.shape[-2], images.shape[-1])
+            return images
 
         return self._by_kin(decode, x.to(self.probe.dtype), prompts)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import inspect
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,10 @@ def pipeline_class(folder: Path) -> type | None:
         return None
     if not isinstance(name, str):
         raise ValueError(f"{index}: _class_name is {name!r}; it must be the name of a pipeline class of diffusers")
-    known = [word for word in dir(diffusers) if word.endswith("Pipeline")]
-    if name not in dir(diffusers):
-        raise ValueError(
-            f"{index}: diffusers {diffusers.__version__} has no _class_name {name!r}{_nearest(name, known)}"
-        )
+    version, known = _names("diffusers")
+    if name not in known:
+        pipelines = [word for word in known if word.endswith("Pipeline")]
+        raise ValueError(f"{index}: diffusers {version} has no _class_name {name!r}{_nearest(name, pipelines)}")
     kind = getattr(diffusers, name)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
         raise ValueError(f"{index}: _class_name is {name!r}, which is no pipeline; give the folder of a whole pipeline")
@@ -121,6 +123,25 @@ def tokenizer_faults(folder: Path) -> Iterator[str]:
         yield from _said(lambda file=file: read_json(file))  # type: ignore[misc]
 
 
+@contextmanager
+def from_hub(path: str) -> Iterator[None]:
+    """Within this context a library loads a model; what it says of a hub id that cannot be read is put into words.
+
+    Raises:
+        ValueError: the hub id cannot be read.
+    """
+    try:
+        yield
+    except OSError as error:
+        if Path(path).is_dir():
+            raise
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(
+            f"the model {path!r} is no folder here and cannot be read from the hub ({cause:.300}); check its name and "
+            "the network, sign in if it asks for that, or give a folder"
+        ) from error
+
+
 def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) -> Iterator[str]:
     if kind is None:
         return
@@ -132,7 +153,7 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
         if parameter.name not in index and parameter.default is parameter.empty:
             yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
         elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
-            yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name its library and class"
+            yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name library and class"
 
 
 def _part_faults(folder: Path, name: str, entry: Any) -> Iterator[str]:
@@ -160,11 +181,9 @@ def _part_faults(folder: Path, name: str, entry: Any) -> Iterator[str]:
 
 def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None:
     if library in ("diffusers", "transformers"):
-        module = importlib.import_module(library)
-        if kind not in dir(module):
-            return (
-                f"is of class {kind!r}, which {library} {module.__version__} does not have{_nearest(kind, dir(module))}"
-            )
+        version, known = _names(library)
+        if kind not in known:
+            return f"is of class {kind!r}, which {library} {version} does not have{_nearest(kind, known)}"
     elif not _own_module(folder, name, library):
         return f"is of library {library!r}, which is not installed; install it, or mend the name"
     scheduler, tokenizer = "Scheduler" in kind, "Tokenizer" in kind
@@ -173,6 +192,13 @@ def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None
     if tokenizer and not name.startswith("tokenizer"):
         return f"is of class {kind!r}; name a model"
     return None
+
+
+@cache
+def _names(library: str) -> tuple[str, frozenset[str]]:
+    """Version of a library and what it has, which it takes half a second to list."""
+    module = importlib.import_module(library)
+    return str(module.__version__), frozenset(dir(module))
 
 
 def _own_module(folder: Path, name: str, library: str) -> bool:

@@ -247,11 +247,13 @@ class TrainedWeights:
         if strict and (unexpected := [name for name in state if name not in parameters]):
             faults.append(f"unexpected: {_listed(unexpected)}")
         common = {name: (p, state[name]) for name, p in parameters.items() if name in state}
-        faults += [
-            f"shape of {name}: {list(tensor.shape)} given, {list(p.shape)} needed"
+        shapes = [
+            f"{name}: {list(tensor.shape)} given, {list(p.shape)} needed"
             for name, (p, tensor) in common.items()
             if tensor.shape != p.shape
         ]
+        if shapes:
+            faults.append(f"shape of {_listed(shapes, most=2)}")
         if faults:
             raise ValueError(
                 f"these are not the trained weights of this {type(self.pipe).__name__} ({self.kind}): "

@@ -24,8 +24,10 @@ def check_language_folder(folder: Path) -> None:
     # A model with code of its own is known by its files alone.
     if "auto_map" not in config:
         if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
-            faults.append(f"{path}: model_type is {kind!r}, which transformers does not have; get the model again, or a "
-                          "newer transformers")  # fmt: skip
+            faults.append(
+                f"{path}: model_type is {kind!r}, which transformers does not have; get the model again, or a newer "
+                "transformers"
+            )
         elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             faults.append(f"{path}: model_type is {kind!r}, which is no causal language model; name one that is")
     faults += [*tokenizer_faults(folder), *weight_faults(folder)]

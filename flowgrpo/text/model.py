@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..pipelines.folders import from_hub
 from ..pipelines.lora import LoraSpec
 from ..pipelines.saving import new_folder
 from ..pipelines.weights import TrainedWeights
+from .folders import check_language_folder
 
 _COMPONENT = "model"
 
@@ -102,14 +104,17 @@ def load_language_model(
         system: a system message; needs a chat template.
 
     Raises:
-        ValueError: a chat template is asked for and there is none.
+        ValueError: a file of the folder is missing or damaged, or a chat template is asked for and there is none.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if Path(path).is_dir():
+        check_language_folder(Path(path))
     options = {} if attention is None else {"attn_implementation": attention}
     # The name that every supported version takes; newer ones prefer `dtype`.
-    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    with from_hub(path):
+        model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
     has = bool(getattr(tokenizer, "chat_template", None))
     if (chat or system is not None) and not has:
         asked = "model.chat is true" if chat else "model.system is given"

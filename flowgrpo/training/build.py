@@ -191,6 +191,8 @@ def _check_scale(scale: float) -> None:
 
 def _claim(out: Path, seed: int, scale: float) -> None:
     """Take a new folder, or that of the same build unfinished; raises ValueError for any other."""
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; give a whole number of 0 or more")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a new folder")
     record = out / RECORD

@@ -40,8 +40,8 @@ class Finding:
 
     Attributes:
         kind: `fault`: it cannot run. `needed`: it cannot run here, for a file or a package is not here. `excused`: as
-            `needed`, of a recipe that came without its files. `unknown`: only a network would tell. `note`: it runs, and
-            not as one may think.
+            `needed`, of a recipe that came without its files. `unknown`: only a network would tell. `note`: it runs,
+            and not as one may think.
         text: what, where, and what to write.
         key: of the recipe, where it is one key's.
     """
@@ -72,7 +72,7 @@ class Checked:
         return [finding.text for finding in self.findings if finding.kind in kinds]
 
     def excuse(self, keys: Collection[str]) -> None:
-        """Take it that what some keys need is not here yet: the files and packages that a recipe of the package names."""
+        """Take it that what some keys need is not here yet: what a recipe of the package names."""
         self.findings = [
             replace(finding, kind="excused")
             if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys
@@ -85,7 +85,6 @@ class Checked:
 
         Raises:
             ValueError: all that is wrong, a line each.
-            MissingDependency: a package is not installed, and nothing else is wrong.
         """
         faults = self.texts("fault", "needed")
         if faults or self.data is None:
@@ -127,10 +126,10 @@ def read_data(recipe: AnyRecipe) -> Data:
     return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
 
 
-def _try(found: Checked, key: str, check: Callable[[], Any]) -> Any:
+def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> Any:
     """What a check returns; None after its fault was noted."""
     try:
-        return check()
+        return check(*given)
     except MissingDependency as error:
         found.findings.append(Finding("needed", str(error), key))
     except MissingPrompts as error:
@@ -145,10 +144,10 @@ def _data(found: Checked) -> Data | None:
     for name in ("train", "heldout"):
         source = getattr(recipe.data, name)
         if source is not None:
-            rows[name] = _try(found, f"data.{name}", lambda source=source: _prompts(recipe, source))
+            rows[name] = _try(found, f"data.{name}", _prompts, recipe, source)
     train = rows["train"]
     if train is not None:
-        _try(found, "rollout.prompts", lambda: _enough(recipe, train))
+        _try(found, "rollout.prompts", _enough, recipe, train)
     if None in rows.values():
         return None
     return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
@@ -189,14 +188,14 @@ def _enough(recipe: AnyRecipe, train: Sequence[PromptRow]) -> None:
 def _model(found: Checked) -> None:
     recipe, path = found.recipe, found.recipe.model.path
     resolve = model_folder if isinstance(recipe, Recipe) else language_folder
-    found.folder = _try(found, "model.path", lambda: resolve(path)) or ""
+    found.folder = _try(found, "model.path", resolve, path) or ""
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
         text = f"model.path {path}: it is no folder here, so it is taken for a hub id, which is read when a run starts"
         return found.findings.append(Finding("unknown", text, "model.path"))
     before = len(found.findings)
-    _try(found, "model.path", lambda: check_folder(found.folder, recipe.task))
+    _try(found, "model.path", check_folder, found.folder, recipe.task)
     if len(found.findings) == before and isinstance(recipe, Recipe):
         _call(found, recipe)
 
@@ -207,7 +206,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     parameters = call_parameters(folder)
     if parameters is None:
         return
-    advised = _try(found, "model.path", lambda: recommended_arguments(folder))
+    advised = _try(found, "model.path", recommended_arguments, folder)
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
@@ -216,14 +215,19 @@ def _call(found: Checked, recipe: Recipe) -> None:
     found.findings += [Finding("fault", fault, "model.call") for fault in faults]
     if faults:
         return
-    call = _try(found, "model.call", lambda: call_arguments(folder, given))
+    call = _try(found, "model.call", call_arguments, folder, given)
     if call is None or found.data is None:
         return
     data = found.data
-    _try(found, "data.train", lambda: take_pictures(data, recipe, call, parameters))
+    _try(found, "data.train", take_pictures, data, recipe, call, parameters)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
-        for text in long_prompts(Path(folder), str(source), [row.text for row in rows], call, parameters):
-            found.findings.append(Finding("note", text, "data.train"))
+        texts = [row.text for row in rows]
+        notes = _try(found, "model.path", _long_prompts, folder, str(source), texts, call, parameters)
+        found.findings += [Finding("note", note, "data.train") for note in notes or ()]
+
+
+def _long_prompts(folder: str, source: str, texts: list[str], call: Any, parameters: Parameters) -> list[str]:
+    return list(long_prompts(Path(folder), source, texts, call, parameters))
 
 
 def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "model.call.") -> Iterator[str]:
@@ -258,17 +262,17 @@ def _rewards(found: Checked) -> None:
     outlines: list[list[Reward | None]] = []
     for key, entries, source, rows in sides:
         specs = reward_specs(entries)
-        outlined = [_try(found, f"{key}.{k}", lambda spec=spec: outline(spec)) for k, spec in enumerate(specs)]
+        outlined = [_try(found, f"{key}.{k}", outline, spec) for k, spec in enumerate(specs)]
         outlines.append(outlined)
         made = [reward for reward in outlined if reward is not None]
-        _try(found, key, lambda made=made: _named_once(made))
+        _try(found, key, _named_once, made)
         if rows:
             columns = columns_of(rows, parts)
             for reward in made:
-                _try(found, key, lambda r=reward, c=columns, s=source: _check_reward(found, r, c, str(s)))
+                _try(found, key, _check_reward, found, reward, columns, str(source))
     trained, scored = outlines
     if None not in (*trained, *scored):
-        _try(found, "evaluate.guards", lambda: _guards(recipe, trained, scored))
+        _try(found, "evaluate.guards", _guards, recipe, trained, scored)
     found.findings = list({(f.kind, f.text): f for f in found.findings}.values())
 
 

@@ -124,9 +124,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def explained(error: OSError) -> str:
-    """What the command prints of an OSError: a disk without room in a sentence with the file and what is needed."""
-    if error.errno not in FULL or error.filename is None:
+    """What the command prints of an OSError: the file first, and of a disk without room what is needed."""
+    if error.filename is None or error.strerror is None:
         return str(error)
+    if error.errno not in FULL:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
     path, needed = Path(os.fsdecode(error.filename)), getattr(error, "needed", None)
     wanted = f"; {_size(needed)} are needed" if needed else ""
     if error.errno == errno.EFBIG:

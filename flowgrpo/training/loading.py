@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..pipelines.acceleration import Quantized, quantization
-from ..pipelines.folders import check_pipeline_folder
+from ..pipelines.folders import check_pipeline_folder, from_hub
 from ..pipelines.json_files import read_json_object
 from ..pipelines.pictures import ENDINGS, Picture
 from ..pipelines.saving import left_out
@@ -148,8 +148,10 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
     """
     from diffusers import DiffusionPipeline
 
+    check_folder(path, "images")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
+    with from_hub(path):
+        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

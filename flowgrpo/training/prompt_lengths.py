@@ -42,8 +42,8 @@ def long_prompts(
         over = [length for length in lengths if length > limit]
         if over:
             yield (
-                f"{len(over)} of {len(prompts)} prompts of {source} are longer than the {limit} tokens that {name} takes "
-                f"(the longest has {max(over)}); their ends are not seen by its encoder"
+                f"{len(over)} of {len(prompts)} prompts of {source} are longer than the {limit} tokens that {name} "
+                f"takes (the longest has {max(over)}); their ends are not seen by its encoder"
             )
 
 
@@ -58,13 +58,20 @@ def _limit(folder: Path, kind: str, call: Mapping[str, Any], parameters: Mapping
 
 
 def _counter(folder: Path) -> Any:
-    """What counts the tokens of prompts; None for a tokenizer whose file is of another kind than the fast ones."""
+    """What counts the tokens of prompts; None for a tokenizer whose file is of another kind than the fast ones.
+
+    Raises:
+        ValueError: the file holds something else.
+    """
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{file} is no tokenizer ({error}); get the model again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda prompts: [len(found.ids) for found in tokenizer.encode_batch(list(prompts))]

@@ -85,6 +85,9 @@ class RunFolder:
         return run
 
     def _complete(self) -> None:
+        for folder in (self.samples, self.checkpoints):
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder} is a file, and a run has a folder there; move the file away")
         self.samples.mkdir(exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
 

@@ -112,7 +112,9 @@ def read_votes(path: Path) -> tuple[list[Vote], int]:
     votes = [one for one in found if isinstance(one, Vote)]
     skipped = len(found) - len(votes)
     if skipped and not votes:
-        raise ValueError(f"{path} holds no votes but {skipped} other lines; name another file with --votes")
+        raise ValueError(
+            f"{path} holds no votes but {skipped} other lines ({found[0]}); name another file with --votes"
+        )
     return votes, skipped
 
 

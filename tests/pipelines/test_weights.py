@@ -208,6 +208,15 @@ def test_a_wrong_state_is_refused_by_name_and_changes_nothing() -> None:
     assert torch.equal(now[second], before[second] + 1)
 
 
+def test_another_rank_is_refused_in_few_words() -> None:
+    state = TrainedWeights.lora(TINY["sana"](), LoraSpec(rank=2), seed=0).state_dict()
+    weights = TrainedWeights.lora(TINY["sana"](), LoraSpec(rank=3), seed=0)
+    assert len(state) > 8
+    with pytest.raises(ValueError, match=rf"and {len(state) - 2} more; give the state saved with .* rank") as caught:
+        weights.load_state_dict(state)
+    assert len(str(caught.value)) < 600
+
+
 def test_errors_say_what_to_write_instead() -> None:
     pipe = TINY["wan"]()
     with pytest.raises(ValueError, match=r"no linear layer named to_p; .* to_q"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 import time
 import traceback
@@ -15,6 +16,8 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ..adapters import ADAPTERS
+from ..arguments import argument_faults, size_faults
+from ..folders import check_pipeline_folder
 from ..saving import left_out, local_folder
 from .checks import CHECKS
 from .conditioned import CONDITIONED
@@ -148,16 +151,25 @@ def check_folder(
         whole: give every weight of the denoiser a gradient, not only an adapter.
 
     Raises:
-        ValueError: fewer than 2 steps or prompts, or no such dtype.
+        ValueError: fewer than 2 steps or prompts, no such dtype or device, a damaged folder, or wrong arguments.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}; the checks compare two noise levels, so use 2 or more")
     if len(prompts) == 1:
         raise ValueError("one prompt was given; the checks compare prompts, so give two or more, or none")
     kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; use cpu, cuda, or cuda:1 for the second of several") from None
+    if Path(path).is_dir():
+        known = check_pipeline_folder(Path(path))
+        parameters: Any = {} if known is None else inspect.signature(known.__call__).parameters  # type: ignore[operator]
+        faults = [] if known is None else list(argument_faults(parameters, call, "", known.__name__))
+        if faults := [*faults, *size_faults(Path(path), call, "")]:
+            raise ValueError("\n".join(faults))
     source = local_folder(path)
 
     def load(folder: str | Path) -> Any:

@@ -56,7 +56,7 @@ def settings_of(
         ValueError: seeds or scale make no sense.
     """
     listed = seeds.split(",")
-    if not all(seed.strip().isdigit() for seed in listed):
+    if not all(seed.strip().isdecimal() for seed in listed):
         raise ValueError(f"--seeds is {seeds!r}; write numbers with commas between them, such as 0,1,2")
     if not scale > 0:
         raise ValueError(f"--scale is {scale:g}; use a number above 0, such as 1")

@@ -1,0 +1,58 @@
+"""What of a run cannot be shown: lines that cannot be read, pictures that are missing or damaged."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from ..votes.lines import iterate_jsonl
+from .runs import Run
+
+
+def notes_on(runs: Sequence[Run]) -> list[str]:
+    """Lines that say how much of runs is left out, and where; none if all of it is shown."""
+    notes = []
+    for run in runs:
+        index, metrics = run.samples / "index.jsonl", run.folder / "metrics.jsonl"
+        notes += _lines(index, [number for number, record in iterate_jsonl(index) if record is None])
+        if metrics.is_file():
+            read = list(iterate_jsonl(metrics))
+            notes += _lines(
+                metrics, [number for number, record in read if type((record or {}).get("iteration")) is not int]
+            )
+        notes += _pictures(run)
+    return notes
+
+
+def _lines(path: Path, unread: list[int]) -> list[str]:
+    with path.open("rb") as file:
+        lines = file.read().split(b"\n")
+    # A run that is still going has not written its last line to the end.
+    found = [number for number in unread if number < len(lines)]
+    if not found:
+        return []
+    count = "1 line" if len(found) == 1 else f"{len(found)} lines"
+    return [f"{count} of {path} cannot be read, the first is line {found[0]}; they are left out"]
+
+
+def _pictures(run: Run) -> list[str]:
+    shots = [shot for pair in run.pairs for shot in pair.shots.values()]
+    lost = [shot.missing for shot in shots if shot.missing]
+    there = [shot.image for shot in shots if shot.image]
+    lost += [image for image in there if not _readable(run.samples / image)]
+    if not lost:
+        return []
+    count = len(there) + sum(bool(shot.missing) for shot in shots)
+    return [
+        f"{len(lost)} of {count} pictures of {run.folder} are missing or damaged, the first is "
+        f"{run.samples / sorted(lost)[0]}; their places are left empty"
+    ]
+
+
+def _readable(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            image.verify()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return False
+    return True
