@@ -99,10 +99,14 @@ def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
     from .configs.load import load_recipe
 
     with stoppable(run) as stop, _reporting(stop) as reporter:
+        from .training.processes import ended_together
         from .training.run_folder import RunFolder
 
-        folder = RunFolder.open(run)
-        recipe = load_recipe(folder.config)
+        with ended_together():
+            folder = RunFolder.open(run)
+            if is_first():
+                folder.claim()
+            recipe = load_recipe(folder.config)
         if reporter.log:
             reporter.log.open(run)
         reporter.doing("loading")

@@ -20,7 +20,6 @@ from .sections import (
     HeldOutConfig,
     LoraConfig,
     OptimizerConfig,
-    OptionNumber,
     RewardConfig,
     RunConfig,
     SurrogateName,
