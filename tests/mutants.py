@@ -245,8 +245,8 @@ def _place(tree: ast.AST, target: ast.AST) -> tuple[str, ast.AST]:
 
 
 def _head(node: ast.AST) -> str:
-    """The text of a node, of a block its first line."""
-    return ast.unparse(node).splitlines()[0]
+    """The text of a node, of a block its first line; decorators, which are not changed, are left out."""
+    return next(line for line in ast.unparse(node).splitlines() if not line.startswith("@"))
 
 
 def _numbered(tree: ast.AST) -> Iterator[ast.AST]:
