@@ -44,6 +44,7 @@ MORE: dict[str, list[str]] = {
 EQUIVALENT: dict[str, str] = {
     "advantages._length_offset: above.nan_to_num(«0.0 → 1.0»)": "the weight of a missing value is 0",
     "advantages.anchored_advantages: torch.where(whole > 0, k * own / whole, «1.0 → 2.0»)": "it is clamped to 1",
+    "advantages.filled_rewards: group_moments(values, index, count, ddof=«0 → 1»)": "the deviation is not read",
     "advantages.group_moments: count.clamp(min=«1 → 2»)": "of one value, nothing is above the minimum: 0 is divided",
     "advantages.multi_reward_advantages: group_moments(values, index, num_groups, ddof=«1 → 2»)": (
         "the deviation is not read"
@@ -57,7 +58,8 @@ EQUIVALENT: dict[str, str] = {
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
     ): "a second group is empty, and the first alone is read",
     "bounds.balance_sums: torch.where(kept, as_precise(log_ratio), «0.0 → 1.0»)": "the advantage there is 0",
-    "bounds.dcpo: «3 → 4» * LOG_LIMIT": "both bounds are far beyond the dual clip, and short of overflow",
+    "bounds._dcpo_bounds: «3 → 4» * LOG_LIMIT": "both bounds are far beyond the dual clip, and short of overflow",
+    "bounds._dcpo_holds_back: adv < «0 → 1»": "above 0 what is beyond the ceiling is held back already",
     "bounds.dcpo: adv < «0 → 1»": "above 0 the ratio is within the ceiling already, and at 0 nothing counts",
     "combination.uncertainty_weighted_rewards: group_moments(values, one, «1 → 2», ddof=0)": (
         "a second group is empty, and the first alone is read"
@@ -243,8 +245,8 @@ def _place(tree: ast.AST, target: ast.AST) -> tuple[str, ast.AST]:
 
 
 def _head(node: ast.AST) -> str:
-    """The text of a node, of a block its first line."""
-    return ast.unparse(node).splitlines()[0]
+    """The text of a node, of a block its first line; decorators, which are not changed, are left out."""
+    return next(line for line in ast.unparse(node).splitlines() if not line.startswith("@"))
 
 
 def _numbered(tree: ast.AST) -> Iterator[ast.AST]:

@@ -62,7 +62,7 @@ def held_back(
     parameters = inspect.signature(surrogate).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | bound
     wide = per_column(adv)
-    held = rule(log_ratio.detach(), wide, logp.detach(), mask, **options)
+    held = rule(log_ratio, wide, logp, mask, **options)
     return None if held is None else held & (wide != 0)
 
 
@@ -102,7 +102,7 @@ def pessimistic(log_ratio: Tensor, adv: Tensor, lower: Any, upper: Any) -> Tenso
     `where` rather than `minimum`: at a tie `minimum` halves the gradient.
     """
     held = beyond(log_ratio, adv, lower, upper)
-    return torch.where(held & (adv > 0), upper, torch.where(held & (adv < 0), lower, log_ratio))
+    return torch.where(held & (adv > 0), upper, torch.where(held, lower, log_ratio))
 
 
 def _clip_holds_back(

@@ -21,6 +21,8 @@ CASES = {
     **SURROGATES,
     "clip/higher": partial(clip, low=0.1, high=0.6),
     "clip/dual": partial(clip, dual=1.5),
+    "clip/dual within": partial(clip, high=1.0, dual=1.5),
+    "dcpo/most": partial(SURROGATES["dcpo"], most=1.3),
     "clip/unbounded": partial(clip, low=float("inf"), high=float("inf")),
     "cispo/low": partial(SURROGATES["cispo"], low=0.2, high=1.3),
     "gmpo/bound twice": partial(partial(gmpo, low=0.1, high=0.1), high=0.8),
