@@ -397,3 +397,25 @@ def test_what_cannot_be_shared_is_refused(ranks: int, override: str, words: str)
     _check_ranks(recipe, 1)
     with pytest.raises(ValueError, match=words):
         _check_ranks(recipe, ranks)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(0)])
+def test_whatever_ends_a_process_is_told_to_the_others(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would wait for one that has left by `sys.exit` as for one that failed."""
+
+    class Store:
+        def clone(self) -> "Store":
+            return self
+
+    class State:
+        process_index, num_processes = 1, 2
+
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(processes, "launched", State)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_get_default_store", Store)
+    monkeypatch.setattr(processes, "_watch", lambda *_: None)
+    monkeypatch.setattr(processes, "_tell", lambda store, rank, count: told.append((rank, count)))
+    with pytest.raises(type(error)), processes.ended_together():
+        raise error
+    assert told == [(1, 2)]

@@ -11,7 +11,7 @@ import pytest
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 
-PATIENCE = 240.0
+PATIENCE = 1500.0
 REWARDS = """
 import os, sys, threading
 
