@@ -196,3 +196,6 @@ def main() -> None:
         text = explained(error) if isinstance(error, OSError) else str(error)
         Console(stderr=True).print(f"error: {text}", style="red", highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted", highlight=False, markup=False)
+        sys.exit(130)
