@@ -260,7 +260,5 @@ def main() -> None:
         )
         sys.exit(1)
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            "interrupted; continue with `flowgrpo resume RUN`", highlight=False, markup=False, emoji=False
-        )
+        Console(stderr=True).print("interrupted", highlight=False, markup=False)
         sys.exit(130)

@@ -1,5 +1,7 @@
 """The `flowgrpo` command: what it prints, and one message instead of a traceback for what a user can mend."""
 
+import os
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -207,14 +209,29 @@ def test_a_fault_of_the_program_keeps_its_traceback(command: Command, monkeypatc
         cli.main()
 
 
-def test_an_interrupt_says_how_to_go_on(command: Command, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_is_no_traceback(command: Command, monkeypatch: pytest.MonkeyPatch):
     def interrupted() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "app", interrupted)
-    status, _, errors = command()
-    assert status == 130
-    assert "flowgrpo resume" in errors
+    assert command() == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_signal_while_a_model_loads_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool
+):
+    def load(recipe: object, folder: Path) -> None:
+        if stands:
+            folder.mkdir()
+            (folder / "config.yaml").write_text("")
+        os.kill(os.getpid(), getattr(signal, name))
+
+    monkeypatch.setattr("flowgrpo.training.session.start", load)
+    told, _, errors = command("train", "default", "--out", "run")
+    onward = "go on with `flowgrpo resume run`" if stands else "there is no run yet; start it again"
+    assert (told, errors) == (status, f"stopped by {name}; {onward}\n")
 
 
 def test_unknown_options_are_usage_errors(command: Command):
