@@ -38,8 +38,8 @@ PACKAGES = {
     "votes": set(),
     "samplers": {"torch"},
     "scenes": {"numpy", "PIL"},
-    "configs": {"pydantic", "yaml"},
-    "gallery": {"PIL", "yaml"},
+    "configs": {"pydantic", "pydantic_core", "yaml"},
+    "gallery": {"PIL"},
 }
 
 

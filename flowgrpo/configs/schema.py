@@ -109,7 +109,7 @@ class SamplerConfig(Section):
         None, ge=0, description="`window`: finish each state without noise too, in this stride; 0 is one step."
     )
     flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after it.")
-    splits: list[Annotated[int, Field(ge=0, le=STEPS)]] = Field(
+    splits: list[Annotated[int, Field(le=STEPS)]] = Field(
         default_factory=list, description="Steps that split (`branch`) or branch (`spine`)."
     )
     width: int = Field(2, ge=2, description="`branch`: children at a split; `spine`: branches at a step.")
