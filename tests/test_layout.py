@@ -39,7 +39,7 @@ PACKAGES = {
     "samplers": {"torch"},
     "scenes": {"numpy", "PIL"},
     "configs": {"pydantic", "pydantic_core", "yaml"},
-    "gallery": {"PIL"},
+    "gallery": {"PIL", "yaml"},
 }
 
 
