@@ -90,14 +90,6 @@ def test_plan_and_train_refuse_the_same_in_the_same_words(command: Command, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_preset_is_planned_without_its_model(command: Command, name: str):
-    status, _, errors = command("plan", name)
-    assert (status, errors) == (0, "")
-    if f"{name} has no `published`" not in command("plan", f"{name}@published")[2]:
-        assert command("plan", f"{name}@published")[0] == 0
-
-
 def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     window = "sampler.window={kind: progressive, size: 2, stride: 1, interval: 5, start: 0, stop: 5}"
     words = ("plan", "mixgrpo_guard", window, "sampler.shared_noise=true", "rollout.group=4", "run.iterations=20")
