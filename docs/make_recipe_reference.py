@@ -48,7 +48,10 @@ flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=fals
 ```
 
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
-calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look. `--draw` adds the
+calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look. It ends with exit
+status 1 where `train` would refuse to start: prompt files, the model's folder, `model.call`, rewards, their options and
+columns, and trackers are checked in the same way. What a recipe of the package names and you do not have yet is a line
+that begins with `needed`; a hub id is `not checked`, for that takes a network. `--draw` adds the
 rollout tree of one prompt, as text, and `--svg FILE` draws it as a picture; where the plan changes during the run,
 `--iteration N` chooses the iteration.
 

@@ -52,13 +52,13 @@ def gallery(
         exports.append(write_dataset(runs, dataset))
     for path in exports:
         say(str(path))
-    if not watch and (exports or out is not None or not (vote or report or vote_dataset)):
-        _say_notes(runs)
     voting = vote or report or vote_dataset is not None
     if watch:
         say(str(follow(runs, out, lambda: time.sleep(every), say, link=link)))
     elif out is not None or not (exports or voting):
         say(str(build_gallery(runs, out, link=link)))
+    if not watch and (exports or out is not None or not voting):
+        _say_notes(runs)
     if voting:
         file = _votes_file(runs, votes)
         if vote:

@@ -102,14 +102,6 @@ def test_plan_and_train_refuse_the_same_in_the_same_words(command: Command, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_preset_is_planned_without_its_model(command: Command, name: str):
-    status, _, errors = command("plan", name)
-    assert (status, errors) == (0, "")
-    if f"{name} has no `published`" not in command("plan", f"{name}@published")[2]:
-        assert command("plan", f"{name}@published")[0] == 0
-
-
 def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
     window = "sampler.window={kind: progressive, size: 2, stride: 1, interval: 5, start: 0, stop: 5}"
     words = ("plan", "mixgrpo_guard", window, "sampler.shared_noise=true", "rollout.group=4", "run.iterations=20")
@@ -222,7 +214,7 @@ def test_an_interrupt_is_no_traceback(command: Command, monkeypatch: pytest.Monk
 def test_a_signal_while_a_model_loads_says_how_to_go_on(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool
 ):
-    def load(recipe: object, folder: Path) -> None:
+    def load(recipe: object, folder: Path, made: object) -> None:
         if stands:
             folder.mkdir()
             (folder / "config.yaml").write_text("")

@@ -38,7 +38,7 @@ PACKAGES = {
     "votes": set(),
     "samplers": {"torch"},
     "scenes": {"numpy", "PIL"},
-    "configs": {"pydantic", "yaml"},
+    "configs": {"pydantic", "pydantic_core", "yaml"},
     "gallery": {"PIL", "yaml"},
 }
 

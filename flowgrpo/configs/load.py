@@ -113,7 +113,7 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return f"  {place}: unknown key {key!r}; {hint}"
     given = fault.get("input")
-    if fault["type"] == "nan_within":
+    if fault["type"] == "within":
         return f"  {place}.{fault['ctx']['within']} {fault['msg']}"
     if fault["type"] == "invalid_key":
         return f"  {place}: the key {given!r} is {kind_of(given)}, and keys are text; quote it if it is a name"

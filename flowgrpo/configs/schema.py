@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -86,15 +86,11 @@ class GuideConfig(Section):
     start: int = Field(0, ge=0, description="First step that is guided.")
 
 
-STEPS = 10_000
-"""Most denoising steps, and the greatest step that a key can name."""
-
-
 class SamplerConfig(Section):
     """How a rollout walks from noise to image."""
 
     plan: Literal["window", "branch", "spine", "ode"] = "window"
-    steps: int = Field(10, ge=2, le=STEPS)
+    steps: int = Field(10, ge=2, le=10_000)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
     kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage", "ddim"] = "flow_sde"
     eta: float | None = Field(None, ge=0)
@@ -109,13 +105,9 @@ class SamplerConfig(Section):
         None, ge=0, description="`window`: finish each state without noise too, in this stride; 0 is one step."
     )
     flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after it.")
-    splits: list[Annotated[int, Field(ge=0, le=STEPS)]] = Field(
-        default_factory=list, description="Steps that split (`branch`) or branch (`spine`)."
-    )
+    splits: list[int] = Field(default_factory=list, description="Steps that split (`branch`) or branch (`spine`).")
     width: int = Field(2, ge=2, description="`branch`: children at a split; `spine`: branches at a step.")
-    completions: list[Annotated[int, Field(ge=1, le=STEPS)]] = Field(
-        [1], min_length=1, description="`spine`: strides in which a branch is finished."
-    )
+    completions: list[int] = Field([1], min_length=1, description="`spine`: strides in which a branch is finished.")
     spread: float | None = Field(None, gt=0, description="`branch`, `ode`: share of own noise among siblings.")
     guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
 

@@ -29,18 +29,20 @@ class Section(BaseModel):
             most = MOST_OF_A_KIND if counts else MOST
             if abs(value) > most:
                 raise PydanticCustomError("too_great", f"should be less than or equal to {most}")
-        elif isinstance(value, dict | list) and (within := _nan_within(value)):
-            raise PydanticCustomError("nan_within", "is nan; give a finite number", {"within": within})
+        elif isinstance(value, dict | list) and (found := _fault_within(value)):
+            raise PydanticCustomError("within", found[1], {"within": found[0]})  # type: ignore[arg-type]
         return value
 
 
-def _nan_within(value: Any) -> str | None:
-    """Where in a free mapping or list there is no number; None if nowhere."""
+def _fault_within(value: Any) -> tuple[str, str] | None:
+    """Where in a free mapping or a list a number is none or too great, and what to say of it; None if nowhere."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(inner, float) and math.isnan(inner):
-            return str(key)
-        if isinstance(inner, dict | list) and (within := _nan_within(inner)):
-            return f"{key}.{within}"
+            return str(key), "is nan; give a finite number"
+        if isinstance(inner, int) and abs(inner) > MOST:
+            return str(key), f"should be less than or equal to {MOST}"
+        if isinstance(inner, dict | list) and (found := _fault_within(inner)):
+            return f"{key}.{found[0]}", found[1]
     return None
 
 

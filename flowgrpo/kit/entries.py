@@ -29,7 +29,10 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
     """
     if not text.lstrip().startswith("{"):
         return RewardSpec(text, options=dict(options or {}), time_limit=time_limit)
-    entry = parse_yaml_value(text)
+    try:
+        entry = parse_yaml_value(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r:.80} is no entry of a recipe: {error}") from None
     if not isinstance(entry, dict):
         raise ValueError(f"{text!r} is no entry of a recipe; write {{name: gold, options: {{dense: true}}}}")
     strange = [key for key in entry if key not in KEYS]

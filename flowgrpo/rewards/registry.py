@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from torch.nn import Module
 
-from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters
+from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters, require
 from .foreign import contained
 from .time_limit import TimeLimit
 
@@ -69,6 +69,8 @@ BUILTIN: dict[str, str] = {
 
 LIGHT = frozenset({"answer", "equations", "gold", "majority", "text_format"})
 """Built-in classes whose making reads no weights and asks no server: making one checks the values of its options."""
+NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}
+"""Packages that built-in classes import when one is made."""
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 _FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
@@ -164,10 +166,14 @@ def outline(spec: RewardSpec) -> Reward:
         ValueError: as `build`; or it can not be called.
         MissingDependency: as `build`.
     """
-    target = resolve(spec.name)
+    target, short = resolve(spec.name), spec.name.rpartition(":")[2]
+    try:
+        for module in NEEDS.get(spec.name, ()):
+            require(module)
+    except ModuleNotFoundError as error:
+        raise missing_dependency(short, error) from error
     if not isinstance(target, type) or spec.name in LIGHT:
         return build(spec)
-    short = spec.name.rpartition(":")[2]
     check_options(target, spec.options, spec.label or short)
     own = getattr(target, "name", None)
     name = spec.label or (own if isinstance(own, str) and own else short)

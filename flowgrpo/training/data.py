@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -131,22 +131,25 @@ def prompt_path(source: str) -> Path:
 def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
     # Unless it is strict, a cell whose quotes do not pair loses them, or takes in the lines that follow.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+    found: list[tuple[int, Any]] = []
     try:
-        return _rows(path, reader)
+        for row in _rows(path, reader):
+            found.append(row)
+        return found
     except csv.Error as error:
         if mark == "\t":
             # PartiPrompts is not quoted, and begins a prompt with the words that are to be written, in quotes.
-            return _rows(path, csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE))
+            return list(_rows(path, csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE)))
+        line = found[-1][0] if found else 1
         raise ValueError(
-            f"{path}, line {reader.line_num + 1}: not a table ({error}); a cell that begins with a quote must end with "
+            f"{path}, line {line + 1}: not a table ({error}); a cell that begins with a quote must end with "
             "one, and quotes within it are doubled"
         ) from None
 
 
-def _rows(path: Path, reader: Any) -> list[tuple[int, Any]]:
+def _rows(path: Path, reader: Any) -> Iterator[tuple[int, Any]]:
     """Rows with the number of their last line; every row has a cell for every name of the header."""
     header: list[str] = []
-    found: list[tuple[int, Any]] = []
     for cells in reader:
         if not cells:
             continue
@@ -164,8 +167,7 @@ def _rows(path: Path, reader: Any) -> list[tuple[int, Any]]:
                 "a cell that holds a separator in quotes"
             )
         else:
-            found.append((reader.line_num, dict(zip(header, cells))))
-    return found
+            yield reader.line_num, dict(zip(header, cells))
 
 
 def _row(place: str, index: int, entry: Any) -> PromptRow:

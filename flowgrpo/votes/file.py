@@ -113,7 +113,7 @@ def read_votes(path: Path) -> tuple[list[Vote], int]:
     skipped = len(found) - len(votes)
     if skipped and not votes:
         raise ValueError(
-            f"{path} holds no votes but {skipped} other lines ({found[0]}); name another file with --votes"
+            f"{path} holds no votes but {skipped} other lines; name another file with --votes ({found[0]})"
         )
     return votes, skipped
 

@@ -169,7 +169,7 @@ def test_errors_say_what_to_do(tmp_path: Path) -> None:
     (bare / "config.yaml").write_text("a: [")
     (bare / "samples").mkdir()
     (bare / "samples" / "index.jsonl").touch()
-    with pytest.raises(ValueError, match="not readable YAML"):
+    with pytest.raises(ValueError, match="is not YAML"):
         read_run(bare)
 
 

@@ -141,7 +141,7 @@ def data_of(source: Path) -> Data:
     return Data(PromptStream(rows, 0), rows)
 
 
-def parameters_of(kind: str, folder: Path) -> Any:
+def parameters_of(kind: str | list[str], folder: Path) -> Any:
     folder.mkdir(exist_ok=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": kind}))
     return call_parameters(str(folder))
@@ -189,7 +189,12 @@ def test_pictures_of_different_sizes_need_a_size_for_the_samples(kontext: Path, 
 
 
 def test_a_class_that_is_not_in_the_library_is_looked_at_when_loaded(tmp_path: Path) -> None:
-    assert parameters_of("MyOwnPipeline", tmp_path / "own") is None
+    with pytest.raises(ValueError, match=r"no _class_name 'MyOwnPipeline'"):
+        parameters_of("MyOwnPipeline", tmp_path / "wrong")
+    with pytest.raises(ValueError, match=r"no file .*mine\.py"):
+        parameters_of(["mine", "MyOwnPipeline"], tmp_path / "own")
+    (tmp_path / "own" / "mine.py").touch()
+    assert call_parameters(str(tmp_path / "own")) is None
     assert call_parameters("owner/name") is None
     known = parameters_of(KIND, tmp_path / "known")
     assert isinstance(known["image"], inspect.Parameter)

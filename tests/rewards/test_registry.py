@@ -4,6 +4,7 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -200,3 +201,25 @@ def test_scores_dataclass_is_what_a_plugin_imports() -> None:
     import flowgrpo.rewards.base as base
 
     assert Scores is base.Scores
+
+
+def test_an_outline_is_not_made_and_knows_signature_attributes_and_packages(monkeypatch: pytest.MonkeyPatch):
+    class Heavy:
+        whole_group = True
+        batch_size = 3
+
+        def __init__(self, folder: str = "weights") -> None:
+            raise AssertionError("an outline is not made")
+
+        def __call__(self, images: Any, mark: Any, note: Any = None) -> list[float]:
+            return []
+
+    monkeypatch.setitem(registry_module._REGISTERED, "heavy", Heavy)
+    found = registry_module.outline(RewardSpec("heavy", weight=2.0, options={"folder": "x"}))
+    assert (found.name, found.weight, found.whole_group, found.batch_size) == ("heavy", 2.0, True, 3)
+    assert (found.needed, found.optional) == (["images", "mark"], ["note"])
+    with pytest.raises(ValueError, match="no option 'folded'; did you mean 'folder'"):
+        registry_module.outline(RewardSpec("heavy", options={"folded": "x"}))
+    monkeypatch.setitem(registry_module.NEEDS, "heavy", ("not_installed_anywhere",))
+    with pytest.raises(MissingDependency, match="pip install not_installed_anywhere"):
+        registry_module.outline(RewardSpec("heavy"))

@@ -66,9 +66,11 @@ def test_a_quoted_table_cell_may_span_lines(tmp_path: Path):
     assert [row.text for row in read_prompts(source)] == ["two\nlines", "short"]
 
 
-def test_a_short_table_row_lacks_columns_and_a_long_one_loses_its_tail(tmp_path: Path):
-    rows = read_prompts(written(tmp_path, "p.csv", "prompt,n\na\nb,1,2,3\n"))
-    assert rows == [PromptRow(0, "a", {"n": None}), PromptRow(1, "b", {"n": "1"})]
+@pytest.mark.parametrize("row", ["a", "a,1,2", "a,1,2,3"])
+def test_a_table_row_of_another_length_than_the_header_is_refused(tmp_path: Path, row: str):
+    said = refused(written(tmp_path, "p.csv", f"prompt,n\nb,1\n\n{row}\n"))
+    assert "line 4" in said
+    assert f"{len(row.split(','))} cells and the header 2" in said
 
 
 @pytest.mark.parametrize("name", ["p.csv", "p.jsonl", "p.txt", "p.json"])
