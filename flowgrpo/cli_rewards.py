@@ -193,7 +193,8 @@ def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | Non
     folder = out or Path("runs") / f"check-{report.reward}-{time.strftime('%Y%m%d-%H%M%S')}"
     say(f"training for it: {iterations} iterations, run folder {folder}")
     before = len(report.findings)
-    written = check_optimised(spec, report, iterations, folder, ConsoleReporter(console))
+    with ConsoleReporter(console) as reporter:
+        written = check_optimised(spec, report, iterations, folder, reporter)
     for finding in report.findings[before:]:
         say(finding.text())
     for path in (*written, build_gallery(folder)):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe, TextRecipe
@@ -206,16 +207,30 @@ def _accelerate(reader: Reader, example: Example, words: list[str]) -> None:
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
     if told.use_deepspeed and importlib.util.find_spec("deepspeed") is None:
         return None
-    begun = next(at for at, word in enumerate(plain) if Path(word).name == "flowgrpo")
     plain[plain.index("--num_processes") + 1] = "2"
+    return _launched(reader, example, [*plain[:2], "--main_process_port", "0", *plain[2:]])
+
+
+def _torchrun(reader: Reader, example: Example, words: list[str]) -> None:
+    """`torchrun` starts two processes too, where a page has more."""
+    told = get_args_parser().parse_args(words[1:])
+    assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
+    plain = list(words)
+    plain[plain.index("--nproc-per-node") + 1] = "2"
+    _launched(reader, example, [plain[0], "--master-port", "0", *plain[1:]])
+
+
+def _launched(reader: Reader, example: Example, words: list[str]) -> None:
+    """Start what a launcher starts, as small as the reader has it."""
+    begun = next(at for at, word in enumerate(words) if Path(word).name == "flowgrpo")
     own = environment(reader.stock.checkout.folder, {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
-    launch = [*plain[:2], "--main_process_port", "0", *plain[2 : begun + 1]]
+    launch = words[: begun + 1]
 
     def start(*small: str) -> None:
         done = subprocess.run([*launch, *small], cwd=reader.home, env=own, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    return reader.run(example, plain[begun + 1 :], start)
+    reader.run(example, words[begun + 1 :], start)
 
 
 def _export(reader: Reader, example: Example, words: list[str]) -> None:
@@ -242,6 +257,7 @@ PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
     "pip": _pip,
     "make": _make,
     "accelerate": _accelerate,
+    "torchrun": _torchrun,
     "export": _export,
     ".": _source,
     "pytest": _pytest,

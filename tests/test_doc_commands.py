@@ -130,6 +130,7 @@ def test_commands_are_found_with_their_lines(tmp_path: Path) -> None:
         ("```sh\nmake tea\n```", "no target tea"),
         ("```sh\npython docs/make_tea.py\n```", "there is no docs/make_tea.py"),
         ("```sh\naccelerate launch --num_processes 2 train.py\n```", "it starts train.py"),
+        ("```sh\ntorchrun --nproc-per-node 2 train.py\n```", "it starts train.py"),
         ("```python\nfrom flowgrpo.rewards import nothing\n\nx = elsewhere\n```", "cannot import name 'nothing'"),
         ("```python\nx = elsewhere\n```", "NameError: name 'elsewhere' is not defined"),
         ("```python\nassert 1 == 2\n```", "page.md:2: assert 1 == 2\nAssertionError"),

@@ -135,6 +135,9 @@ def test_the_package_imports_itself_by_relative_imports_only():
 @pytest.mark.parametrize("name", ["rewards", "samplers", "pipelines", "configs"])
 def test_the_root_shows_the_named_parts_as_relative_links(name: str):
     link = ROOT / name
+    if (ROOT / "PKG-INFO").is_file():
+        assert not link.exists(), "a source archive would hold what the link leads to twice"
+        return
     assert link.is_symlink()
     assert Path(link.readlink()) == Path("flowgrpo") / name
     assert link.resolve() == SOURCE / name

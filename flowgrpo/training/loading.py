@@ -162,8 +162,9 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
 def quiet_libraries() -> None:
     """Keep libraries from writing over the progress of a run."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # diffusers renames the argument; older versions that are supported know only this name.
-    warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
+    # diffusers and transformers rename these; older versions that are supported know only the old names.
+    for name in ("torch_dtype", "gradient_checkpointing"):
+        warnings.filterwarnings("ignore", message=f".*{name}.*", category=FutureWarning)
     import diffusers.utils.logging
     import transformers.utils.logging
 

@@ -161,7 +161,7 @@ class ConsoleReporter:
         self._heldout = next(iter(record.values()), None)
         means = {name.removeprefix("eval/"): value for name, value in record.items()}
         listed = ", ".join(f"{name} {number(value, 10, 4)}" for name, value in means.items())
-        self.say(f"held-out after {iteration} iterations: {listed}", "cyan")
+        self.say(f"held-out after {iteration} iteration{'' if iteration == 1 else 's'}: {listed}", "cyan")
         self._expect(iteration, evaluated=True)
 
     def _expect(self, done: int, evaluated: bool = False) -> None:

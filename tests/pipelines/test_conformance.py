@@ -54,6 +54,12 @@ def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> No
     assert list(result.outcomes) == seen
 
 
+def test_a_class_that_the_installed_diffusers_does_not_have_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TINY, "TomorrowPipeline, with a picture", TINY["MochiPipeline"])
+    with pytest.raises(ValueError, match=r"^diffusers [0-9.]+\S* has no TomorrowPipeline; install a newer one"):
+        check_tiny("TomorrowPipeline, with a picture", lambda outcome: None)
+
+
 def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -> None:
     """Mochi steps in float32 and rounds what comes back to the dtype of its weights."""
     tiny = TINY["MochiPipeline"]

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from diffusers import DiffusionPipeline
 
@@ -118,8 +119,16 @@ def check_tiny(name: str, report: Callable[[Outcome], None]) -> Result:
     Args:
         name: key of `TINY`.
         report: called with each outcome.
+
+    Raises:
+        ValueError: the installed diffusers does not have the class.
     """
-    tiny = TINY[name]
+    tiny, kind = TINY[name], name.partition(",")[0]
+    if not hasattr(diffusers, kind):
+        raise ValueError(
+            f"diffusers {diffusers.__version__} has no {kind}; install a newer one (pip install --upgrade diffusers), "
+            "or check another pipeline"
+        )
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "pipeline"
         tiny.fresh().save_pretrained(saved)
