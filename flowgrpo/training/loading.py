@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,19 @@ def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:
+def load_pipeline(
+    path: str, dtype: torch.dtype, quantize: Quantized | None = None, float32: Collection[str] = ()
+) -> Any:
     """Load a diffusers pipeline in `dtype`, its denoisers' linear weights in 8 bits if asked for.
 
-    Components its folder leaves out are passed as None, as diffusers asks.
+    Components its folder leaves out are passed as None, as diffusers asks. Those that `float32` names stay in that.
     """
     from diffusers import DiffusionPipeline
 
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
-    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
+    kept = {} if dtype is torch.float32 else dict.fromkeys(float32, torch.float32)
+    kinds: Any = {**kept, "default": dtype} if kept else dtype
+    pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=kinds, **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

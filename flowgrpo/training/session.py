@@ -30,6 +30,7 @@ from .conditioning import call_parameters, take_pictures
 from .credit import credit_of
 from .critic import Critic
 from .data import Data, PromptRow, PromptStream, columns_of, read_prompts, templated
+from .evaluator import Evaluator
 from .launching import sharding_of, zero_of
 from .loading import DTYPES, UNTRAINED, call_arguments, language_folder, load_pipeline, model_folder, quiet_libraries
 from .objectives import compares_with_base, form_of, penalties_of
@@ -164,8 +165,8 @@ def load_flow_task(
         denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant, example=shown[0])
         with torch.enable_grad():
             denoiser.self_check(shown)
-        policies.append(_flow_policy(recipe, denoiser, weights))
-    policy, evaluator = policies
+        policies.append(flow_policy(recipe, denoiser, weights))
+    policy, evaluator = policies[0], Evaluator(recipe, policies[1])
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -175,7 +176,8 @@ def load_flow_task(
     return FlowTask(recipe, policy, evaluator, planner(recipe, sampler.sigmas or policy.denoiser.probe.sigmas), critic)
 
 
-def _flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+    """A denoiser and its weights as the recipe has them sampled and scored."""
     objective, rollout = recipe.objective, recipe.rollout
     return FlowPolicy(
         denoiser,
@@ -229,8 +231,13 @@ def read_data(recipe: AnyRecipe) -> Data:
             f"rollout.prompts is {recipe.rollout.prompts} but {recipe.data.train} holds {len(train)} prompts; use at "
             f"most {len(train)} or a longer file"
         )
-    heldout: list[PromptRow] = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
-    return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
+    return Data(PromptStream(train, recipe.run.seed), read_heldout(recipe))
+
+
+def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
+    """The prompts on which a recipe is evaluated, as many as it takes; none if it names no file."""
+    heldout = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
+    return heldout[: recipe.evaluate.prompts]
 
 
 class Checked:
