@@ -302,8 +302,8 @@ class FlowPolicy:
     ) -> Rollout:
         """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin.
 
-        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others.
-        With `noises`, the seeds of the initial noises themselves, root by root of all prompts.
+        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others;
+        `noises` are the seeds of their initial noises themselves, root by root.
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
