@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ONLY = {
     "images": ("steps", "noise"),
-    "text": ("temperature", "top_p", "top_k", "max_tokens", "dtype"),
+    "text": ("temperature", "top_p", "top_k", "max_tokens"),
 }
 """Options of `flowgrpo sample` that belong to one task."""
 
@@ -37,7 +37,9 @@ def sample(
     out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
     seed: Annotated[int, typer.Option(help="Of the first sample of a prompt; the next ones have the next seeds.")] = 0,
     count: Annotated[int, typer.Option(min=1, help="Samples of a prompt.")] = 1,
-    steps: Annotated[int | None, typer.Option(min=1, help="Images: denoising steps; 10 if left out.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Images: denoising steps; as in the run's evaluations, or 10.")
+    ] = None,
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
     ] = None,
@@ -47,12 +49,23 @@ def sample(
     top_p: Annotated[float | None, typer.Option(help="Text: only the likeliest tokens of this mass.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Text: only the likeliest so many tokens.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Text: longest completion; as the run's, or 256.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Text: of the weights; as the run's, or float32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights; as the run's, or float32.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples made at once; as in the run, or 8 images or 64 texts.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE of a recipe, as model.call.guidance_scale=4; as in the run if left out."),
+    ] = None,
 ) -> None:
-    """Sample images or completions with a plain pipeline or language model, base or trained."""
+    """Sample images or completions with a model, base or trained, in the way in which its run evaluates it."""
     given = {
         "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "max_tokens": max_tokens, "dtype": dtype,
+        "max_tokens": max_tokens,
+    }  # fmt: skip
+    keys = {
+        "model.dtype": dtype, "evaluate.steps": steps, "generation.top_p": top_p, "generation.top_k": top_k,
+        "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
     _check_run(model)
@@ -60,19 +73,21 @@ def sample(
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
     rows = _rows(prompts, file)
+    batches = ("rollout.batch", "rollout.decode_batch") if kind == "images" else ("evaluate.batch",)
+    keys |= dict.fromkeys(batches, batch)
+    overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
         from .training.inference import sample_images
 
-        texts = _plain(rows)
-        for path in sample_images(model, texts, out, steps=steps or 10, seed=seed, count=count, noise=noise, base=base):
+        for path in sample_images(
+            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base, say=say
+        ):
             say(str(path))
         return
     from .training.text_inference import sample_texts
 
-    keys = {"top_p": "generation", "top_k": "generation", "max_tokens": "generation", "dtype": "model"}
-    settings = {f"{section}.{name}": given[name] for name, section in keys.items() if given[name] is not None}
     index, found = sample_texts(
-        model, rows, out, seed=seed, count=count, temperature=temperature, settings=settings, base=base
+        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base
     )
     _show(rows, found, seed)
     say(f"written to {index}")
@@ -152,36 +167,28 @@ def evaluate(
     ] = "scenes",
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="A recipe and key=value overrides; if no recipe is named, that of the run."),
+        typer.Argument(
+            help="A recipe, whose prompts and rewards are taken, and key=value overrides; a run has its own."
+        ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
     ] = None,
 ) -> None:
-    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards."""
-    from .configs.load import load_recipe
+    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
 
+    A run is evaluated by its own recipe, if no other is named, and samples are made as in it: with its dtype, steps,
+    batch and arguments of the call. What is no run needs a recipe.
+    """
     output_folder(out)
-    _check_run(model)
     source, overrides = split(words)
-    recipe = load_recipe(source or _own_recipe(model), overrides)
-    if recipe.data.heldout is None:
-        raise ValueError("data.heldout is null, and an evaluation is of held-out prompts; name a file")
-    noun = "images" if recipe.task == "images" else "completions"
     from .training.inference import evaluate_model
+    from .training.opening import evaluation_recipe
 
-    for name, (mean, error, count) in evaluate_model(model, recipe, out=out, base=base).items():
+    recipe = evaluation_recipe(model, source, overrides)
+    noun = "images" if recipe.task == "images" else "completions"
+    for name, (mean, error, count) in evaluate_model(model, recipe, out=out, base=base, say=say).items():
         say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")
-
-
-def _own_recipe(model: str) -> str | Path:
-    """The recipe of a run; of another model the default of its task."""
-    from .training.text_inference import task_of
-
-    config = Path(model) / "config.yaml"
-    if config.is_file():
-        return config
-    return "text" if task_of(model) == "text" else "default"

@@ -21,7 +21,7 @@ EMBEDDED = ("scenes", "arithmetic", "arithmetic:untrained")
 PLACEHOLDERS = {
     "RUN": "runs/mine", "RUN_FOLDER": "runs/mine", "RECIPE": "default", "KEY=VALUE": "run.seed=3", "REWARD": "gold",
     "MODEL": "my/pipeline", "MODEL_FOLDER": "my/pipeline", "FOLDER": "folder", "FILE": "file", "NAME": "default",
-    "PROMPT": "a red circle",
+    "PROMPT": "a red circle", "NOISE": "7",
 }  # fmt: skip
 OF_COMMANDS = {
     ("plan", "NAME"): "flow_grpo",

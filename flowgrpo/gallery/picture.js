@@ -140,20 +140,27 @@ function groupStrip(group) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-// A command line of the same model and settings. Control characters are not for a shell.
+// A command line of the same model; how it is called stands in its run. Control characters are not for a shell.
 function remakeLines(row, cell, details) {
   const run = store.site.runs[cell.set.run];
   const { model, steps, evaluation_steps: evaluated, settings } = run.remake;
-  const trained = cell.set.phase === "eval" && cell.set.iteration > 0;
+  const evaluation = cell.set.phase === "eval";
+  const trained = evaluation && cell.set.iteration > 0;
+  const evaluations = store.site.sets.filter((set) => set.run === cell.set.run && set.phase === "eval");
+  const last = Math.max(...evaluations.map((set) => set.iteration)) === cell.set.iteration;
   const clean = row.prompt.replace(/[\u0000-\u001f\u007f]+/g, " ");
-  const count = cell.set.phase === "eval" ? evaluated : steps;
-  const facts = [["run", `${run.folder}, ${moment(cell.set)}`], ["model", model], ["denoising steps", store.site.text ? null : count],
+  const facts = [["run", `${run.folder}, ${moment(cell.set)}`], ["model", model],
+    ["denoising steps", store.site.text ? null : evaluation ? evaluated : steps],
     ["seed of the noise", details.noise ?? null], ...settings].filter(([, value]) => value !== null && value !== undefined);
-  const again = cell.set.phase === "eval" && details.noise;
+  const again = evaluation && details.noise;
+  const options = `${trained ? "" : " --base"}${evaluation || !steps ? "" : ` --steps ${steps}`}${again ? ` --noise ${details.noise}` : ""}`;
   const command = store.site.text ? `flowgrpo resume ${quoted(run.folder)}`
-    : `flowgrpo sample ${quoted(clean)} --model ${quoted(trained ? run.folder : model ?? run.folder)}${count ? ` --steps ${count}` : ""}${again ? ` --noise ${details.noise}` : ""}`;
+    : `flowgrpo sample ${quoted(clean)} --model ${quoted(run.folder)}${options}`;
+  const weights = trained ? `the weights the run ended with${last ? "" : ", not those of this evaluation"}` : "the model the run began with";
+  const exact = again && (last || !trained) ? " On such a device it is this very image, if one process evaluated the run."
+    : " The very image follows from the recipe, its seed and the iteration.";
   const remark = store.site.text ? "Completions follow from the recipe, its seed and the iteration."
-    : `This samples the prompt with ${trained ? "the weights the run ended with" : "the model the run began with"}, from ${again ? "the same" : "other"} noise.${again ? "" : " The very image follows from the recipe, its seed and the iteration."}`;
+    : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;
   return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
     el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark));
 }

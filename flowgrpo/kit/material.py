@@ -99,12 +99,12 @@ def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Ma
     Raises:
         ValueError: the prompt file cannot be read or the model is not installed.
     """
-    from ..training.inference import generate, open_model
+    from ..training.inference import model_images
 
     rows, labels = _repeated(data, prompts, seeds)
-    pipe, call = open_model("scenes")
     keys = [address(SEED, row.id, k % seeds) for k, row in enumerate(rows)]
-    images = generate(pipe, call, [row.text for row in rows], keys, steps)
+    how = [f"evaluate.steps={steps}", "rollout.batch=32", "rollout.decode_batch=32"]
+    images = model_images("scenes", [row.text for row in rows], keys, how)
     return _of_rows(images, rows, labels, f"{len(rows)} samples of the embedded scenes model")
 
 
@@ -116,7 +116,7 @@ def arithmetic_samples(data: str, prompts: int, seeds: int) -> Material:
     """
     from ..configs.load import load_recipe
     from ..configs.schema import TextRecipe
-    from ..training.inference import open_language_model
+    from ..training.text_inference import open_language_model
     from ..training.text_policy import complete
 
     recipe = load_recipe("text")

@@ -298,10 +298,12 @@ class FlowPolicy:
         guide: Guide | None = None,
         cuts: Sequence[int] | None = None,
         chunk: slice | None = None,
+        noises: Sequence[int] | None = None,
     ) -> Rollout:
         """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin.
 
-        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others.
+        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others;
+        `noises` are the seeds of their initial noises themselves, root by root.
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
@@ -318,7 +320,7 @@ class FlowPolicy:
         )  # fmt: skip
         chosen = chunk or slice(0, len(keys))
         encode_ahead(self.denoiser.pipe, prompts[chosen])
-        return runner.run(keys[chosen], chosen.start)
+        return runner.run(keys[chosen], chosen.start, noises)
 
     def bind(self, plan: Plan) -> None:
         """Put the denoiser on a plan's noise levels."""

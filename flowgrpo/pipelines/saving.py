@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peft import get_peft_model_state_dict
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .json_files import read_json_object
@@ -19,7 +20,7 @@ from .json_files import read_json_object
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-__all__ = ["left_out", "local_folder", "new_folder", "save_lora", "save_pipeline"]
+__all__ = ["left_out", "load_lora", "local_folder", "new_folder", "put_adapter", "save_lora", "save_pipeline"]
 
 _LORA_STEM = "pytorch_lora_weights"
 _OUR_NOTE = "flowgrpo.json"
@@ -103,6 +104,42 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
         layers = _on_cpu(get_peft_model_state_dict(module, adapter_name=adapter))
         given: dict[str, Any] = {f"{kind}_lora_layers": layers, f"{kind}_lora_adapter_metadata": metadata}
         writer(folder, weight_name=file, **given)
+
+
+def load_lora(modules: Mapping[str, nn.Module], adapter: str, folder: Path) -> None:
+    """Copy what `save_lora` wrote into the adapters of the modules, in their own precision.
+
+    Raises:
+        ValueError: as `put_adapter`.
+    """
+    for number, (name, module) in enumerate(modules.items()):
+        file = folder / (f"{_LORA_STEM}_{name}.safetensors" if number else f"{_LORA_STEM}.safetensors")
+        put_adapter(module, adapter, file, "unet." if name == "unet" else "transformer.")
+
+
+def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> None:
+    """Copy the tensors of a file into an adapter of the same layers and rank.
+
+    Args:
+        module: with the adapter.
+        adapter: its name.
+        file: of safetensors.
+        prefix: what names in the file may begin with.
+
+    Raises:
+        ValueError: the file is missing, or it is of other layers or another rank.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} is missing; give a folder that a run has written")
+    state = {key.removeprefix(prefix): value for key, value in load_file(file).items()}
+    wanted = get_peft_model_state_dict(module, adapter_name=adapter)
+    shapes, given = ({key: list(value.shape) for key, value in one.items()} for one in (wanted, state))
+    if odd := sorted(key for key in shapes.keys() | given.keys() if shapes.get(key) != given.get(key)):
+        raise ValueError(
+            f"{file} is not the adapter that model.lora describes: {odd[0]} is {given.get(odd[0], 'missing')} there, "
+            f"and {shapes.get(odd[0], 'nothing')} is wanted; take the recipe of its run"
+        )
+    set_peft_model_state_dict(module, state, adapter_name=adapter)
 
 
 def save_pipeline(

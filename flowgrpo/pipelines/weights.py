@@ -24,7 +24,7 @@ from .ema import Ema
 from .lockstep import Lockstep, exchanging
 from .lora import LoraSpec, target_layers
 from .precision import cast_base
-from .saving import new_folder, save_lora, save_pipeline
+from .saving import load_lora, new_folder, save_lora, save_pipeline
 from .sharding import Shards, cut_as, whole
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 
 MODULE_NAMES = ("transformer", "transformer_2", "unet")
-_ADAPTER = "default"
+ADAPTER = "default"
 
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
@@ -131,7 +131,7 @@ class TrainedWeights:
                     init_lora_weights="gaussian" if spec.init == "gaussian" else True,
                     lora_dropout=spec.dropout,
                 )
-                module.add_adapter(config, adapter_name=_ADAPTER)
+                module.add_adapter(config, adapter_name=ADAPTER)
         for module in modules.values():
             for parameter in module.parameters():
                 if parameter.requires_grad:
@@ -316,9 +316,17 @@ class TrainedWeights:
         """
         with new_folder(folder, overwrite=overwrite) as target:
             if self.kind == "lora":
-                save_lora(self.pipe, self.modules, _ADAPTER, target)
+                save_lora(self.pipe, self.modules, ADAPTER, target)
             else:
                 save_pipeline(self.pipe, self.modules, target, had=self._had, source=self.source)
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Take the adapter that `save` wrote, to the last bit: plain diffusers rounds it to the dtype of its base.
+
+        Raises:
+            ValueError: a file is missing, or it is of other layers or another rank.
+        """
+        load_lora(self.modules, ADAPTER, Path(folder))
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.

@@ -129,8 +129,10 @@ class RolloutRunner:
         self.initial_std = initial_std
 
     @torch.no_grad()
-    def run(self, keys: Sequence[int], first: int = 0) -> Rollout:
-        """Roll out one tree for each key; `keys[k]` addresses all noise of prompt `first + k`.
+    def run(self, keys: Sequence[int], first: int = 0, noises: Sequence[int] | None = None) -> Rollout:
+        """Roll out one tree for each root; `keys[k]` addresses all noise of prompt `first + k`.
+
+        With `noises` the roots begin with the noises of these seeds, prompt by prompt, in place of their own.
 
         The result does not depend on which other prompts run beside it, but for the rounding of the model's
         own batched arithmetic.
@@ -138,7 +140,7 @@ class RolloutRunner:
         plan = self.plan
         roots = [(first + k, r) for k in range(len(keys)) for r in range(plan.roots)]
         tree = _Tree(roots)
-        root_keys = [address(key, 0, r) for key in keys for r in range(plan.roots)]
+        root_keys = list(noises or [address(key, 0, r) for key in keys for r in range(plan.roots)])
         common = [address(key, 0, -1) for key in keys]
         front = _Front(
             (self.initial_std * self._spread_noise(root_keys, common, plan.root_spread)).to(self.dtype),

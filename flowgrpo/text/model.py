@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..pipelines.folders import from_hub
 from ..pipelines.lora import LoraSpec
-from ..pipelines.saving import new_folder
-from ..pipelines.weights import TrainedWeights
+from ..pipelines.saving import new_folder, put_adapter
+from ..pipelines.weights import ADAPTER, TrainedWeights
 from .folders import check_language_folder
 
 _COMPONENT = "model"
@@ -159,6 +159,10 @@ class LanguageWeights(TrainedWeights):
         with new_folder(folder, overwrite=overwrite) as target:
             self.pipe.model.save_pretrained(target)
             self.pipe.tokenizer.save_pretrained(target)
+
+    def load_lora(self, folder: str | Path) -> None:
+        """Take the adapter that `save` wrote, to the last bit."""
+        put_adapter(self.pipe.model, ADAPTER, Path(folder) / "adapter_model.safetensors", "base_model.model.")
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them."""

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from ..core.addressing import address
 from ..pipelines.json_files import read_json_object
 from ..pipelines.scenes import BuildSettings, continue_flow, train_flow
 from ..rewards.registry import RewardSpec
@@ -23,10 +22,10 @@ from ..text.arithmetic import ArithmeticSettings, build_arithmetic, write_proble
 from ..text.model import load_language_model
 from ..text.sampling import sample_completions
 from .data import columns_of, read_prompts
-from .inference import generate, open_model
+from .inference import model_images
 from .loading import quiet_libraries
 from .run_folder import write_text
-from .samples import EVALUATION_SEED
+from .samples import evaluation_key
 
 SAMPLING_STEPS = 10
 RECORD = "build.json"
@@ -221,9 +220,9 @@ def measure(out: Path, share: float = 1.0) -> Measured:
     """
     rows = read_prompts(str(out / "data" / "heldout.jsonl"))
     rows = rows[: max(4 * len(SKILLS), round(share * len(rows)))]
-    pipe, call = open_model(str(out / "pipeline"))
-    texts, keys = [row.text for row in rows], [address(EVALUATION_SEED, 2, row.id) for row in rows]
-    images = generate(pipe, call, texts, keys, SAMPLING_STEPS)
+    texts, keys = [row.text for row in rows], [evaluation_key(row) for row in rows]
+    how = [f"evaluate.steps={SAMPLING_STEPS}", "rollout.batch=32", "rollout.decode_batch=32"]
+    images = model_images(str(out / "pipeline"), texts, keys, how)
     rewards = RewardSet([RewardSpec("gold"), RewardSpec("proxy", options={"folder": str(out / "proxy")})])
     scores = rewards.score(images, texts, columns_of(rows))
     gold, proxy = scores.values.double().unbind(1)

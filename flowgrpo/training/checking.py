@@ -122,8 +122,13 @@ def read_data(recipe: AnyRecipe) -> Data:
     """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
     train = read_prompts(recipe.data.train)
     _enough(recipe, train)
-    heldout: list[PromptRow] = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
-    return Data(PromptStream(train, recipe.run.seed), heldout[: recipe.evaluate.prompts])
+    return Data(PromptStream(train, recipe.run.seed), read_heldout(recipe))
+
+
+def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
+    """The prompts on which a recipe is evaluated, as many as it takes; none if it names no file."""
+    heldout = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
+    return heldout[: recipe.evaluate.prompts]
 
 
 def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> Any:

@@ -37,10 +37,9 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
     """
     if IMAGE not in parameters:
         return
-    needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
-    data.train.rows = _illustrated(data.train.rows, recipe.data.train, needed)
+    data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
-        data.heldout = _illustrated(data.heldout, recipe.data.heldout, needed)
+        data.heldout = illustrated(data.heldout, recipe.data.heldout, call, parameters)
     sizes = {_deciding(row).size for row in [*data.train.rows, *data.heldout] if row.pictures}
     missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]
     if len(sizes) > 1 and missing:
@@ -50,8 +49,16 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         )
 
 
-def _illustrated(rows: list[PromptRow], source: str, needed: bool) -> list[PromptRow]:
+def illustrated(rows: list[PromptRow], source: str, call: Mapping[str, Any], parameters: Parameters) -> list[PromptRow]:
+    """The prompts of a file with their pictures, if the pipeline's call takes any.
+
+    Raises:
+        ValueError: a picture that is missing or cannot be read, or none where the pipeline needs one.
+    """
+    if IMAGE not in parameters:
+        return rows
     found = with_pictures(rows, source)
+    needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
     if needed and not all(row.pictures for row in found):
         raise ValueError(
             f"the pipeline needs a picture for each prompt, and {source} has none; give it a column `{IMAGE}` with "

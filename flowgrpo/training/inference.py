@@ -1,79 +1,53 @@
-"""Evaluation outside a run, and sampling of images with plain diffusers pipelines."""
+"""Samples and evaluations outside a run, by the very steps of its own evaluations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..core.addressing import address
-from ..pipelines.capture import PipelineCall, Prompt, kin
-from ..rewards.runner import RewardSet
-from .checking import read_data, reward_specs
-from .conditioning import take_pictures
-from .data import columns_of
-from .loading import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
-from .processes import launched
-from .records import sample_records
+from ..rewards.runner import RewardBatch, RewardSet
+from ..text.parts import Parts
+from .checking import read_heldout, reward_specs
+from .clock import Clock
+from .data import PromptRow, columns_of
+from .evaluator import company_of
+from .opening import ImageModel, image_recipe, is_run, open_images
+from .records import reward_means, sample_records
 from .run_folder import save_image
-from .samples import EVALUATION_SEED
-from .text_inference import iterations_done, new_index, open_language_model, task_of, write_completions
-from .text_policy import complete
+from .samples import asked, evaluation_key
+from .tasks import FlowTask
+from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
+from .text_task import TextTask
+
+Say = Callable[[str], None]
+CPU = torch.device("cpu")
+EVERY_SECONDS = 5.0
 
 
-def open_model(model: str, dtype: torch.dtype = torch.float32, *, base: bool = False) -> tuple[Any, dict[str, Any]]:
-    """A plain pipeline and its call arguments: of a run folder its base with the trained weights, else the model.
-
-    With `base` the model of a run before its training.
-
-    Raises:
-        ValueError: the run has no trained weights yet, or `base` of what is no run.
-    """
-    quiet_libraries()
-    run = Path(model)
-    if not (run / "config.yaml").is_file():
-        if base:
-            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
-        folder = model_folder(model)
-        return load_pipeline(folder, dtype), call_arguments(folder, {})
-    settings = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))["model"]
-    source = model_folder(settings["path"])
-    call = call_arguments(source, settings["call"])
-    if base:
-        return load_pipeline(source, dtype), call
-    if (run / "lora").is_dir():
-        pipe = load_pipeline(source, dtype)
-        pipe.load_lora_weights(run / "lora")
-        return pipe, call
-    if (run / "pipeline").is_dir():
-        return load_pipeline(str(run / "pipeline"), dtype), call
-    raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+def silent(line: str) -> None:
+    """Say nothing."""
 
 
-@torch.no_grad()
-def generate(
-    pipe: Any, call: dict[str, Any], prompts: Sequence[str], keys: Sequence[int], steps: int, batch: int = 32
+def model_images(
+    model: str, prompts: Sequence[str], noises: Sequence[int], overrides: Sequence[str] = ()
 ) -> torch.Tensor:
-    """Images [N, 3, H, W] in [0, 1] by the pipeline's own call, each from its own seed, with its prompt's pictures.
+    """Images [N, 3, H, W] in [0, 1] of N prompts, each from the noise of its seed.
 
-    The pipeline is moved to the accelerator, if there is one.
+    Args:
+        model: as `opening.open_images`.
+        prompts: texts.
+        noises: seeds.
+        overrides: of the recipe by which the model is called.
     """
-    pipe.to(launched().device)
-    found: dict[int, torch.Tensor] = {}
-    for first in range(0, len(prompts), batch):
-        for rows in kin(prompts[first : first + batch], "all"):
-            numbers = [first + row for row in rows]
-            one, texts = prompts[numbers[0]], [str(prompts[k]) for k in numbers]
-            generators = [torch.Generator().manual_seed(keys[k]) for k in numbers]
-            own = {**call, **(one.call if isinstance(one, Prompt) else {})}
-            made = pipe(prompt=texts, num_inference_steps=steps, generator=generators, output_type="pt", **own)
-            found |= zip(numbers, (made.images if hasattr(made, "images") else made.frames).float().cpu())
-    return torch.stack([found[k] for k in range(len(prompts))])
+    opened = open_images(model, image_recipe(model, overrides))
+    return opened.evaluator(prompts).images(prompts, noises)
 
 
 def sample_images(
@@ -81,23 +55,29 @@ def sample_images(
     prompts: Sequence[str],
     out: Path,
     *,
-    steps: int,
-    seed: int,
-    count: int,
+    seed: int = 0,
+    count: int = 1,
     noise: int | None = None,
+    overrides: Sequence[str] = (),
     base: bool = False,
+    say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
 
+    Images are made as in the evaluations of a run: by its dtype, steps, batch and arguments of the call. With the
+    `noise` of an image of its held-out prompts that image is made again to the last bit, for the others of its batch
+    are made beside it.
+
     Args:
-        model: as `open_model`.
+        model: as `opening.open_images`.
         prompts: texts.
         out: folder.
-        steps: of denoising.
         seed: of the first image of a prompt; the next ones have the next seeds.
         count: images of a prompt.
         noise: seed of the generator of the initial noise itself, as `samples/index.jsonl` of a run has it.
+        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
         base: of a run, the model before training.
+        say: told what is done.
 
     Raises:
         ValueError: a file of that name exists, or `noise` with several images of a prompt.
@@ -109,31 +89,77 @@ def sample_images(
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
-    pipe, call = open_model(model, base=base)
-    texts = [text for text in prompts for _ in range(count)]
+    recipe = image_recipe(model, overrides)
+    say(f"{len(paths)} image(s) by {model}: {how(recipe)}")
+    opened = open_images(model, recipe, base=base)
+    texts: Sequence[str] = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
+    places = list(range(len(texts)))
     if noise is not None:
         keys = [noise] * len(prompts)
-    images = generate(pipe, call, texts, keys, steps)
+        if is_run(model) and len(prompts) == 1 and not overrides:
+            texts, keys, places = _company(opened, prompts[0], noise, say)
+    images = opened.evaluator(texts).images(texts, keys)
     out.mkdir(parents=True, exist_ok=True)
-    for path, image in zip(paths, images):
-        save_image(path, image)
+    for path, place in zip(paths, places, strict=True):
+        save_image(path, images[place])
     return paths
 
 
+def how(recipe: Recipe) -> str:
+    """In what way images are made, in a line."""
+    levels = recipe.sampler.sigmas
+    steps = recipe.evaluate.steps or (len(levels) - 1 if levels else recipe.sampler.steps)
+    call = "".join(f", {name} {value}" for name, value in recipe.model.call.items())
+    return f"{recipe.model.dtype}, {steps} steps, batch {recipe.rollout.batch}{call}"
+
+
+def _company(opened: ImageModel, prompt: str, noise: int, say: Say) -> tuple[Sequence[str], list[int], list[int]]:
+    """Prompts and noises of the images that a run's evaluations made together, and the place of one among them.
+
+    It is alone if it is none of theirs. The model rounds by what is beside a state.
+    """
+    recipe = opened.recipe
+    try:
+        rows = [row for row in read_heldout(recipe) for _ in range(recipe.evaluate.seeds)]
+    except (OSError, ValueError) as error:
+        say(f"made alone, so the same but for rounding: {error}")
+        return [prompt], [noise], [0]
+    keys = evaluation_noises(rows, recipe.evaluate.seeds)
+    places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
+    if not places:
+        say("no image of the run's evaluations has this prompt and noise; made alone")
+        return [prompt], [noise], [0]
+    first = places[0] // company_of(recipe) * company_of(recipe)
+    together = slice(first, first + company_of(recipe))
+    chosen = opened.illustrated(rows[together], str(recipe.data.heldout))
+    say(f"made beside the {len(chosen) - 1} other image(s) of its batch, as in the run's evaluations")
+    return [row.prompt for row in chosen], keys[together], [places[0] - first]
+
+
+def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
+    """Seeds of the initial noises of evaluations, of rows that stand there once for each of so many images."""
+    return [address(evaluation_key(row), 0, k % seeds) for k, row in enumerate(rows)]
+
+
 def evaluate_model(
-    model: str, recipe: AnyRecipe, *, out: Path | None = None, base: bool = False
+    model: str, recipe: AnyRecipe, *, out: Path | None = None, base: bool = False, say: Say = silent
 ) -> dict[str, tuple[float, float, int]]:
     """Mean, standard error and count of each evaluation reward on the held-out prompts.
 
+    Of a run and its own recipe the means are those of the run's last evaluation, to the last bit if that was made by
+    one process on such a device.
+
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
-        recipe: whose held-out prompts, rewards and lengths are taken; of images or of text.
+        recipe: how samples are made, and whose held-out prompts, rewards and lengths are taken; of images or of text.
         out: folder for the completions with their rewards, as `samples/index.jsonl` of a run has them; text only.
         base: of a run, the model before training.
+        say: told what is evaluated, and how far it is.
 
     Raises:
-        ValueError: the recipe is of another task than the model, a file exists, or the run has no weights yet.
+        ValueError: the recipe is of another task than the model or has no held-out prompts, a reward cannot score
+            them, a file exists, or the run has no weights yet.
     """
     made = task_of(model)
     if made not in (recipe.task, None):
@@ -141,35 +167,58 @@ def evaluate_model(
     if out is not None and not isinstance(recipe, TextRecipe):
         raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
     index = None if out is None else new_index(out)
-    data = read_data(recipe)
+    rows = read_heldout(recipe)
+    if not rows:
+        raise ValueError(f"{recipe.name} has no held-out prompts; name a file with data.heldout=FILE")
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    seeds = recipe.evaluate.seeds
-    samples: torch.Tensor | list[str]
-    if isinstance(recipe, Recipe):
-        pipe, call = open_model(model, DTYPES[recipe.model.dtype], base=base)
-        call |= call_arguments("", recipe.model.call)
-        take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
-    rows = [row for row in data.heldout for _ in range(seeds)]
-    if isinstance(recipe, Recipe):
-        keys = [address(address(EVALUATION_SEED, 2, row.id), 0, s) for row in data.heldout for s in range(seeds)]
-        samples = generate(
-            pipe, call, [row.prompt for row in rows], keys, recipe.evaluate.steps or recipe.sampler.steps,
-        )  # fmt: skip
-    else:
-        found = complete(
-            open_language_model(model, recipe, base=base), data.heldout,
-            [address(EVALUATION_SEED, 2, row.id) for row in data.heldout], seeds, recipe.generation,
-            temperature=recipe.evaluate.temperature, batch=recipe.evaluate.batch or recipe.rollout.batch,
-        )  # fmt: skip
-        samples = found.samples
-    scores = rewards.score(samples, [row.text for row in rows], columns_of(rows), [row.id for row in rows])
+    parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+    for reward in rewards.rewards:
+        reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
+    total = len(rows) * recipe.evaluate.seeds
+    say(f"{model}: {len(rows)} prompts of {recipe.data.heldout}, {total} samples, scored by {', '.join(rewards.names)}")
+    experience = _evaluated(model, recipe, rows, base, say)
+    say(f"scoring {total} samples")
+    scores = rewards.score(*asked(rows, experience))
+    rewards.close()
     if index is not None:
         done = 0 if base else iterations_done(model)
-        write_completions(index, "eval", done, sample_records(data.heldout, found, scores), found.samples)
+        write_completions(index, "eval", done, sample_records(rows, experience, scores), experience.samples)
+    return _summaries(scores)
+
+
+def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], base: bool, say: Say) -> Any:
+    keys = [evaluation_key(row) for row in rows]
+    seen = progress(len(rows) * recipe.evaluate.seeds, say)
+    if isinstance(recipe, TextRecipe):
+        say(how_text(recipe))
+        return text_task(model, recipe, base=base).evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
+    say(how(recipe))
+    opened = open_images(model, recipe, base=base)
+    rows[:] = opened.illustrated(rows, str(recipe.data.heldout))
+    evaluator = opened.evaluator([row.prompt for row in rows])
+    return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)
+
+
+def progress(total: int, say: Say) -> Callable[[int], None]:
+    """Says how many of some samples are there: of the first, of the last, and every few seconds in between."""
+    began = time.perf_counter()
+    said = began - EVERY_SECONDS
+
+    def seen(count: int) -> None:
+        nonlocal said
+        now = time.perf_counter()
+        if count >= total or now - said >= EVERY_SECONDS:
+            said = now
+            say(f"{count} of {total} samples, {now - began:.0f} s")
+
+    return seen
+
+
+def _summaries(scores: RewardBatch) -> dict[str, tuple[float, float, int]]:
     results = {}
-    for k, name in enumerate(scores.names):
+    for k, (name, mean) in enumerate(zip(scores.names, reward_means(scores.values))):
         values = scores.values[:, k]
         values = values[~values.isnan()]
         error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
-        results[name] = (float(values.mean()), error, len(values))
+        results[name] = (float(mean), error, len(values))
     return results

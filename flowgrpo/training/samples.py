@@ -24,6 +24,11 @@ from .tasks import Collected, Task
 EVALUATION_SEED = 20_260_101
 
 
+def evaluation_key(row: PromptRow) -> int:
+    """What addresses the randomness of a held-out prompt, the same in every evaluation."""
+    return address(EVALUATION_SEED, 2, row.id)
+
+
 def asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
     """What rewards are asked of a rollout of the prompts: samples, texts, columns and groups."""
     owners = [rows[p] for p in experience.prompt_of_sample]
@@ -72,7 +77,7 @@ def evaluated(
     their standard errors."""
     places = processes.share(len(heldout))
     rows = [heldout[place] for place in places]
-    keys = [address(EVALUATION_SEED, 2, row.id) for row in rows]
+    keys = [evaluation_key(row) for row in rows]
     experience, scores = None, None
     if rows:
         with ema.applied() if ema else nullcontext():

@@ -27,6 +27,7 @@ from .checking import Checked, check, evaluated, guards_of, reward_specs
 from .conditioning import take_pictures
 from .critic import Critic
 from .data import Data, columns_of, templated
+from .evaluator import Evaluator
 from .launching import sharding_of, zero_of
 from .loading import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .objectives import compares_with_base, penalties_of
@@ -171,8 +172,8 @@ def load_flow_task(
         denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant, example=shown[0])
         with torch.enable_grad():
             denoiser.self_check(shown)
-        policies.append(_flow_policy(recipe, denoiser, weights))
-    policy, evaluator = policies
+        policies.append(flow_policy(recipe, denoiser, weights))
+    policy, evaluator = policies[0], Evaluator(recipe, policies[1])
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -182,7 +183,8 @@ def load_flow_task(
     return FlowTask(recipe, policy, evaluator, planner(recipe, sampler.sigmas or policy.denoiser.probe.sigmas), critic)
 
 
-def _flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
+    """A denoiser and its weights as the recipe has them sampled and scored."""
     objective, rollout = recipe.objective, recipe.rollout
     return FlowPolicy(
         denoiser,

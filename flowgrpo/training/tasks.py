@@ -16,13 +16,14 @@ from ..pipelines.policy import Experience, FlowPolicy, join_experiences
 from ..pipelines.weights import TrainedWeights
 from ..rewards.runner import RewardBatch
 from ..samplers.chunks import chunks_of
-from ..samplers.plans import Plan, StepPlan
+from ..samplers.plans import Plan
 from .checkpoint import Stateful
 from .clock import Clock
 from .combining import total_reward
 from .controls import Controls
 from .critic import Critic
 from .data import PromptRow
+from .evaluator import Evaluator
 from .objectives import Objective, objective_of
 from .planning import budget_line, clip_bounds, forecast
 
@@ -173,7 +174,7 @@ class FlowTask(PolicyTask):
     Args:
         recipe: what to do.
         policy: samples and scores in training.
-        evaluator: samples in evaluations; the same weights, on another number of steps.
+        evaluator: samples in evaluations; the same weights, maybe on another number of steps.
         plan_for: the plan of each iteration.
         critic: predicts rewards of states, where the recipe has one.
     """
@@ -186,7 +187,7 @@ class FlowTask(PolicyTask):
         self,
         recipe: Recipe,
         policy: FlowPolicy,
-        evaluator: FlowPolicy,
+        evaluator: Evaluator,
         plan_for: Callable[[int], Plan],
         critic: Critic | None = None,
     ) -> None:
@@ -236,18 +237,7 @@ class FlowTask(PolicyTask):
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
         """Deterministic steps over the evaluation's noise levels."""
-        prompts, plan = tuple(row.prompt for row in rows), self.evaluation_plan()
-        with clock.part("denoiser"):
-            rollout = self.evaluator.sample(prompts, keys, plan)
-        with clock.part("decode"):
-            images = self.evaluator.decode(rollout, prompts)
-        return Experience(rollout, plan, prompts, images, 1, tuple(keys))
-
-    def evaluation_plan(self) -> Plan:
-        """A deterministic plan over the evaluation's noise levels."""
-        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
-        sigmas = tuple(given or self.evaluator.denoiser.probe.sigmas)
-        return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=self.recipe.evaluate.seeds)
+        return self.evaluator.evaluation(rows, keys, clock)
 
     def learn(self, experience: Experience, scores: RewardBatch) -> dict[str, float]:
         """The critic's lesson."""

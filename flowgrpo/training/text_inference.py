@@ -14,16 +14,15 @@ from ..configs.load import load_recipe
 from ..configs.schema import TextRecipe
 from ..core.addressing import address
 from ..rewards.runner import RewardBatch
-from ..text.model import LanguageModel, load_language_model, reinitialise
+from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from .data import PromptRow
 from .loading import DTYPES, UNTRAINED, language_folder, quiet_libraries
 from .processes import launched
 from .records import sample_records
 from .run_folder import write_text
-from .text_policy import Completions, complete_seeded
-
-BATCH = 64
-"""Completions sampled at once."""
+from .session import lora_spec
+from .text_policy import Completions, TextPolicy, complete_seeded
+from .text_task import TextTask
 
 
 def task_of(model: str) -> Literal["images", "text"] | None:
@@ -50,7 +49,7 @@ def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
         ValueError: a run of images, or an override that the schema refuses.
     """
     config = Path(model) / "config.yaml"
-    plain = ["model={}", "generation={}"]
+    plain = ["model={}", "generation={}", "evaluate.batch=64"]
     recipe = load_recipe(config, overrides) if config.is_file() else load_recipe("text", [*plain, *overrides])
     if not isinstance(recipe, TextRecipe):
         raise ValueError(f"{model} is a run of images, which makes no completions; name a run or a model of text")
@@ -71,7 +70,10 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
     """
     quiet_libraries()
     settings, run = recipe.model, Path(model)
-    options: dict[str, Any] = {"dtype": DTYPES[settings.dtype], "chat": settings.chat, "system": settings.system}
+    options: dict[str, Any] = {
+        "dtype": DTYPES[settings.dtype], "attention": settings.attention, "chat": settings.chat,
+        "system": settings.system,
+    }  # fmt: skip
     if not (run / "config.yaml").is_file():
         if base:
             raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
@@ -79,18 +81,35 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
     elif (run / "model").is_dir() and not base:
-        language = load_language_model(str(run / "model"), **options)
+        # Trained and written in float32, whatever the model was loaded in.
+        language = load_language_model(str(run / "model"), **{**options, "dtype": torch.float32})
     elif (run / "lora").is_dir() or base:
         trained = recipe_of(model)
         language = load_language_model(language_folder(trained.model.path), **options)
         if trained.model.path == UNTRAINED:
             reinitialise(language, trained.run.seed)
         if not base:
-            language.model.load_adapter(str(run / "lora"))
+            spec = lora_spec(trained.model.lora)
+            LanguageWeights.adapter(language, spec, seed=trained.run.seed).load_lora(run / "lora")
     else:
         raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
     language.model.to(launched().device)
     return language
+
+
+def text_task(model: str, recipe: TextRecipe, *, base: bool = False) -> TextTask:
+    """A language model as a task that samples; see `open_language_model`."""
+    language = open_language_model(model, recipe, base=base)
+    weights = LanguageWeights(language, language.components, "full")
+    return TextTask(recipe, TextPolicy(language, weights, recipe))
+
+
+def how_text(recipe: TextRecipe) -> str:
+    """In what way completions are made in evaluations, in a line."""
+    return (
+        f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
+        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
+    )
 
 
 def sample_texts(
@@ -101,7 +120,7 @@ def sample_texts(
     seed: int = 0,
     count: int = 1,
     temperature: float | None = None,
-    settings: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
     base: bool = False,
 ) -> tuple[Path, Completions]:
     """Complete prompts, and write the completions with the fields that `samples/index.jsonl` of a run has.
@@ -116,7 +135,7 @@ def sample_texts(
         seed: of the first completion of a prompt; the next ones have the next seeds.
         count: completions of a prompt.
         temperature: 0 takes the likeliest token; None for that of the run's rollouts, and of a plain model 1.
-        settings: dotted keys of a recipe that are not as in the run, and of a plain model not as by default.
+        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
         base: of a run, the model before training.
 
     Returns:
@@ -127,11 +146,11 @@ def sample_texts(
             given to a model without a chat template.
     """
     index = new_index(out)
-    recipe = recipe_of(model, [f"{key}={value}" for key, value in (settings or {}).items()])
+    recipe = recipe_of(model, overrides)
     language = open_language_model(model, recipe, base=base)
     seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
     found = complete_seeded(
-        language, rows, seeds, count, recipe.generation, batch=BATCH,
+        language, rows, seeds, count, recipe.generation, batch=recipe.evaluate.batch or recipe.rollout.batch,
         temperature=recipe.generation.temperature if temperature is None else temperature,
     )  # fmt: skip
     nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})

@@ -120,11 +120,12 @@ def complete(
     temperature: float,
     batch: int,
     sampler: Sampler = sample_completions,
+    seen: Callable[[int], None] | None = None,
 ) -> Completions:
     """`complete_seeded`, with the seeds of `group` completions from the key of each prompt."""
     seeds = completion_keys(keys, group)
     return complete_seeded(
-        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler
+        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen
     )
 
 
@@ -138,6 +139,7 @@ def complete_seeded(
     temperature: float,
     batch: int,
     sampler: Sampler = sample_completions,
+    seen: Callable[[int], None] | None = None,
 ) -> Completions:
     """`group` completions of each prompt, as many of whole groups at a time as `batch` takes.
 
@@ -150,6 +152,7 @@ def complete_seeded(
         temperature: 0 takes the likeliest token.
         batch: completions sampled at once.
         sampler: what samples them.
+        seen: told after each batch how many completions are there.
     """
     prompts = [language.encode(row.text, row.messages) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
@@ -164,6 +167,8 @@ def complete_seeded(
             max_tokens=settings.max_tokens, temperature=temperature, top_k=settings.top_k, top_p=settings.top_p,
         )  # fmt: skip
         ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
+        if seen is not None:
+            seen(len(ids))
     return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
 
 
@@ -206,14 +211,21 @@ class TextPolicy:
         self.sampler = sampler_of(language, recipe)
 
     def sample(
-        self, rows: Sequence[PromptRow], keys: Sequence[int], group: int, *, temperature: float, batch: int
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        group: int,
+        *,
+        temperature: float,
+        batch: int,
+        seen: Callable[[int], None] | None = None,
     ) -> Completions:
         """`group` completions of each prompt, from the key of each, see `complete`."""
         # Another engine cuts into batches by itself.
         size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
         found = complete(
             self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
-            sampler=self.sampler,
+            sampler=self.sampler, seen=seen,
         )  # fmt: skip
         cut = self.recipe.parts
         if cut is None:

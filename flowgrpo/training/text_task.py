@@ -65,13 +65,19 @@ class TextTask(PolicyTask):
         drop = recipe.objective.drop_truncated
         return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
 
-    def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Completions:
-        """Completions at the temperature of evaluations."""
+    def evaluation(
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        clock: Clock,
+        seen: Callable[[int], None] | None = None,
+    ) -> Completions:
+        """Completions at the temperature of evaluations; `seen` is told how many are there."""
         settings = self.recipe.evaluate
         with clock.part("sampling"):
             return self.policy.sample(
                 rows, keys, settings.seeds, temperature=settings.temperature,
-                batch=settings.batch or self.recipe.rollout.batch,
+                batch=settings.batch or self.recipe.rollout.batch, seen=seen,
             )  # fmt: skip
 
     def learn(self, experience: Completions, scores: RewardBatch) -> dict[str, float]:

@@ -19,7 +19,7 @@ from flowgrpo.pipelines.pictures import Picture
 from flowgrpo.training.bench import Silent
 from flowgrpo.training.conditioning import call_parameters, take_pictures
 from flowgrpo.training.data import Data, PromptRow, PromptStream, read_prompts
-from flowgrpo.training.inference import generate
+from flowgrpo.training.inference import evaluate_model, sample_images
 from flowgrpo.training.loading import call_arguments
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
@@ -118,19 +118,18 @@ def test_one_picture_for_all_prompts(kontext: Path) -> None:
         call_arguments(str(kontext / "pipeline"), {"image": "nowhere.png"})
 
 
-def test_a_plain_pipeline_is_given_the_picture_of_each_prompt() -> None:
-    pipe, call = TINY[KIND].fresh(), {k: v for k, v in TINY[KIND].call.items() if k != "image"}
-    prompts = [
-        Prompt("red", image=picture(16, 5)),
-        Prompt("red", image=picture()),
-        Prompt("dots", image=picture(16, 5)),
-    ]
-    images = generate(pipe, call, prompts, [1, 2, 3], steps=2)
-    for k, prompt in enumerate(prompts):
-        [alone] = generate(pipe, {**call, **prompt.call}, [str(prompt)], [k + 1], steps=2)
-        torch.testing.assert_close(images[k], alone, rtol=1e-4, atol=1e-5)
-    [other] = generate(pipe, {**call, **prompts[1].call}, ["red"], [1], steps=2)
-    assert float((other - images[0]).abs().max()) > 1e-3
+def test_a_picture_of_a_run_is_made_again_from_the_picture_of_its_prompt(kontext: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    trainer_of(recipe_of(kontext, "run.iterations=1"), run).train()
+    index = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    for record in [line for line in index if line["phase"] == "eval" and line["iteration"] == 1]:
+        out = tmp_path / str(record["sample"])
+        [path] = sample_images(str(run), [record["prompt"]], out, noise=record["noise"])
+        own, again = (Image.open(file).tobytes() for file in (run / "samples" / record["image"], path))
+        assert own == again
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    [(name, (mean, _, _))] = evaluate_model(str(run), load_recipe(run / "config.yaml")).items()
+    assert mean == last[f"eval/{name}"]
 
 
 # -- which prompts get their pictures ------------------------------------------------------------------------------

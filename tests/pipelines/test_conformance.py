@@ -49,7 +49,10 @@ def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> No
     seen: list[Outcome] = []
     result = check_tiny(name, seen.append)
 
-    assert {outcome.check: outcome.status for outcome in seen} == dict.fromkeys(CHECKS, "pass"), seen
+    wanted = dict.fromkeys(CHECKS, "pass")
+    if name == "Kandinsky6TI2VAPipeline":  # without a layer that the usual adapter goes on
+        wanted["lora"] = "not applicable"
+    assert {outcome.check: outcome.status for outcome in seen} == wanted, seen
     assert (result.variant, result.verdict) == (variant, verdict)
     assert list(result.outcomes) == seen
 
@@ -92,7 +95,8 @@ def test_a_folder_is_checked_with_an_adapter(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == CHECKS
-    assert all(" pass " in line for line in lines[:-1])
+    assert all(" pass " in line for line in lines[:-2])
+    assert "saved     not applicable" in lines[-2]
     # A and B on 15 attention projections; nothing reads the answers to the last block's text queries.
     assert "28 parameters, 2 without effect" in next(line for line in lines if line.startswith("gradient"))
     assert f"{folder}: works" in lines[-1]

@@ -14,7 +14,7 @@ from flowgrpo.rewards.scenes_clip import Proxy
 from flowgrpo.training import build
 from flowgrpo.training.build import Measured, build_all, correlation, scaled_settings
 from flowgrpo.training.data import read_prompts
-from flowgrpo.training.inference import open_model
+from flowgrpo.training.inference import model_images
 
 SCALE = 1e-6
 MEASURED = Measured(24, 0.5, 0.1, {"colors": 0.5}, None, 0.25)
@@ -60,8 +60,7 @@ def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) 
     shipped = resources.files("flowgrpo.scenes") / "data"
     for name in ("train.jsonl", "heldout.jsonl"):
         assert (out / "data" / name).read_text() == (shipped / name).read_text()
-    pipe, call = open_model(str(out / "pipeline"))
-    images = pipe(prompt=["a red circle"], num_inference_steps=1, output_type="pt", **call).images
+    images = model_images(str(out / "pipeline"), ["a red circle"], [1], ["evaluate.steps=1"])
     assert images.shape == (1, 3, 64, 64)
     assert Proxy(str(out / "proxy"))(images, ["a red circle"]).isfinite().all()
     settings = json.loads((out / "pipeline" / "flowgrpo.json").read_text())["build"]

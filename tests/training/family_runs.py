@@ -1,0 +1,67 @@
+"""Short runs of the tiny pipelines of the conformance kit, one for each family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.pipelines.conformance.run import TINY
+from flowgrpo.pipelines.conformance.tiny import Tiny
+from flowgrpo.training.bench import Silent
+from flowgrpo.training.session import start
+
+PROMPTS = ("a photo of two red circles", "a star", "a blue square above a green triangle")
+REWARD = """
+def level(images, prompts, **columns):
+    return images.flatten(1).mean(1) + images.flatten(1).std(1)
+"""
+OWN_LOADER = {name for name, tiny in TINY.items() if tiny.adjust is not None or tiny.load is not Tiny.load}
+
+
+def load_as_the_kit_does(name: str, patch: pytest.MonkeyPatch) -> None:
+    """Give sessions and commands the call of a tiny instance, and where its folder lacks a part the instance itself."""
+    tiny = TINY[name]
+    for module in ("session", "opening"):
+        patch.setattr(f"flowgrpo.training.{module}.call_arguments", lambda folder, given: {**tiny.call, **given})
+        if name in OWN_LOADER:
+            patch.setattr(f"flowgrpo.training.{module}.load_pipeline", lambda folder, *rest: tiny.loaded(folder))
+
+
+def overrides(name: str, folder: Path, train: str) -> list[str]:
+    """A recipe of two iterations that moves the weights far; batches are not filled by the five held-out images."""
+    (folder / "prompts.txt").write_text("".join(f"{text}\n" for text in PROMPTS))
+    (folder / "reward.py").write_text(REWARD)
+    TINY[name].fresh().save_pretrained(folder / "pipeline")
+    return [
+        f"model={{path: {folder / 'pipeline'}, train: {train}, lora: {{rank: 2, alpha: 4}}}}",
+        f"data={{train: {folder / 'prompts.txt'}, heldout: {folder / 'prompts.txt'}}}",
+        f"sampler={{steps: {TINY[name].steps}, window: {{kind: all}}}}",
+        "rollout={prompts: 2, group: 2, batch: 4, decode_batch: 2}",
+        f"rewards=[{{name: '{folder / 'reward.py'}:level'}}]",
+        "evaluate={every: 1, seeds: 2}",
+        "optimizer={learning_rate: 0.02, ema: null}",
+        "run={iterations: 2, checkpoint_every: 2, sample_every: 2}",
+    ]  # fmt: skip
+
+
+def trained(name: str, folder: Path, train: str = "lora", *changes: str) -> Path:
+    """The folder of a finished run; `load_as_the_kit_does` must hold."""
+    recipe = load_recipe("default", [*overrides(name, folder, train), *changes])
+    start(recipe, folder / "run").trainer(Silent()).train()
+    return folder / "run"
+
+
+def evaluations(run: Path, iteration: int) -> list[dict[str, Any]]:
+    """Lines of the index of a run's samples that are of one evaluation."""
+    lines = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] == "eval" and line["iteration"] == iteration]
+
+
+def last_scores(run: Path) -> dict[str, float]:
+    """What the last evaluation of a run gave, by reward."""
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    return {key.removeprefix("eval/"): value for key, value in last.items() if key.startswith("eval/")}
