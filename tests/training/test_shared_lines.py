@@ -182,7 +182,7 @@ def test_estimators_that_remember(lines: tuple[str, list[str]], tmp_path: Path, 
     scores = trainer.score(trainer.rewards, rows, e)
     first, second = (trainer.advantages(scores, e, rows) for _ in range(2))
     assert not torch.equal(first, second)
-    trainer.keeper.write(trainer.next_iteration)
+    trainer.keeper.write(1)
     [folder] = trainer.run.list_checkpoints()
     assert (folder / "tracker.pt").exists()
 
@@ -242,7 +242,7 @@ def test_a_constraint_gets_a_weight(lines: tuple[str, list[str]], tmp_path: Path
     aim, kept = (torch.tensor([k % n for k in range(4)], dtype=torch.float32) for n in (3, 2))
     shares = [(v - v.mean()) / (v.std() + 1e-4) for v in (aim, kept)]
     assert torch.allclose(leaf[:4], (shares[0] + 0.2 * shares[1]) / 1.2, atol=1e-5)
-    trainer.keeper.write(trainer.next_iteration)
+    trainer.keeper.write(1)
     assert (trainer.run.list_checkpoints()[-1] / "multipliers.pt").exists()
 
 
@@ -347,7 +347,7 @@ def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], 
     assert point.value == pytest.approx(2.0 + 3.0 * (first["ratio_variance"] - 0.5))
     trainer.objective.prepare(trainer.collect(1)[1])
     assert trainer.objective.surrogate.keywords == {"lam": point.value}  # type: ignore[attr-defined]
-    trainer.keeper.write(trainer.next_iteration)
+    trainer.keeper.write(1)
     [folder] = trainer.run.list_checkpoints()
     assert torch.load(folder / "variance.pt", weights_only=True) == {"value": point.value}
     with pytest.raises(ValueError, match="a setting of surrogate r2vpo, not of sapo"):
