@@ -25,7 +25,6 @@ PLACEHOLDERS = {
 }  # fmt: skip
 OF_COMMANDS = {
     ("plan", "NAME"): "flow_grpo",
-    ("sample", "NOISE"): "7",
     ("rewards", "new", "NAME"): "glow",
     ("rewards", "check", "NAME"): "jpeg_compressibility",
     ("rewards", "compare", "NAME"): "gold",
