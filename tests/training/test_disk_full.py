@@ -112,12 +112,12 @@ def test_errors_are_sentences_with_the_path(tmp_path: Path, number: int, words: 
     assert "Errno" not in text
 
 
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_errors_name_the_file_first(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), writing(tmp_path):
         raise ValueError("mine")
     with pytest.raises(PermissionError, match=r"x\.txt") as failed, writing(tmp_path / "x.txt"):
         raise PermissionError(errno.EACCES, "Permission denied")
-    assert explained(failed.value) == str(failed.value)
+    assert explained(failed.value) == f"{tmp_path / 'x.txt'}: Permission denied"
 
 
 def test_a_thumbnail_without_room_is_no_unreadable_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

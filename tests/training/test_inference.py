@@ -70,7 +70,7 @@ def test_a_picture_of_a_run_is_made_again(
     require_the_runs_own(trained(name, tmp_path, train), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.every
 @pytest.mark.parametrize(("name", "train"), EVERY)
 def test_so_it_is_of_every_family(name: str, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_as_the_kit_does(name, monkeypatch)
