@@ -215,9 +215,10 @@ def _torchrun(reader: Reader, example: Example, words: list[str]) -> None:
     """`torchrun` starts two processes too, where a page has more."""
     told = get_args_parser().parse_args(words[1:])
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
+    assert told.standalone, "without --standalone it takes port 29500, which another run may have"
     plain = list(words)
     plain[plain.index("--nproc-per-node") + 1] = "2"
-    _launched(reader, example, [plain[0], "--master-port", "0", *plain[1:]])
+    _launched(reader, example, plain)
 
 
 def _launched(reader: Reader, example: Example, words: list[str]) -> None:
@@ -227,7 +228,9 @@ def _launched(reader: Reader, example: Example, words: list[str]) -> None:
     launch = words[: begun + 1]
 
     def start(*small: str) -> None:
-        done = subprocess.run([*launch, *small], cwd=reader.home, env=own, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*launch, *small], cwd=reader.home, env=own, capture_output=True, text=True, check=False, timeout=600
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
     reader.run(example, words[begun + 1 :], start)
