@@ -1,5 +1,6 @@
 """The command as a function, and a random language model with a character tokenizer, small enough for a test."""
 
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,13 @@ from flowgrpo.text.arithmetic import build_character_tokenizer, build_model, sav
 from flowgrpo.text.model import LanguageModel, load_language_model
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals_are_heard() -> None:
+    """What starts the tests may ignore signals, as `nohup` and a shell's `&` do; a run then ignores them too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 SHELLS = {"sh", "bash", "shell", "console"}
 # What may begin a command in an inline span, or in a fence that names no language.
-STARTS = re.compile(r"(\$ )?(flowgrpo|pip|python3?|accelerate|make|pytest|pre-commit|git|torchrun) +\S")
+STARTS = re.compile(r"(\$ )?(flowgrpo|pip|python3?|accelerate|make|pytest|pre-commit|git|torchrun) +(?!\d)\S")
 OPERATORS = {";", "&&", "||", "|", "&", ">", ">>", "<", "<<", "2>"}
 Kind = Literal["command", "span", "python", "yaml"]
 

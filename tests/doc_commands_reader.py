@@ -79,7 +79,7 @@ class Reader:
         _check_options(command, path, rest)
         if usage or (example.kind == "span" and (not rest or _fault(command, rest))):
             return
-        if "--help" in rest:
+        if {"--help", "--version"} & set(rest):
             assert self.command(*words)[0] == 0
             return
         text = " ".join(words)

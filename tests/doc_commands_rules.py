@@ -119,8 +119,12 @@ def _train(reader: Reader, words: list[str], example: Example) -> list[str] | No
 
 @rule("plan")
 def _plan(reader: Reader, words: list[str], example: Example) -> list[str]:
-    put_recipe(reader, recipe_words(given(["plan"], words)["words"])[0], example)
-    return words
+    source, overrides = recipe_words(given(["plan"], words)["words"])
+    put_recipe(reader, source, example)
+    if not source.endswith(".yaml"):
+        return words
+    # `plan` looks at what a recipe names, so a reader's own has it here.
+    return [*words, *small_recipe(reader, source, overrides)]
 
 
 @rule("resume")

@@ -213,11 +213,11 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
     check_options(target, spec.options, spec.label or short)
     if isinstance(target, type):
         try:
-            with contained(f"reward {spec.name!r} cannot be made: it", ValueError):
+            with contained():
                 scorer: Any = target(**spec.options)
         except ModuleNotFoundError as error:
             raise missing_dependency(short, error) from error
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             if target.__module__.startswith("flowgrpo."):
                 raise
             raise ValueError(f"reward {spec.label or short!r} cannot be made: {_told(error)}") from error

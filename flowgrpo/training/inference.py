@@ -169,7 +169,10 @@ def evaluate_model(
     index = None if out is None else new_index(out)
     rows = read_heldout(recipe)
     if not rows:
-        raise ValueError(f"{recipe.name} has no held-out prompts; name a file with data.heldout=FILE")
+        raise ValueError(
+            f"data.heldout of {recipe.name} is null, and an evaluation is of held-out prompts; name a file with "
+            "data.heldout=FILE"
+        )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
     parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
     for reward in rewards.rewards:

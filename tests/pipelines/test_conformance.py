@@ -105,9 +105,9 @@ def test_a_folder_is_checked_with_an_adapter(tmp_path: Path) -> None:
 def test_a_failed_check_ends_with_status_1(tmp_path: Path) -> None:
     folder = tmp_path / "pipeline"
     TINY["StableDiffusion3Pipeline"].fresh().save_pretrained(folder)
-    done = CliRunner().invoke(app, ["pipelines", "check", str(folder), "height=17", "--device", "cpu"])
+    done = CliRunner().invoke(app, ["pipelines", "check", str(folder), "max_sequence_length=513", "--device", "cpu"])
     assert done.exit_code == 1
-    assert re.search(r"probe +fail +ValueError at .*divisible", done.output)
+    assert re.search(r"probe +fail +ValueError at .*max_sequence_length", done.output)
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,7 @@ def test_pairs_come_in_batches_with_the_judges_attributes(judges: str) -> None:
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_the_size_of_a_call_changes_no_win_rate(judges: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowgrpo.rewards.win_rate.PAIRS_PER_CALL", size)
-    calls: Any = resolve(f"{judges}:CALLS")
+    calls: Any = resolve(f"{judges}:better").__globals__["CALLS"]
     assert rates(f"{judges}:better") == pytest.approx(EXPECTED)
     assert sum(calls) == 14
     assert max(calls) == min(size, 14)
