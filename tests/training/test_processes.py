@@ -1,6 +1,7 @@
 """Two processes give the run of one, uneven work included; a run goes on with another number; failures end all."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -141,11 +142,12 @@ def lines(run: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
 
-def numbers(record: dict[str, Any]) -> dict[str, float | None]:
-    """The metrics of an iteration, without times, flat."""
+def numbers(record: dict[str, Any]) -> dict[str, float]:
+    """The metrics of an iteration, without times, flat; NaN for null."""
     steps = record.get("steps", {})
     flat = {f"steps/{step}/{key}": value for step, found in steps.items() for key, value in found.items()}
-    return flat | {k: v for k, v in record.items() if k != "steps" and not k.startswith("time/")}
+    flat |= {k: v for k, v in record.items() if k != "steps" and not k.startswith("time/")}
+    return {key: math.nan if value is None else value for key, value in flat.items()}
 
 
 def require_equal(run: Path, other: Path) -> None:

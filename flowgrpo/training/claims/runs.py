@@ -213,7 +213,14 @@ def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
     records = json_lines(folder / "metrics.jsonl")
     done = [r for r in records if r["iteration"] < recipe.run.iterations]
     counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
-    names = sorted({k for r in done for k, v in r.items() if isinstance(v, int | float) and not k.startswith("eval")})
+    names = sorted(
+        {
+            k
+            for r in done
+            for k, v in r.items()
+            if isinstance(v, int | float) and not k.startswith(("eval/", "eval_error/"))
+        }
+    )
     curves: dict[str, list[Any]] = {name: [r.get(name) for r in done] for name in names}
     for name in ("forward", "trained_states", "trained_edges"):
         curves[name] = [counts[r["iteration"]][name] for r in done]
