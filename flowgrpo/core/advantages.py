@@ -259,10 +259,16 @@ def weighted_total(
     Raises:
         ValueError: For shapes that do not match.
     """
-    values, factors = _counted(rewards, weights)
+    total = _precise_total(*_counted(rewards, weights), groups, wider)
+    return total.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def _precise_total(
+    values: Tensor, factors: Tensor, groups: Tensor | Sequence[int], wider: Tensor | Sequence[int] | None = None
+) -> Tensor:
+    """`weighted_total` of the columns that count, not yet rounded."""
     total = _sum_of_columns(filled_rewards(values, groups, wider=wider).nan_to_num(0.0), factors)
-    found = total.masked_fill(values.isnan().all(1), torch.nan)
-    return found.to(torch.promote_types(rewards.dtype, torch.float32))
+    return total.masked_fill(values.isnan().all(1), torch.nan)
 
 
 def _counted(rewards: Tensor, weights: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -324,14 +330,14 @@ def multi_reward_advantages(
     if how == "sum":
         # The deviation of the batch is about a mean of all groups: one that lacks a reward must not stand apart.
         between = kw.get("scale") == "batch" and kw.get("baseline", "mean") in ("mean", "loo", "length")
-        total = weighted_total(values, index, factors, wider=torch.zeros_like(index) if between else None)
+        total = _precise_total(values, factors, index, torch.zeros_like(index) if between else None)
         return group_advantages(total, index, **kw).to(dtype)
     given = kw.get("baseline")
     if isinstance(given, Tensor) and given.dim() == 2 and given.shape[1] == rewards.shape[1]:
         kw["baseline"] = given[:, torch.as_tensor(weights, device=given.device) != 0]
     missing = values.isnan()
     each = group_advantages(values, index, **kw).masked_fill(missing, torch.nan)
-    total = weighted_total(each, index, factors)
+    total = _precise_total(each, factors, index)
     whitening = {name: kw[name] for name in ("eps", "ddof") if name in kw}
     whitened = group_advantages(total, torch.zeros_like(index), **whitening)
     # Group advantages add up to 0 only to rounding, so whitening would give a group without a signal a trace

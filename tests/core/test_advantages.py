@@ -257,3 +257,12 @@ def test_anchored_advantages_of_equal_values_are_zero_and_columns_are_apart():
     both = anchored_advantages(torch.stack([ANCHORED, -3 * ANCHORED], 1), pairs)
     close(both[:, 0], anchored_advantages(ANCHORED, pairs), tol=1e-12)
     close(both[:, 1], anchored_advantages(-3 * ANCHORED, pairs), tol=1e-12)
+
+
+def test_a_sum_of_rewards_is_not_rounded_before_it_is_compared() -> None:
+    """One reward is ten thousand for all, the other differs by less than float32 tells beside it."""
+    small = torch.tensor([0.0, 1e-4, 2e-4, 3e-4])
+    found = multi_reward_advantages(
+        torch.stack([torch.full((4,), 1e4), small], dim=1), torch.zeros(4, dtype=torch.long), torch.ones(2), how="sum"
+    )
+    torch.testing.assert_close(found, group_advantages(small, torch.zeros(4, dtype=torch.long)), rtol=1e-4, atol=0)
