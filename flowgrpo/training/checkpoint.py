@@ -25,11 +25,15 @@ WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
 _BLOCK = 2**22
 
 
-class Stateful(Protocol):
-    """Part of a run that is remembered."""
+class Written(Protocol):
+    """What a checkpoint holds of a part of a run."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """Everything that the part needs to continue."""
+
+
+class Stateful(Written, Protocol):
+    """Part of a run that is remembered."""
 
     def load_state_dict(self, state: Any) -> object:
         """Continue from a state."""
@@ -41,31 +45,23 @@ class Gathered:
     All processes must make it; only that of the first is whole.
     """
 
-    def __init__(self, part: Stateful) -> None:
+    def __init__(self, part: Written) -> None:
         self._state: dict[str, Any] = wholes(part.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """Whole tensors on the CPU."""
         return self._state
 
-    def load_state_dict(self, state: Any) -> None:
-        """Never called: a checkpoint is read into the part itself."""
-        raise NotImplementedError
-
 
 class Kept:
     """A copy of the state of a part, as it was when this was made."""
 
-    def __init__(self, part: Stateful) -> None:
+    def __init__(self, part: Written) -> None:
         self._state: dict[str, Any] = copy.deepcopy(part.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """The copy."""
         return self._state
-
-    def load_state_dict(self, state: Any) -> None:
-        """Never called: a checkpoint is read into the part itself."""
-        raise NotImplementedError
 
 
 class DamagedCheckpoint(ValueError):
@@ -73,7 +69,7 @@ class DamagedCheckpoint(ValueError):
 
 
 def write_checkpoint(
-    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Stateful], recipe: str = ""
+    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Written], recipe: str = ""
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe
 from ..pipelines.weights import TrainedWeights
-from .checkpoint import Gathered, Kept, Stateful, read_checkpoint, write_checkpoint
+from .checkpoint import Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
 from .processes import Processes
 from .reporting import Reporter
 from .resuming import differences, gaps, newest_whole
@@ -96,7 +96,7 @@ class Keeper:
 
     # -- writing -----------------------------------------------------------------------------------------------
 
-    def moving(self) -> dict[str, Stateful]:
+    def moving(self) -> dict[str, Written]:
         """Copies of what an iteration moves before its first optimizer step."""
         return {name: Kept(part) for name, part in self.parts().items() if name not in self.steady}
 
@@ -126,7 +126,7 @@ class Keeper:
         if iteration % self.settings.checkpoint_every == 0 or iteration == self.settings.iterations:
             self.write(iteration)
 
-    def write(self, iteration: int, kept: Mapping[str, Stateful] | None = None) -> None:
+    def write(self, iteration: int, kept: Mapping[str, Written] | None = None) -> None:
         """Write the state before an iteration, unless it has been written. All processes must call it.
 
         Args:
@@ -138,7 +138,7 @@ class Keeper:
         began = self._clock()
         self.processes.meet()
         weights: TrainedWeights | Gathered = self.weights
-        parts = self.parts() | dict(kept or {})
+        parts: dict[str, Written] = {**self.parts(), **(kept or {})}
         parts["optimizer"] = Gathered(parts["optimizer"])
         if self.weights.shards is not None:
             weights = Gathered(self.weights)
