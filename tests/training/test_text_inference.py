@@ -213,7 +213,10 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
         (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
         (["evaluate", "scenes", "default", "--out", "held"], "completions of a recipe of text"),
         (["evaluate", "some/model"], "nothing says by which prompts and rewards to evaluate it; name a recipe"),
-        (["evaluate", "arithmetic", "data.heldout=null"], "no held-out prompts; name a file with data.heldout=FILE"),
+        (
+            ["evaluate", "arithmetic", "data.heldout=null"],
+            "is null, and an evaluation is of held-out prompts; name a file with data.heldout=FILE",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said(command: Command, words: list[str], message: str) -> None:
