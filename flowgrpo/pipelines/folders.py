@@ -214,7 +214,7 @@ def _check_part(part: Path, kind: str) -> None:
     elif "Scheduler" in kind:
         read_json_object(part / "scheduler_config.json")
         faults = []
-    elif "Processor" in kind or "FeatureExtractor" in kind:
+    elif "Processor" in kind or "FeatureExtractor" in kind or _has_own_config(part):
         faults = []
     else:
         made = read_json_object(part / "config.json").get("_class_name")
@@ -223,6 +223,12 @@ def _check_part(part: Path, kind: str) -> None:
             faults.insert(0, f"{part / 'config.json'} is of class {made}, and {INDEX} says {kind}; mend one of them")
     if faults:
         raise ValueError("\n".join(faults))
+
+
+def _has_own_config(part: Path) -> bool:
+    """Whether a part is no model but something with a config of its own name, as a guider."""
+    found = {path.name for path in part.glob("*_config.json")} - {"generation_config.json"}
+    return bool(found) and not (part / "config.json").exists()
 
 
 def _said(check: Any) -> Iterator[str]:

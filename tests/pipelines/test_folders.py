@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from flowgrpo.pipelines.folders import from_hub, weight_faults
+from flowgrpo.pipelines.conformance.run import TINY
+from flowgrpo.pipelines.folders import check_pipeline_folder, from_hub, weight_faults
 
 
 def test_a_hub_id_that_cannot_be_read_is_named_without_a_stacktrace_that_is_not_there():
@@ -42,3 +43,13 @@ def test_weights_that_are_cut_anywhere_are_refused(share: float, tmp_path_factor
     whole = file.read_bytes()
     file.write_bytes(whole[: int(share * len(whole))])
     assert [str(file) in fault and "cut" in fault for fault in weight_faults(folder)] == [True]
+
+
+def test_a_part_with_a_config_of_its_own_name_is_none_that_lacks_its_weights(tmp_path: Path) -> None:
+    """A guider has `guider_config.json`; a model without `config.json` is named."""
+    folder = tmp_path / "pipeline"
+    TINY["HunyuanVideo15ImageToVideoPipeline"].fresh().save_pretrained(folder)
+    assert check_pipeline_folder(folder) is not None
+    (folder / "transformer" / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"transformer.config\.json cannot be read"):
+        check_pipeline_folder(folder)
