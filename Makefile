@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: all style check test docs docs-site mutants
+.PHONY: all style check test quick docs docs-site mutants
 
 # What CI runs on the code.
 all: check test
@@ -16,8 +16,13 @@ check:
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 
+# The tests, in two processes.
 test:
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2
+
+# The tests that do not train, build pipelines or start processes: at most three minutes.
+quick:
+	$(PYTHON) -m pytest -n 2 -m 'not every and not slow'
 
 # Pages that are written from the code.
 docs:

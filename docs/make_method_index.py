@@ -22,8 +22,10 @@ from method_rows import tables, wrapped
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, forward, neighbours, process, selection, trees
 from flowgrpo.rewards import win_rate
-from flowgrpo.samplers import kernels, plans, schedules, solvers
-from flowgrpo.training import credit, critic, objectives
+from flowgrpo.samplers import kernels, plans, schedules, solvers, windows
+from flowgrpo.training import critic
+from flowgrpo.training.credit import step_credits
+from flowgrpo.training.losses import neighbour, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")
 CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
@@ -60,7 +62,7 @@ METHODS = (
         "Windows are never empty (the released progressive one is, for a whole interval, at the end of its way), "
         "and are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops short of it when "
         "one step is left.",
-        (schedules.WindowSchedule, schedules.compress_tail, solvers.dpmpp_2m), ("mixgrpo", "mixgrpo-flash"),
+        (windows.progressive, windows.frozen, schedules.compress_tail, solvers.dpmpp_2m), ("mixgrpo", "mixgrpo-flash"),
     ),
     Method(
         "TempFlow-GRPO", "2508.04324", ("tempflow_grpo",),
@@ -88,14 +90,14 @@ METHODS = (
     Method(
         "TP-GRPO", "2602.06422", ("tp_grpo",),
         "The main reward is a step's own gain, as in the abstract; the released configurations take the "
-        "trajectory's (`advantage.options.main: total`).",
-        (process.turning_point_rewards, credit.step_rewards),
+        "trajectory's (`credit.main: total`).",
+        (process.turning_point_rewards, step_credits.step_rewards),
     ),
     Method(
         "Neighbor GRPO", "", ("neighbor_grpo",),
         "Distances are means over the latent in units of the group's spread, so that a clip carries over between "
         "sizes. Every sample is an anchor; the released code takes four.",
-        (neighbours.neighbour_log_ratio, neighbours.quasi_norm, objectives.NeighbourObjective),
+        (neighbours.neighbour_log_ratio, neighbours.quasi_norm, neighbour.NeighbourObjective),
     ),
     Method(
         "SAGE-GRPO", "2603.21872", ("sage_grpo",),
@@ -112,7 +114,7 @@ METHODS = (
     ),
     Method(
         "Flow-DPPO", "2606.11025", ("flow_dppo",), "The limit is given in nats of the latent.",
-        (objectives.TransitionObjective._trusted,),
+        (transition.TransitionObjective._trusted,),
     ),
     Method(
         "LOOP", "2503.00897", ("loop_diffusion",), "Transitions are Flow-GRPO's, in place of a DDPM's.", (), ("loop",),

@@ -10,19 +10,14 @@ import json
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from flowgrpo.configs.schema import Recipe, TextRecipe
-from flowgrpo.core.forward import FORWARD
-from flowgrpo.core.neighbours import quasi_norm
-from flowgrpo.core.registry import ADVANTAGES, PART_SURROGATES, SURROGATES
-from flowgrpo.core.trackers import CumulativeStandardiser, ValueTracker
-from flowgrpo.samplers.kernels import KERNELS
-from flowgrpo.training.credit import CREDITS
-from flowgrpo.training.text_preferences import FORMS
+from flowgrpo.parts.choice import Of, default_of, options_model
+from flowgrpo.parts.kinds import KINDS, Kind
 
 PAGE = Path(__file__).resolve().with_name("recipes.md")
 
@@ -40,11 +35,11 @@ rewards:
   - name: gold
 ```
 
-On the command line, keys are set by their dotted names, entries of lists by their numbers from 0. Values are read as
-YAML.
+On the command line, keys are set by their dotted names, entries of lists by their numbers from 0, or by their labels or
+names. Values are read as YAML.
 
 ```sh
-flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=false "sampler.splits=[2, 5]"
+flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=false "optimizer.betas=[0.9, 0.99]"
 ```
 
 `flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
@@ -61,7 +56,7 @@ lists and values replaced.
 ```yaml
 base: default
 name: wider
-sampler: {window: {size: 4}}
+sampler: {plan: {window: {size: 4}}}
 published:
   sampler: {steps: 25}
 ```
@@ -78,9 +73,9 @@ message names the nearest known key. Beyond single values:
 
 - With plan `window`, `rollout.group` is at least 2, and the window fits before the last step of the schedule, which is
   never trained.
-- With plans `branch` and `spine`, `sampler.splits` names at least one step of the schedule.
+- With plans `branch` and `spine`, `sampler.plan.splits` names at least one step of the schedule.
 - `optimizer.updates` is at most `rollout.prompts`: an optimizer step takes whole groups.
-- `objective.clip_nats` and `objective.options` are not given together: both set the clip.
+- A part has its own options and no others. Choosing another part drops the options of the part before.
 - `objective.ratio: cps_released` goes with `sampler.kernel: cps` alone. `objective.ratio: guard` with that kernel needs
   `objective.weight: guard`.
 - Two rewards do not share a name; a `label` tells them apart.
@@ -92,13 +87,13 @@ Where all samples of a prompt have one reward, their advantages are 0. The same 
 
 | what to do | lines |
 | --- | --- |
-| leave them out of the count that the loss is divided by | `advantage.degenerate: skip` |
+| leave them out of the count that the loss is divided by | `select: [varied]` |
 | sample more of them, until there are successes and failures | `rollout.budget: {choice: until, rounds: 4}` |
 | share samples by what they teach | `rollout.budget: {choice: knapsack}`, or `interval`, `variance` |
-| choose prompts by what they teach | `data.curriculum: {}` |
-| compare with more than the group | `advantage.estimator: tracked`, or `cumulative`, `anchored`, `virtual_maximum` |
+| choose prompts by what they teach | `extensions: [curriculum]` |
+| compare with more than the group | `advantage: tracked`, or `cumulative`, `anchored`, `virtual_maximum` |
 | ask a prompt in several ways | `data.templates: ["{prompt}", "{prompt}, as a photograph"]` |
-| put a past success in the place of a failure (text) | `rollout.replay: 4` |
+| put a past success in the place of a failure (text) | `extensions: [{name: replay, keep: 4}]` |
 
 With a budget or templates, `rollout.group` is the size of a round, and a prompt's samples of all rounds are one group.
 Rounds of images start from noises of their own. The metrics then have `rounds` and `samples`.
@@ -111,22 +106,21 @@ A reward may say what it read in a sample: the final answer of a completion, the
 ```yaml
 rewards:
   - {name: gold, options: {dense: true}}
-advantage:
-  uncertainty: {reward: gold, alpha: 0.8}
-data:
-  curriculum: {mix: 0.3, diversity: {reward: gold, weight: 0.25}}
+extensions:
+  - {name: uncertainty, reward: gold, alpha: 0.8}
+  - {name: curriculum, mix: 0.3, diversity: {reward: gold, weight: 0.25}}
 ```
 
-`advantage.uncertainty` makes advantages smaller the more the answers of a group differ (SEED-GRPO), and
-`data.curriculum.diversity` draws such prompts more often (MMR1). Samples in which nothing was read do not count. With
-`weight: 0` a reward gives its answers and nothing else. A reward that gives none is named when it is first scored.
+Extension `uncertainty` makes advantages smaller the more the answers of a group differ (SEED-GRPO), and
+the `diversity` of `curriculum` draws such prompts more often (MMR1). Samples in which nothing was read do not count.
+With `weight: 0` a reward gives its answers and nothing else. A reward that gives none is named when it is first scored.
 
-`advantage.shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and
+Extension `shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and
 never turns one (ASPO): a success stays better than a failure, however long it is.
 
 ## Steps from one state
 
-`advantage.credit: anchor` (GiGPO) compares every step a second time, with those that were taken from the same state. Of
+`credit: anchor` (GiGPO) compares every step a second time, with those that were taken from the same state. Of
 images these are the steps of a tree from one latent: from the common noise, and at each split of plan `branch`. Of text
 they are the tokens after a prefix that completions of a prompt share. A step whose state no other sample has keeps the
 sample's advantage.
@@ -149,6 +143,26 @@ these in place of those of the same name. `data` is then the embedded arithmetic
 where there is a section `parts`, see [text.md](text.md#parts-of-completions).
 """
 
+PARTS = """\
+## Parts
+
+A recipe chooses parts by name. A name alone stands for the part with its defaults; its options stand beside the name:
+
+```yaml
+sampler:
+  solver: dpmpp_2m
+  kernel: {name: cps, eta: 0.8}
+```
+
+On the command line `sampler.kernel=cps` chooses another part, which drops the options of the one before, and
+`sampler.kernel.eta=0.8` sets an option of the part that is chosen. In the place of a name may stand a part of your own,
+as `path/to/file.py:name` or `package.module:name`, or one that an installed package declares as an entry point.
+`flowgrpo parts` prints this list.
+
+In a list of parts, `penalties.kl.weight=0.01` sets an option of the entry of that name. An entry that is not there is
+added. `penalties.kl=null` takes it out.
+"""
+
 # What a key means where the schema does not say, or does not say enough for a reader who has no code open.
 NOTES = {
     "task": "`text` for language models, see [runs of text](#runs-of-text).",
@@ -163,24 +177,10 @@ NOTES = {
     "data.train": "Files end in .txt (a prompt a line), .jsonl, .json, .csv or .tsv (a `prompt` column; the others go "
     "to the rewards). For a pipeline that takes a picture, a column `image` has its path, from the folder of the file.",
     "data.heldout": "`null` switches evaluation off.",
-    "sampler.plan": "`window`: chains, stochastic and trained within a window of steps. `branch`: trees, stochastic at "
-    "every step. `spine`: a deterministic main line with stochastic side branches.",
     "sampler.steps": "Denoising steps.",
     "sampler.sigmas": "They fall from at most 1 to exactly 0, and take the place of `sampler.steps`.",
-    "sampler.kernel": "Of the stochastic steps, see [kernels](#kernels).",
-    "sampler.eta": "Noise level; the kernel's published one if left out.",
-    "sampler.shared_noise": "Only for plan `window`.",
-    "sampler.solver": "Of the deterministic steps of plans `window` and `spine`.",
-    "sampler.flash_ratio": "After the window, that is; all steps are kept if left out.",
-    "sampler.window.kind": "`progressive` slides, `decay` and `exp_decay` slide ever faster, `random` draws a "
-    "position, `frozen` stays at `start`, `all` trains every step but the last.",
-    "sampler.window.size": "Steps in the window.",
-    "sampler.window.stride": "Steps by which it slides; 0 keeps it in place.",
-    "sampler.window.start": "First step a window may hold.",
-    "sampler.window.stop": "All steps but the last if left out.",
     "rollout.group": "With plan `spine`, main lines per prompt; not used by `branch`.",
-    "advantage.multipliers.initial": "Where they start.",
-    "advantage.multipliers.maximum": "Largest of them.",
+    "extensions": "See [extensions](extensions.md).",
     "critic.learning_rate": "Of its AdamW.",
     "rollout.decode_batch": "Latents in one call of the decoder.",
     "rewards": "See [rewards.md](rewards.md).",
@@ -188,17 +188,6 @@ NOTES = {
     "rewards[].weight": "Factor in the combination; below 0 less of it is better, and 0 only records it.",
     "rewards[].label": "What the reward is called in metrics; its own name if left out.",
     "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
-    "advantage.baseline": "The group's mean, the mean of the others (`loo`), or nothing.",
-    "advantage.scale": "Standard deviation to divide by: of the group, of the whole batch (one process only), or none.",
-    "advantage.eps": "Added to the standard deviation.",
-    "advantage.ddof": "1: sample standard deviation; 0: population.",
-    "advantage.clamp": "Largest absolute advantage; `null` for no bound.",
-    "advantage.credit": "`leaf` gives an inner edge the mean advantage of its leaves. With `depth`, `how`, `baseline` "
-    "and `scale` are not used.",
-    "objective.ratio": "`gaussian`: the transition's own, to the power 1/D for latents of D elements. `guard`: "
-    "GRPO-Guard's. `cps_released`: that of the CPS code.",
-    "objective.surrogate": "See [surrogates](#surrogates).",
-    "objective.clip_nats": "D is the number of elements of a latent. For surrogates `clip` and `gmpo`.",
     "evaluate.rewards": "The keys of an entry are those of `rewards`.",
     "optimizer.learning_rate": "Of AdamW, as are the next three.",
     "optimizer.betas": "Decay of its averages.",
@@ -218,16 +207,12 @@ TEXT_NOTES = {
     "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
     "then not shared.",
-    "objective.surrogate": "See [surrogates](#surrogates).",
-    "objective.level": "Of a part it is Rank-GRPO's, of a completion (`sequence`) GSPO's.",
-    "objective.correction": "Of log-probs that differ between the two, as with top_k or top_p.",
-    "objective.correction_cap": "Largest such weight.",
     "evaluate.rewards": "The keys of an entry are those of `rewards`.",
 }
 
 
 # Sections that several keys hold are described once, here.
-HOMES = {"EmaConfig": "optimizer.ema.", "WindowConfig": "sampler.window."}
+HOMES = {"EmaConfig": "optimizer.ema."}
 
 
 def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
@@ -264,6 +249,13 @@ def _is_union(annotation: Any) -> bool:
 
 def allowed(annotation: Any, metadata: list[Any]) -> str:
     """The values a key takes, in words."""
+    if get_origin(annotation) is Annotated:
+        annotation, *inner = get_args(annotation)
+        inner = [m for one in inner for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
+        return allowed(annotation, [*inner, *metadata])
+    if kinds := [m for m in metadata if isinstance(m, Of)]:
+        [of] = kinds
+        return f"a [{of.kind}](#{KINDS[of.kind].plural.replace(' ', '-')})"
     if _is_union(annotation):
         parts = [part for part in get_args(annotation) if part is not type(None)]
         return " or ".join([*(allowed(part, metadata) for part in parts), "`null`"])
@@ -271,12 +263,19 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
         return ", ".join(f"`{value}`" for value in get_args(annotation))
     if section_of(annotation) is not None:
         return "section"
-    if get_origin(annotation) is list:
-        (entry,) = get_args(annotation)
+    if get_origin(annotation) is list or get_args(annotation)[1:] == (...,):
+        entry = get_args(annotation)[0]
+        entry = get_args(entry)[0] if get_origin(entry) is Annotated else entry
         least = max([getattr(m, "min_length", 0) for m in metadata], default=0)
         if get_origin(entry) is Literal:
             return f"list of {allowed(entry, [])}"
+        if get_origin(entry) is Annotated:
+            [of] = [m for m in get_args(entry) if isinstance(m, Of)]
+            return f"list of [{KINDS[of.kind].plural}](#{KINDS[of.kind].plural.replace(' ', '-')})"
         bound = "one or more " if least == 1 else f"at least {least} " if least else ""
+        if get_origin(entry) is Annotated:
+            [of] = [m for m in get_args(entry) if isinstance(m, Of)]
+            return f"list of {bound}[{KINDS[of.kind].plural}](#{KINDS[of.kind].plural.replace(' ', '-')})"
         return f"list of {bound}{_PLURAL.get(entry, 'rewards')}"
     if get_origin(annotation) is tuple:
         return "two numbers"
@@ -289,11 +288,45 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
 _PLURAL = {str: "texts", float: "numbers", int: "whole numbers"}
 
 
+def of_kind(kind: Kind) -> str:
+    """All parts of a kind with their options.
+
+    Raises:
+        ValueError: no docstring says what an option is.
+    """
+    rows = [("name", "option", "values", "default", "meaning"), ("---",) * 5]
+    for name, part in kind.builtin.items():
+        rows.append((f"`{name}`", "", "", "", told_of(part)))
+        for option, field in options_model(kind.word, name).model_fields.items():
+            if not field.description:
+                raise ValueError(f"{kind.word} {name}: its docstring does not say under `Args:` what {option} is")
+            values = allowed(field.annotation, field.metadata)
+            rows.append(("", f"`{option}`", values, default(field), field.description))
+            rows += list(_within(option, field))
+    title = kind.plural[0].upper() + kind.plural[1:]
+    return f"### {title}\n\nValues of `{kind.key}`. In Python: `{kind.call}`.\n\n{_rows(rows)}\n"
+
+
+def _within(option: str, field: FieldInfo) -> Iterator[tuple[str, ...]]:
+    """A row for each key of an option that is a section; none of a section that has a table of its own."""
+    section = section_of(field.annotation)
+    if section is None or section.__name__ in HOMES:
+        return
+    for key, inner in section.model_fields.items():
+        name = f"{option}.{key}"
+        yield "", f"`{name}`", allowed(inner.annotation, inner.metadata), default(inner), meaning(name, inner, {})
+
+
+def told_of(part: Callable[..., Any]) -> str:
+    """The first paragraph of a part's docstring, on one line."""
+    return " ".join((inspect.getdoc(part) or "").partition("\n\n")[0].replace("``", "`").split())
+
+
 def default(field: FieldInfo) -> str:
     """The default of a key as YAML would write it."""
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    value = default_of(field)
     if isinstance(value, str):
         return f"`{value}`" if value else '`""`'
     return f"`{json.dumps(value)}`"
@@ -361,37 +394,7 @@ def page() -> str:
     shared = set(listed)
     of_text = [entry for entry in sections(TextRecipe) if entry[0] and entry not in shared]
     parts = [INTRODUCTION, *_tables(listed, NOTES, "##"), TEXT, *_tables(of_text, TEXT_NOTES, "###")]
-    kernels = {name: function for name, function in KERNELS.items() if name != "ode"}
-    parts.append(
-        "## Kernels\n\nValues of `sampler.kernel`. A kernel gives a step's standard deviation and the weight of the\n"
-        f"predicted noise in its mean.\n\n{parts_table(kernels, ('sigmas', 'i'))}\n"
-    )
-    parts.append(
-        "## Credits\n\nValues of `advantage.credit`, and what `advantage.options` may hold for each.\n\n"
-        f"{parts_table(CREDITS, ('experience', 'scores', 'settings', 'critic'))}\n"
-    )
-    others = {name: function for name, function in ADVANTAGES.items() if name != "group"}
-    others |= {"tracked": ValueTracker, "cumulative": CumulativeStandardiser}
-    parts.append(
-        "## Estimators\n\nValues of `advantage.estimator` beside `group`, and what `advantage.estimator_options` may\n"
-        f"hold for each.\n\n{parts_table(others, ('rewards', 'groups', 'strata', 'values'))}\n"
-    )
-    forms = {"neighbour": quasi_norm, **FORWARD}
-    parts.append(
-        "## Forms\n\nValues of `objective.form` beside `transition`, and what `objective.form_options` may hold.\n\n"
-        f"{parts_table(forms, ('rows', 'surrogate', 'advantages', 'group'))}\n"
-    )
-    given = ("logp", "ref_logp", "old_logp", "lengths", "pairs", "scores", "correct", "advantages", "groups")
-    parts.append(
-        "## Forms of text\n\nValues of `objective.form` beside `tokens`, and what `objective.form_options` may hold.\n"
-        f"\n{parts_table(FORMS, given)}\n"
-    )
-    given = ("log_ratio", "adv", "logp", "mask", "units", "entropy", "mean_entropy")
-    parts.append(
-        "## Surrogates\n\nValues of `objective.surrogate`, and what `objective.options` may hold for each.\n\n"
-        f"{parts_table({**SURROGATES, **PART_SURROGATES}, given)}\n"
-    )
-    return "\n".join(parts)
+    return "\n".join([*parts, PARTS, *(of_kind(kind) for kind in KINDS.values())])
 
 
 if __name__ == "__main__":

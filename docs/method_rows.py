@@ -24,16 +24,13 @@ import yaml
 import flowgrpo
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.configs.schema import AnyRecipe, Recipe
-from flowgrpo.core.registry import ADVANTAGES, PART_SURROGATES, SELECTIONS, SURROGATES
+from flowgrpo.parts.kinds import KINDS
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.rewards.runner import RewardSet
-from flowgrpo.training.credit import credit_of
-from flowgrpo.training.memory import Memory
-from flowgrpo.training.objectives import form_of
-from flowgrpo.training.planning import bound_surrogate, surrogate_of
+from flowgrpo.training.credit.from_scores import Credit
+from flowgrpo.training.planning import forecast
 from flowgrpo.training.session import reward_specs
-from flowgrpo.training.text_parts import PartRatios
-from flowgrpo.training.text_preferences import FORMS
+from flowgrpo.training.text_preferences import tried
 
 ROWS = Path(__file__).resolve().with_name("methods.yaml")
 PACKAGE = Path(flowgrpo.__file__).parent
@@ -53,11 +50,10 @@ LEGEND = """\
 What a row says of its state:
 
 - **recipe**: lines of a recipe choose it, or a recipe that comes with the package. `a.b: c` is the key `b` in the
-  section `a` of a file, and `a.b=c` on the command line, as in `flowgrpo train text advantage.estimator=beta`. Lines
+  section `a` of a file, and `a.b=c` on the command line, as in `flowgrpo train text advantage=beta`. Lines
   without a word before them serve images and text; others follow the word "Images" or "Text". All are checked upon the
-  recipes `default` (images) and `text`. There, `objective.options` takes the place of the clip's bounds, which other
-  surrogates do not know; a file with `base: text` merges sections and cannot drop them, so leave out the base, or use
-  the command line.
+  recipes `default` (images) and `text`. Choosing another
+  part drops the options of the part before.
 - **reward**: a reward of that name does it, with the lines that put it in a recipe.
 - **library**: a function of `flowgrpo`, for code of your own. No recipe reaches it.
 - **not yet**: what is missing.
@@ -196,14 +192,10 @@ def _way_faults(task: str, way: Way) -> Iterator[str]:
 
 def _check(recipe: AnyRecipe) -> None:
     if isinstance(recipe, Recipe):
-        surrogate_of(recipe, 1)
-        form_of(recipe)
+        forecast(recipe, most=1)
     else:
-        PartRatios(recipe.objective, bound_surrogate(recipe.objective.surrogate, recipe.objective.options))
-        if recipe.objective.form != "tokens":
-            inspect.signature(partial(FORMS[recipe.objective.form], **recipe.objective.form_options))
-    credit_of(recipe.advantage)
-    Memory(recipe)
+        tried(recipe)
+    Credit(recipe)
     rewards = RewardSet(reward_specs(recipe.rewards))
     for reward in rewards.rewards:
         # Which columns there are is a matter of the prompt file; what is scored is not.
@@ -233,7 +225,7 @@ def cited() -> frozenset[str]:
 @cache
 def reached() -> tuple[Any, ...]:
     """What of `core` other packages import, and what recipes choose there by name."""
-    found = [*ADVANTAGES.values(), *SELECTIONS.values(), *SURROGATES.values(), *PART_SURROGATES.values()]
+    found = [part for kind in KINDS.values() for part in kind.builtin.values()]
     found = [one.func if isinstance(one, partial) else one for one in found]
     for file in PACKAGE.rglob("*.py"):
         package = ".".join(["flowgrpo", *file.relative_to(PACKAGE).parts[:-1]])

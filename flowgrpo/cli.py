@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rich.console import Console
 from .cli_gallery import gallery
 from .cli_heap import keep_freed_memory
 from .cli_output import console, is_first, output_file, output_folder, say, timed_report
+from .cli_parts import parts
 from .cli_pipelines import pipelines_app
 from .cli_plan import RecipeArgument, plan, recipes, split
 from .cli_rewards import rewards_app
@@ -37,6 +39,10 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):
+                # Whoever read the output has enough of it, as `head` has; what is left to flush has no reader either.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
             raise RuntimeError(
                 f"something that this command called raised {error!r} before the command had ended; the traceback says "
                 "what did"
@@ -49,6 +55,7 @@ app.add_typer(build_app, name="build")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
+app.command()(parts)
 
 
 def _version(asked: bool) -> None:

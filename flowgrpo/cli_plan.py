@@ -179,14 +179,13 @@ def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> 
 
     from .samplers.drawing import draw_text, unfold
     from .samplers.drawing_svg import draw_svg
-    from .samplers.schedules import shifted_sigmas
-    from .training.planning import planner
+    from .training.planning import planner, table_of
     from .training.run_folder import write_text
 
     if iteration >= recipe.run.iterations:
         raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
     own = recipe.sampler.sigmas
-    tree = unfold(planner(recipe, own or shifted_sigmas(recipe.sampler.steps))(iteration))
+    tree = unfold(planner(recipe, table_of(recipe))(iteration))
     title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
     if draw:
         text = Text("\n" + draw_text(tree, title, note))

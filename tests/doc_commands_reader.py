@@ -21,10 +21,11 @@ EMBEDDED = ("scenes", "arithmetic", "arithmetic:untrained")
 PLACEHOLDERS = {
     "RUN": "runs/mine", "RUN_FOLDER": "runs/mine", "RECIPE": "default", "KEY=VALUE": "run.seed=3", "REWARD": "gold",
     "MODEL": "my/pipeline", "MODEL_FOLDER": "my/pipeline", "FOLDER": "folder", "FILE": "file", "NAME": "default",
-    "PROMPT": "a red circle", "NOISE": "7",
+    "PROMPT": "a red circle", "NOISE": "7", "KIND": "kernel",
 }  # fmt: skip
 OF_COMMANDS = {
     ("plan", "NAME"): "flow_grpo",
+    ("parts", "KIND"): "kernel",
     ("rewards", "new", "NAME"): "glow",
     ("rewards", "check", "NAME"): "jpeg_compressibility",
     ("rewards", "compare", "NAME"): "gold",

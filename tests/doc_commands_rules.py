@@ -40,7 +40,7 @@ SMALL_TEXT = bench_text.Sizes(group=4, prompt=192, completion=8, width=64, layer
 
 # Small enough for seconds: a rollout of four images with few steps, whatever the recipe.
 TINY_ROLLOUT = ("rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}", "sampler.steps=4")
-TINY_WINDOW = "sampler.window={kind: frozen, size: 2, start: 0}"
+TINY_WINDOW = "sampler.plan.window={name: frozen, size: 2, start: 0}"
 
 RULES: dict[tuple[str, ...], Rule] = {}
 
@@ -191,6 +191,7 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
     return [*words, *TINY_ROLLOUT, TINY_WINDOW, "evaluate.prompts=2"]
 
 
+@rule("parts")
 @rule("recipes")
 @rule("rewards")
 @rule("rewards", "new")

@@ -12,6 +12,8 @@ import pytest
 from flowgrpo import __version__
 from tests.test_layout import ROOT
 
+pytestmark = pytest.mark.slow
+
 # Links into the package, for those who read the repository.
 LINKS = {"configs", "pipelines", "rewards", "samplers"}
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"

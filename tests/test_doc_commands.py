@@ -54,6 +54,7 @@ def faults(reader: Reader, shown: list[Example]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_works(page: Path, reader: Reader) -> None:
     found = faults(reader, examples(page))

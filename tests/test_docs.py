@@ -1,3 +1,5 @@
+"""The pages against the code: the fields, columns, keys, links and figures that they name are there."""
+
 import ast
 import importlib.util
 import json
@@ -111,15 +113,13 @@ def test_claims_of_the_method_tables_hold(rows):
         ({"state": "not yet"}, "state not yet needs note"),
         ({"state": "not yet", "note": "Much.", "library": ["core.kl"]}, "state not yet does not go with library"),
         ({"state": "recipe", "recipes": ["branchgrp"]}, "there is no recipe 'branchgrp'"),
-        ({"state": "recipe", "both": [{"advantage.how": "gdpo"}], "arxiv": "9912.99999"}, "cites 9912.99999"),
-        ({"state": "recipe", "text": [{"advantage.estimator": "betta"}]}, "advantage.estimator"),
-        ({"state": "recipe", "text": [{"objective.surrogate": "sapo"}]}, "which surrogate sapo does not take"),
-        ({"state": "recipe", "images": [{"objective.surrogate": "sapo"}]}, "objective.clip_nats"),
-        ({"state": "recipe", "images": [{"rollout.replay": 4}]}, "unknown key 'replay'"),
-        ({"state": "recipe", "text": [{"advantage.estimator_options": {"k": 1}}]}, "another estimator than group"),
+        ({"state": "recipe", "both": [{"advantage": "gdpo"}], "arxiv": "9912.99999"}, "cites 9912.99999"),
+        ({"state": "recipe", "text": [{"advantage": "betta"}]}, "there is no advantage 'betta'"),
+        ({"state": "recipe", "text": [{"objective.surrogate": {"name": "sapo", "low": 1}}]}, "surrogate sapo has no"),
+        ({"state": "recipe", "images": [{"rollout.tokens": 4}]}, "unknown key 'tokens'"),
+        ({"state": "recipe", "text": [{"advantage.k": 1}]}, "advantage group has no option 'k'"),
         (
-            {"state": "recipe", "text": [{"objective.form": "dpo", "objective.options": {},
-                                          "objective.form_options": {"tau": 0.5}}]},
+            {"state": "recipe", "text": [{"objective": {"name": "answers", "loss": {"name": "dpo", "tau": 0.5}}}]},
             "tau",
         ),
         ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "this run makes completions"),
@@ -170,13 +170,15 @@ def test_recipe_reference_lists_every_key_with_its_default(reference):
     def walk(value, prefix):
         for name, inner in value.items():
             key = f"{prefix}{name}"
-            if isinstance(inner, dict) and inner:
+            if isinstance(inner, dict) and "name" in inner:
+                yield key, inner["name"]
+            elif isinstance(inner, dict) and inner:
                 yield from walk(inner, f"{key}.")
             elif name != "rewards":
                 yield key, inner
 
     keys = dict(walk(Recipe(rewards=[{"name": "gold"}]).model_dump(mode="json"), ""))
-    assert {"optimizer.ema.decay", "sampler.window.size", "model.lora.rank"} <= set(keys)
+    assert {"optimizer.ema.decay", "sampler.plan", "model.lora.rank"} <= set(keys)
     for key, default in keys.items():
         row = re.search(rf"^\| `{re.escape(key)}` \| .* \| `(.*?)` \| .+ \|$", page, re.MULTILINE)
         assert row is not None, key
@@ -190,8 +192,8 @@ def test_recipe_reference_refuses_a_key_without_a_meaning_and_a_note_without_a_k
     with pytest.raises(ValueError, match=r"sampler\.colour"):
         reference.page()
     monkeypatch.undo()
-    monkeypatch.delitem(reference.NOTES, "sampler.eta")
-    with pytest.raises(ValueError, match=r"sampler\.eta"):
+    monkeypatch.delitem(reference.NOTES, "run.seed")
+    with pytest.raises(ValueError, match=r"run\.seed"):
         reference.page()
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import flowgrpo
 from flowgrpo.cli import app
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.parts.choice import options_model
 from tests.test_docs import blocks, cells, script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,12 +225,10 @@ def test_recipes_of_the_pages_are_recipes(name: str, tmp_path: Path):
 
 
 def test_guard_keys_are_those_of_the_schema():
-    from flowgrpo.configs.sections import GuardConfig
-
     listed = {name.strip("`"): default.strip("`") for name, default in zip(
         cells(DOCS / "several_rewards.md", "Guards", 0), cells(DOCS / "several_rewards.md", "Guards", 1), strict=True
     )}  # fmt: skip
-    fields = GuardConfig.model_fields
+    fields = options_model("extension", "guard").model_fields
     assert listed == {name: "required" if f.is_required() else str(f.default) for name, f in fields.items()}
 
 

@@ -24,6 +24,7 @@ def section(title: str) -> str:
     return PAGE.split(f"+{title}+gpus8`", 1)[1].split("\n## ", 1)[0]
 
 
+@pytest.mark.slow
 def test_every_run_has_its_table_with_the_counts_of_its_plan(runs: ModuleType):
     assert len(runs.RUNS) >= 8
     for model, task in runs.RUNS:

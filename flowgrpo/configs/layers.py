@@ -55,14 +55,30 @@ class Part:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced."""
+    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced.
+
+    Of a part (a mapping with a `name`, or the name alone) another name drops the options of the part before.
+    """
     merged = dict(below)
     for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = over(merged.get(key), value)
     return merged
 
 
+def over(below: Any, above: Any) -> Any:
+    """What stands at a key below a recipe, with what the recipe has there."""
+    if isinstance(above, dict) and isinstance(below, str) and "name" not in above:
+        below = {"name": below}
+    if isinstance(above, str) and isinstance(below, dict) and "name" in below:
+        above = {"name": above}
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    if "name" in above and above["name"] != below.get("name"):
+        return above
+    return merge(below, above)
+
+
+@cache
 def recipe_lines() -> dict[str, str]:
     """Recipes that come with the package: name -> first comment line of the file."""
     folder = resources.files("flowgrpo.configs") / "recipes"
@@ -274,6 +290,12 @@ def _read(key: str) -> tuple[str, str]:
 
 
 def _parse(name: str, text: str) -> dict[str, Any]:
+    """The keys of a recipe, the caller's own; a text is read once, since most recipes build on the same few."""
+    return copy.deepcopy(_parsed(name, text))
+
+
+@cache
+def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
         return as_mapping(parse_yaml(text, name), name, "recipe keys, such as `base: default`")
     except ValueError as error:

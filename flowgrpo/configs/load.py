@@ -7,12 +7,15 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from .layers import RecipeError, layers, recipe_lines
+from ..parts.choice import Of, owners, plain
+from ..parts.kinds import KINDS
+from ..parts.section import Section
+from .layers import RecipeError, layers, over, recipe_lines
 from .schema import AnyRecipe, Recipe, TextRecipe
 from .yaml_text import Dumper, kind_of, parse_yaml_value
 
@@ -21,7 +24,7 @@ __all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "re
 
 def recipe_names(task: str | None = None) -> dict[str, str]:
     """Recipes that come with the package, or those of a task: name -> first comment line of the file."""
-    found = recipe_lines()
+    found = dict(recipe_lines())
     if task is None:
         return found
     return {name: line for name, line in found.items() if layers(name)[1].get("task", "images") == task}
@@ -35,7 +38,9 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
             recipe key by key; with `@published` after the source, its `published` section changes it once more, after
             that of the recipe which the section names as its own `base`. Parts for a model, a task and hardware follow
             a method after `+`, as in `flow_grpo+sd35_medium+ocr+gpus8`; they change its published settings.
-        overrides: dotted assignments; values are read as YAML, list entries by number (`rewards.0.weight=2`).
+        overrides: dotted assignments; values are read as YAML, entries of a list by number (`rewards.0.weight=2`), or
+            by label or name (`rewards.gold.weight=2`). Of a list of parts, one that is not there is added
+            (`penalties.kl.weight=0.01`), and nothing takes one out (`penalties.kl=null`).
 
     Raises:
         RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
@@ -82,36 +87,121 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
     *parents, last = key.split(".")
     if not all((*parents, last)):
         raise RecipeError(f"override {assignment!r}: a key between dots is empty; write for example run.iterations=50")
+    kind = _kinds_of_lists(data).get(parents[0]) if parents else None
     for depth, part in enumerate(parents):
         if isinstance(place, list):
-            place = place[_position(place, part, assignment)]
+            place = _entry(place, part, kind, assignment)
         else:
             # A section that is left out may be written as nothing (`ema: null`); assigning in it brings it back.
             if place.get(part) is None:
-                place[part] = {}
+                place[part] = [] if kind is not None and depth == 0 else {}
+            elif isinstance(place[part], str) and part != "name":
+                # A part whose name stands alone has no options yet.
+                place[part] = {"name": place[part]}
             place = place[part]
         if not isinstance(place, dict | list):
             raise RecipeError(f"override {assignment!r}: {'.'.join(parents[: depth + 1])} is a value, not a section")
     if isinstance(place, list):
-        place[_position(place, last, assignment)] = value
-    else:
+        _replace(place, last, value, kind, assignment)
+    elif last == "name" and parents and place.get("name") not in (None, value):
+        # Options belong to the part that had them.
+        place.clear()
         place[last] = value
+    else:
+        place[last] = _over_part(place.get(last), value)
 
 
-def _position(place: list[Any], part: str, assignment: str) -> int:
-    if not re.fullmatch("[0-9]{1,9}", part) or int(part) >= len(place):
-        raise RecipeError(f"override {assignment!r}: {part!r} is not an entry of a list of {len(place)}; count from 0")
-    return int(part)
+def _over_part(below: Any, value: Any) -> Any:
+    """A value given to a key: options without a name are of the part that is there; anything else takes its place."""
+    is_part = isinstance(below, str) or (isinstance(below, dict) and "name" in below)
+    return over(below, value) if is_part and isinstance(value, dict) and "name" not in value else value
+
+
+def _kinds_of_lists(data: Mapping[str, Any]) -> dict[str, str]:
+    """Keys of a recipe that hold a list of parts, with the kind of these."""
+    schema = TextRecipe if data.get("task") == "text" else Recipe
+    found: dict[str, str] = {}
+    for key, field in schema.model_fields.items():
+        for entry in get_args(field.annotation) if get_origin(field.annotation) is list else ():
+            for each in getattr(entry, "__metadata__", ()):
+                if isinstance(each, Of):
+                    found[key] = each.kind
+    return found
+
+
+def _entry(place: list[Any], part: str, kind: str | None, assignment: str) -> Any:
+    """The entry of a list by its number, or by its label or name; of a list of parts one that is added."""
+    at = _place_of(place, part)
+    if at is None:
+        if kind is None or part.isdigit():
+            raise RecipeError(_no_entry(place, part, assignment))
+        place.append({"name": part})
+        return place[-1]
+    if isinstance(place[at], str):
+        place[at] = {"name": place[at]}
+    return place[at]
+
+
+def _replace(place: list[Any], part: str, value: Any, kind: str | None, assignment: str) -> None:
+    """Put a value in the place of an entry; nothing in the place of a part that is named takes it out."""
+    key = assignment.partition("=")[0]
+    at = _place_of(place, part)
+    if kind is None or part.isdigit():
+        if at is None:
+            raise RecipeError(_no_entry(place, part, assignment))
+        place[at] = value
+    elif isinstance(value, dict):
+        at = len(place) if at is None else at
+        place[at : at + 1] = [{"name": part, **value}]
+    elif value is not None:
+        raise RecipeError(
+            f"override {assignment!r}: {part} is a {kind} with options; set one of these, as {key}.OPTION=VALUE, or "
+            f"take it out by {key}=null"
+        )
+    elif at is not None:
+        del place[at]
+    else:
+        try:
+            KINDS[kind].resolve(part)
+        except ValueError as error:
+            raise RecipeError(f"override {assignment!r}: {error}") from None
+
+
+def _place_of(place: list[Any], part: str) -> int | None:
+    """Which entry of a list is meant: by its number, its label, or its name without the file in front of it."""
+    if re.fullmatch("[0-9]{1,9}", part):
+        return int(part) if int(part) < len(place) else None
+    named = [_named(entry) for entry in place]
+    return next((named.index(names) for names in named if part in names), None)
+
+
+def _named(entry: Any) -> list[str]:
+    """What an entry of a list is called."""
+    if isinstance(entry, str):
+        return [entry, entry.rpartition(":")[2]]
+    if not isinstance(entry, dict):
+        return []
+    given = next((entry[key] for key in ("label", "name") if isinstance(entry.get(key), str)), "")
+    return [given, given.rpartition(":")[2]]
+
+
+def _no_entry(place: list[Any], part: str, assignment: str) -> str:
+    names = list(dict.fromkeys(names[0] for names in map(_named, place) if names))
+    listed = f", or name one of {', '.join(names)}" if names else ""
+    return f"override {assignment!r}: {part!r} is not an entry of a list of {len(place)}; count from 0{listed}"
 
 
 def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     place = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "part":
+        return "\n".join(_explain_part(fault, *inner) for inner in fault["ctx"]["faults"])
     if fault["type"] == "extra_forbidden":
         known = _fields_at(schema, fault["loc"][:-1])
         key = str(fault["loc"][-1])
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"  {place}: unknown key {key!r}; {hint}"
+        owned = owners(key)
+        return f"  {place}: unknown key {key!r}; {hint}" + (f". {owned}" if owned else "")
     given = fault.get("input")
     if fault["type"] == "within":
         return f"  {place}.{fault['ctx']['within']} {fault['msg']}"
@@ -121,6 +211,15 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if not place:
         return "\n".join(f"  {line}" for line in message.splitlines())
     return f"  {place}: {message}{_shown(fault['type'], given)}"
+
+
+def _explain_part(fault: Mapping[str, Any], place: tuple[Any, ...], said: Any, given: Any) -> str:
+    """One fault within a part: of its name, of an option that it has not, or of an option's value."""
+    where = (*fault["loc"], *place)
+    if isinstance(said, str):
+        key = ".".join(str(part) for part in where)
+        return f"  {key}: {said}" + ("" if given is None else f" (got {short(given)})")
+    return _explain({**said, "loc": where, "input": given}, Section)
 
 
 WORDS = {
@@ -174,4 +273,4 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
 
 def dump_recipe(recipe: AnyRecipe) -> str:
     """A recipe as YAML, every value written out."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(plain(recipe), Dumper=Dumper, sort_keys=False, allow_unicode=True)

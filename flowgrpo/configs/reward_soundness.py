@@ -23,8 +23,6 @@ def reward_faults(recipe: AnyRecipe) -> list[str]:
             "give one a weight above 0, or below 0 where less of it is better"
         )
     faults += [*_apart_faults(recipe, counted), *_constraint_faults(recipe, counted)]
-    if recipe.advantage.multipliers.initial > recipe.advantage.multipliers.maximum:
-        faults.append("advantage.multipliers.initial is above its maximum")
     return faults
 
 
@@ -53,7 +51,7 @@ def _own_faults(recipe: AnyRecipe, label: str, named: dict[str, RewardConfig]) -
 
 def _apart_faults(recipe: AnyRecipe, counted: dict[str, RewardConfig]) -> list[str]:
     """Of rewards that are compared among the successes of another, by label."""
-    advantage, faults = recipe.advantage, list[str]()
+    faults = list[str]()
     apart = {label: reward for label, reward in counted.items() if reward.gate is not None and reward.gate.apart}
     for label, reward in apart.items():
         if reward.weight < 0:
@@ -73,11 +71,10 @@ def _apart_faults(recipe: AnyRecipe, counted: dict[str, RewardConfig]) -> list[s
             f"gate.apart adds reward {', '.join(apart)} to the advantages of the others, and those all have weight 0; "
             "give one of them another weight"
         )
-    plain = (advantage.estimator, advantage.how, advantage.credit, advantage.baseline, advantage.scale)
     constrained = any(reward.at_least is not None for reward in counted.values())
-    if apart and (plain != ("group", "sum", "leaf", "mean", "group") or constrained):
+    if apart and (not _plain(recipe) or constrained):
         faults.append(
-            "a reward with gate.apart has a scale of its own: use advantage.estimator group, how sum, credit leaf, "
+            "a reward with gate.apart has a scale of its own: use combine sum, credit leaf, advantage group with "
             "baseline mean and scale group, and no reward with `at_least`"
         )
     return faults
@@ -85,14 +82,18 @@ def _apart_faults(recipe: AnyRecipe, counted: dict[str, RewardConfig]) -> list[s
 
 def _constraint_faults(recipe: AnyRecipe, counted: dict[str, RewardConfig]) -> list[str]:
     """Of rewards with `at_least`."""
-    advantage, faults = recipe.advantage, list[str]()
     constrained = [label for label, reward in counted.items() if reward.at_least is not None]
-    if constrained and len(constrained) == len(counted):
-        faults.append(
-            f"every reward that counts has `at_least` ({', '.join(constrained)}); leave one without, as the aim"
-        )
-    if constrained and (advantage.estimator != "group" or advantage.how != "sum" or advantage.credit != "leaf"):
-        faults.append(
-            "a reward with `at_least` is normalised by itself; use advantage.estimator group, how sum, credit leaf"
-        )
-    return faults
+    if not constrained or "multipliers" in [choice.name for choice in recipe.extensions]:
+        return []
+    return [
+        f"reward {', '.join(constrained)} has `at_least`, and nothing finds its weight; add {{name: multipliers}} to "
+        "extensions"
+    ]
+
+
+def _plain(recipe: AnyRecipe) -> bool:
+    """Whether samples are compared with the mean of their group, by the weighted sum of the rewards."""
+    chosen = recipe.advantage
+    if chosen is None or (recipe.combine.name, recipe.credit.name, chosen.name) != ("sum", "leaf", "group"):
+        return False
+    return bool(chosen["baseline"] == "mean" and chosen["scale"] == "group")

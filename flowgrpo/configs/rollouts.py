@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from .section import Section
+from ..parts.section import Section
 from .sections import BudgetConfig
 
 
@@ -37,9 +37,6 @@ class TextRolloutConfig(Section):
     batch: int = Field(64, ge=1, description="Completions sampled at once.")
     tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is not cut.")
     budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
-    replay: int = Field(
-        0, ge=0, description="Successes remembered of a prompt, to replace a failure where a group has no success."
-    )
 
 
 def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> list[str]:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from .part_soundness import part_faults
+from ..parts.choice import Choice, Of, part_field
+from ..parts.needs import SOMETHING, Need, asking, unmet
+from ..parts.section import Section
 from .rollouts import RolloutConfig, TextRolloutConfig, rollout_faults
-from .section import OptionNumber, Section
 from .sections import (
-    AdvantageConfig,
-    BalanceConfig,
     DataConfig,
     EmaConfig,
-    EntropyConfig,
     HeldOutConfig,
     LoraConfig,
     OptimizerConfig,
     RewardConfig,
     RunConfig,
-    SurrogateName,
-    VarianceConfig,
     distinct_labels,
+    named_once,
 )
-from .soundness import credit_faults, objective_faults, sampler_faults, shared_faults, text_faults
+from .soundness import image_faults, shared_faults, text_faults
 
 
 class ModelConfig(Section):
@@ -66,21 +63,10 @@ class ModelConfig(Section):
         return self
 
 
-class WindowConfig(Section):
-    """MixGRPO's window of trained steps."""
-
-    kind: Literal["progressive", "random", "subset", "decay", "exp_decay", "frozen", "all"] = Field(
-        "progressive", description="How it moves; `subset` draws single steps, `all` is every step but the last."
-    )
-    size: int = Field(4, ge=1)
-    stride: int = Field(1, ge=0)
-    interval: int = Field(25, ge=1, description="Iterations at one position.")
-    start: int = Field(0, ge=0)
-    stop: int | None = Field(None, ge=1, description="One past the last step a window may hold.")
-
-
 class GuideConfig(Section):
     """Euphonium's drift: the critic's gradient in the noise of the stochastic steps."""
+
+    needs = (Need("critic", (SOMETHING,), "follows the gradient of a critic"),)
 
     scale: float = Field(0.1, gt=0, description="Root mean square of what is added to the standard normal noise.")
     start: int = Field(0, ge=0, description="First step that is guided.")
@@ -89,26 +75,11 @@ class GuideConfig(Section):
 class SamplerConfig(Section):
     """How a rollout walks from noise to image."""
 
-    plan: Literal["window", "branch", "spine", "ode"] = "window"
     steps: int = Field(10, ge=2, le=10_000)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
-    kernel: Literal["flow_sde", "dance_sde", "wan_sde", "cps", "sage", "ddim"] = "flow_sde"
-    eta: float | None = Field(None, ge=0)
-    shared_noise: bool = Field(True, description="The samples of a prompt start from one noise.")
-    solver: Literal["euler", "dpmpp_2m"] = "euler"
-    window: WindowConfig = Field(WindowConfig(), description="Trained steps of `window`, `branch` and `ode`.")
-    stochastic: Literal["window", "all"] | None = Field(
-        None, description="Stochastic steps; `window` for a window and `all` for a tree if left out."
-    )
-    pruned: WindowConfig | None = Field(None, description="Steps left out of training: BranchGRPO's depth pruning.")
-    probe: int | None = Field(
-        None, ge=0, description="`window`: finish each state without noise too, in this stride; 0 is one step."
-    )
-    flash_ratio: float | None = Field(None, gt=0, le=1, description="MixGRPO-Flash: share of steps kept after it.")
-    splits: list[int] = Field(default_factory=list, description="Steps that split (`branch`) or branch (`spine`).")
-    width: int = Field(2, ge=2, description="`branch`: children at a split; `spine`: branches at a step.")
-    completions: list[int] = Field([1], min_length=1, description="`spine`: strides in which a branch is finished.")
-    spread: float | None = Field(None, gt=0, description="`branch`, `ode`: share of own noise among siblings.")
+    kernel: Annotated[Choice, Of("kernel", "flow_sde")] = part_field("flow_sde", "Of the stochastic steps.")
+    solver: Annotated[Choice, Of("solver", "euler")] = part_field("euler", "Of the deterministic steps.")
+    plan: Annotated[Choice, Of("plan", "window")] = part_field("window", "What is done at each step, and trained.")
     guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
 
     @field_validator("sigmas")
@@ -119,62 +90,21 @@ class SamplerConfig(Section):
         return sigmas
 
 
+def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
+    if asking(recipe, "critic"):
+        return []
+    return ["a critic that nothing asks; set credit to critic or process, or sampler.guide"]
+
+
 class CriticConfig(Section):
     """A small network that predicts the reward of a noisy latent."""
+
+    needs = (_critic_is_asked,)
 
     learning_rate: float = Field(1e-3, gt=0)
     passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")
     warmup: int = Field(10, ge=0, description="Iterations before it has any influence.")
     width: int = Field(64, ge=4, description="Channels.")
-
-
-class ObjectiveConfig(Section):
-    """Ratio, surrogate, step weight and penalties, or a loss of the forward process."""
-
-    form: Literal["transition", "neighbour", "diffusion_nft", "awm", "dgpo", "flow_dpo"] = Field(
-        "transition", description="Ratio of a step's transition, of a choice among neighbours, or a forward process."
-    )
-    form_options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the form.")
-    times: int | None = Field(None, ge=1, description="Forward process: noise levels per image; all if left out.")
-    ratio: Literal["gaussian", "guard", "cps_released"] = "guard"
-    surrogate: SurrogateName = "clip"
-    options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
-    clip_nats: float | None = Field(None, gt=0, description="Clip in nats of a whole latent: low = high = nats / D.")
-    balance: BalanceConfig | None = Field(
-        None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
-    )
-    variance: VarianceConfig | None = Field(
-        None,
-        description="Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.",
-    )
-    trust_nats: float | None = Field(
-        None, gt=0, description="Flow-DPPO: steps that moved further and still move away are left out."
-    )
-    weight: Literal["none", "guard", "noise", "equalise"] = Field(
-        "guard", description="Of a step: 1/|J|, s over its mean, or s/|J| over its median."
-    )
-    kl: float = Field(0.0, ge=0, description="β of the exact Gaussian KL to the reference.")
-    w2: float = Field(0.0, ge=0, description="Of the squared 2-Wasserstein distance of a step to the reference's.")
-    stepwise: float = Field(0.0, ge=0, description="Of the KL to the policy that sampled.")
-    distil: float = Field(0.0, ge=0, description="Of the KL to the guided step.")
-    llds: float = Field(
-        0.0,
-        ge=0,
-        description="Of LLDS (2512.04220), what the log-density of a sampled step has fallen since sampling.",
-    )
-    llds_rows: Literal["all", "good"] = Field("all", description="`llds`: only where the advantage is above 0.")
-    anchor: EmaConfig | None = Field(None, description="The reference moves after the weights; the base if left out.")
-    old: EmaConfig | None = Field(None, description="The sampling policy follows the weights; it is them if left out.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _steps_have_no_entropy(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "entropy" in given:
-            raise ValueError(
-                "the entropy of a Gaussian step follows from its standard deviation alone, which is the sampler's and "
-                "not trained; leave `entropy` out, and set sampler.eta for more noise"
-            )
-        return given
 
 
 class EvaluateConfig(HeldOutConfig):
@@ -190,8 +120,21 @@ class BaseRecipe(Section):
     paper: str = ""
     data: DataConfig = DataConfig()
     rewards: list[RewardConfig] = Field(min_length=1)
-    advantage: AdvantageConfig = AdvantageConfig()
+    combine: Annotated[Choice, Of("combination", "sum")] = part_field("sum", "How several rewards become one.")
+    advantage: Annotated[Choice, Of("advantage", "group")] | None = part_field(
+        "group", "How a sample compares with others; `null` where the credit compares by itself."
+    )
+    credit: Annotated[Choice, Of("credit", "leaf")] = part_field("leaf", "The advantage of every step or token.")
+    clamp: float | None = Field(5.0, gt=0, description="Largest absolute advantage; `null` for no bound.")
+    select: list[Annotated[Choice, Of("selection")]] = Field(
+        default_factory=list,
+        description="Samples that enter the gradient: those that every entry keeps, or all if there is none. All enter "
+        "the statistics.",
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
+    extensions: list[Annotated[Choice, Of("extension")]] = Field(
+        default_factory=list, description="What only some runs want; a recipe that has the key replaces the whole list."
+    )
     run: RunConfig = RunConfig()
 
     @field_validator("rewards")
@@ -208,8 +151,21 @@ class Recipe(BaseRecipe):
     sampler: SamplerConfig = SamplerConfig()
     rollout: RolloutConfig = RolloutConfig()
     critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that asks one.")
-    objective: ObjectiveConfig = ObjectiveConfig()
+    objective: Annotated[Choice, Of("objective", "transition")] = part_field(
+        "transition", "What an update computes on a rollout."
+    )
+    penalties: list[Annotated[Choice, Of("penalty")]] = Field(
+        default_factory=list, description="Added to the loss, each times its `weight`."
+    )
+    reference: EmaConfig | None = Field(
+        None, description="What penalties compare with moves after the weights; it is the base model if left out."
+    )
     evaluate: EvaluateConfig = EvaluateConfig()
+
+    @field_validator("penalties")
+    @classmethod
+    def _each_once(cls, penalties: list[Choice]) -> list[Choice]:
+        return named_once(penalties)
 
     @model_validator(mode="before")
     @classmethod
@@ -223,8 +179,8 @@ class Recipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
-        faults = [*sampler_faults(self), *credit_faults(self), *objective_faults(self), *shared_faults(self)]
-        faults += rollout_faults(self.rollout, self.optimizer.updates)
+        faults = [*image_faults(self), *shared_faults(self)]
+        faults += [*unmet(self), *rollout_faults(self.rollout, self.optimizer.updates)]
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -291,65 +247,6 @@ class PartsConfig(Section):
         return self
 
 
-class TextObjectiveConfig(Section):
-    """Ratio level, surrogate, reduction and penalty, or a loss of whole answers."""
-
-    form: Literal["tokens", "dpo", "simpo", "regression", "real"] = Field(
-        "tokens",
-        description="A surrogate of the tokens' ratio; or of whole answers of a group: the best against the worst (DPO "
-        "2305.18290, SimPO 2405.14734), advantages predicted (Reg-GRPO 2506.07464), right told from wrong (REAL "
-        "2602.05630).",
-    )
-    form_options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the form.")
-    surrogate: SurrogateName = "clip"
-    options: dict[str, OptionNumber] = Field(default_factory=dict, description="Hyper-parameters of the surrogate.")
-    balance: BalanceConfig | None = Field(
-        None, description="Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out."
-    )
-    variance: VarianceConfig | None = Field(
-        None,
-        description="Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.",
-    )
-    level: Literal["token", "part", "sequence"] = Field(
-        "token", description="What has a ratio: the geometric mean of its tokens'."
-    )
-    reduce: Literal["token", "part", "sequence", "sum"] = Field(
-        "token", description="Over tokens, row means, or row sums; `part`: row means in which each part counts once."
-    )
-    constant: bool = Field(False, description="`sum`: divide by rows × max_tokens (Dr. GRPO), not by rows.")
-    kl: float = Field(0.0, ge=0, description="Of the KL to the reference.")
-    kl_kind: Literal["k2", "k3+"] = Field("k2", description="Estimates whose gradient is right.")
-    llds: float = Field(
-        0.0,
-        ge=0,
-        description="Of LLDS (2512.04220), what tokens have lost of their log-prob in answers that became less likely.",
-    )
-    llds_rows: Literal["all", "good"] = Field("all", description="`llds`: only where the advantage is above 0.")
-    entropy: EntropyConfig | None = Field(None, description="A bonus held at a target of entropy; none if left out.")
-    conflict: float | None = Field(
-        None,
-        ge=1,
-        description="Weight of a good answer's tokens that a bad answer of the prompt has in the same place, counted "
-        "from the start or the end; the bad answer's have 0 (GTPO, 2508.03772). 2 in the paper; all are 1 if left out.",
-    )
-    confident: float | None = Field(
-        None,
-        gt=0,
-        description="Train on answers whose mean entropy is at most so many nats (GTPO: 0.693); on all if left out.",
-    )
-    drop_truncated: bool = Field(False, description="Leave out completions that hit max_tokens (DAPO).")
-    correction: Literal["auto", "none", "token", "sequence"] = Field(
-        "auto",
-        description="Weight by the ratio of training engine and sampler, of a token or of the whole answer; `auto` is "
-        "`token` where another engine samples, and else `none`.",
-    )
-    correction_how: Literal["truncate", "mask"] = Field(
-        "truncate", description="A ratio above the cap counts as the cap; or one outside floor and cap as 0."
-    )
-    correction_cap: float = Field(2.0, gt=0)
-    correction_floor: float = Field(0.0, ge=0, description="`mask`: the smallest ratio that counts.")
-
-
 class TextEvaluateConfig(HeldOutConfig):
     """Evaluation of completions."""
 
@@ -366,15 +263,20 @@ class TextRecipe(BaseRecipe):
     generation: GenerationConfig = GenerationConfig()
     parts: PartsConfig | None = Field(None, description="Completions are not cut if left out.")
     rollout: TextRolloutConfig = TextRolloutConfig()
-    objective: TextObjectiveConfig = TextObjectiveConfig()
+    objective: Annotated[Choice, Of("text objective", "tokens")] = part_field(
+        "tokens", "A loss of tokens, or of whole answers."
+    )
+    penalties: list[Annotated[Choice, Of("token penalty")]] = Field(
+        default_factory=list, description="Added to the loss of tokens, each times its `weight`."
+    )
     evaluate: TextEvaluateConfig = TextEvaluateConfig()
 
     @model_validator(mode="after")
     def _geometry(self) -> TextRecipe:
         faults = [
             *text_faults(self),
-            *part_faults(self),
             *shared_faults(self),
+            *unmet(self),
             *rollout_faults(self.rollout, self.optimizer.updates),
         ]
         if faults:

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from .section import OptionNumber, Section
-
-SurrogateName = Literal[
-    "clip",
-    "cispo",
-    "sapo",
-    "gmpo",
-    "vespo",
-    "dro",
-    "reinforce",
-    "asymre",
-    "bapo",
-    "dcpo",
-    "dhpo",
-    "nft",
-    "opmd",
-    "r2vpo",
-    "rec",
-    "regression",
-    "sspo",
-]
+from ..parts.choice import Choice
+from ..parts.section import Section
 
 
 class LoraConfig(Section):
@@ -44,29 +24,11 @@ class LoraConfig(Section):
 PROMPT = "{prompt}"
 
 
-class DiversityConfig(Section):
-    """How far the samples of a prompt differ, by the answers that a reward reads in them."""
-
-    reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
-    weight: float = Field(
-        0.25, ge=0, description="What is added where no two answers are equal; 0 is added where all are."
-    )
-
-
-class CurriculumConfig(Section):
-    """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order."""
-
-    decay: float = Field(0.9, ge=0, le=1, description="Weight of a prompt's past at each new observation of it.")
-    mix: float = Field(0.5, ge=0, le=1, description="Share of uniform sampling, which keeps every prompt in play.")
-    diversity: DiversityConfig | None = Field(None, description="The variance of rewards alone if left out.")
-
-
 class DataConfig(Section):
     """Prompt files: .txt (a prompt a line), .jsonl, .json, .csv, .tsv, .parquet (a `prompt`; rewards get the rest)."""
 
     train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
-    curriculum: CurriculumConfig | None = Field(None, description="A seeded shuffle, pass by pass, if left out.")
     templates: list[str] = Field(
         default_factory=list,
         description="Texts with `{prompt}` in them: a prompt is sampled with each, all its samples are one group, and "
@@ -151,7 +113,7 @@ class RewardConfig(Section):
     )
     at_least: float | None = Field(
         None,
-        description="Makes a constraint of it: its mean should be this, and dual ascent finds its weight "
+        description="Makes a constraint of it: its mean should be this, and extension `multipliers` finds its weight "
         "(Faithful GRPO, 2604.08476), in place of `weight`.",
     )
 
@@ -164,131 +126,17 @@ def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
     return rewards
 
 
-class SelectConfig(Section):
-    """Which samples of a group enter the gradient; all enter the statistics."""
+def named_once(entries: list[Choice]) -> list[Choice]:
+    """The parts of a list, none of which may be there twice: overrides and metrics have them by their names.
 
-    keep: int = Field(ge=1, description="Samples kept of each.")
-    among: Literal["group", "split"] = Field("group", description="`split`: the images below a tree's last split.")
-    choice: Literal["extremes", "best", "widest", "balanced"] = Field(
-        "extremes",
-        description="The best and the worst in equal parts (DanceGRPO); the best; the subset of greatest variance "
-        "(PODS, D³S); rewards of at least 0.5 and below it in equal parts (Reinforce-Ada).",
-    )
-
-
-class MultiplierConfig(Section):
-    """Dual ascent on the weights of rewards with `at_least`."""
-
-    rate: float = Field(0.05, gt=0, description="Change per unit of what is missing.")
-    initial: float = Field(0.0, ge=0)
-    maximum: float = Field(10.0, ge=0)
-
-
-class StratumConfig(Section):
-    """What of a sample says which others of its prompt it is like: a reward, or one of its sub-scores.
-
-    Columns of the prompt file are the same for all samples of a prompt, so they make no strata.
+    Raises:
+        ValueError: two entries have one name.
     """
-
-    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` it says this and nothing else.")
-    sub_score: str | None = Field(None, description="One of its sub-scores; the reward itself if left out.")
-    edges: list[float] = Field(
-        default_factory=list, description="Rising limits between strata; each distinct value is one if left out."
-    )
-
-    @field_validator("edges")
-    @classmethod
-    def _rise(cls, edges: list[float]) -> list[float]:
-        if any(not low < high for low, high in pairwise(edges)):
-            raise ValueError(f"edges are {edges}; give rising numbers")
-        return edges
-
-
-class UncertaintyConfig(Section):
-    """Smaller advantages where the samples of a prompt disagree, by the answers that a reward reads in them.
-
-    SEED-GRPO (2505.12346): a factor of 1 where all answers are one, falling with their entropy x, which is 1 where no
-    two are equal.
-    """
-
-    reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
-    form: Literal["linear", "exponential"] = Field("linear", description="1 − alpha x, or exp(−alpha x).")
-    alpha: float = Field(
-        0.5, ge=0, description="With `linear` at most 1, by which a group without two equal answers does not count."
-    )
-
-    @model_validator(mode="after")
-    def _positive(self) -> UncertaintyConfig:
-        if self.form == "linear" and self.alpha > 1:
-            raise ValueError(f"alpha is {self.alpha:g} with form linear, which would turn signs; use 1 at most")
-        return self
-
-
-class ShapingConfig(Section):
-    """What a reward or a sub-score says is added to advantages, too little to turn the sign of one (ASPO, 2508.19201).
-
-    A + strength (s − mean of s in the group), within `bound` |A| of A.
-    """
-
-    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` it does this and nothing else.")
-    sub_score: str | None = Field(None, description="One of its sub-scores; the reward itself if left out.")
-    strength: float = Field(1.0, description="Below 0, less of it is better.")
-    bound: float = Field(0.5, ge=0, lt=1, description="Largest change, as a share of the advantage.")
-
-
-class AdvantageConfig(Section):
-    """(reward − baseline) / scale, within the images of one prompt."""
-
-    estimator: Literal[
-        "group", "anchored", "virtual_maximum", "beta", "quantile", "consistency", "stratified", "tracked", "cumulative"
-    ] = Field(
-        "group",
-        description="How a group is compared; all but `group` take the weighted sum of rewards. `tracked` (SPO) and "
-        "`cumulative` (DCPO) remember every prompt over the run.",
-    )
-    estimator_options: dict[str, OptionNumber] = Field(default_factory=dict, description="Its hyper-parameters.")
-    stratum: StratumConfig | None = Field(None, description="`stratified`: which samples of a prompt are alike.")
-    forget: Literal["fixed", "divergence"] = Field(
-        "fixed",
-        description="`tracked`: how fast the past of a prompt fades. `divergence`, of text: the faster the farther the "
-        "policy has moved since it last saw the prompt, by the log-probs of a completion that it made then.",
-    )
-    how: Literal["sum", "gdpo", "worst", "agreement"] = Field(
-        "sum",
-        description="Several rewards: weighted sum; each normalised by itself (GDPO); the least of an ensemble; its "
-        "mean less half its variance (2310.02743).",
-    )
-    baseline: Literal["mean", "loo", "length", "none"] = Field(
-        "mean", description="`length`: of completions, weighted by their lengths (OPO)."
-    )
-    scale: Literal["group", "batch", "none"] = Field(
-        "group", description="What advantages are divided by: the deviation of a group or of the batch. With `none` "
-        "(Dr. GRPO) rewards have to be of about the size of 1, or their gradients drown in `optimizer.eps`.",
-    )  # fmt: skip
-    eps: float = Field(1e-4, ge=0)
-    ddof: Literal[0, 1] = 1
-    clamp: float | None = Field(5.0, gt=0)
-    credit: Literal[
-        "leaf", "depth", "turning", "value", "critic", "process", "prefix", "anchor", "parts", "minimum"
-    ] = Field(
-        "leaf",
-        description="Of the steps: their images' advantage; standardised by depth of a tree; gains of each step "
-        "(TP-GRPO); future rewards (VGPO); reward over a critic (AC-Flow); a critic's value beside the image's. Of "
-        "tokens: gains where completions part (`prefix`, TEMPO); scores of the `parts` from there on (Rank-GRPO). Of "
-        "both, how each did among those from the same state (`anchor`, GiGPO); the least score from there on "
-        "(`minimum`, PURE).",
-    )
-    fusion: Literal["mean", "path"] = Field("mean", description="`depth`: weights of the leaves below a node.")
-    options: dict[str, bool | OptionNumber | str] = Field(
-        default_factory=dict, description="Hyper-parameters of the credit."
-    )
-    select: SelectConfig | None = Field(None, description="Which samples enter the gradient; all if left out.")
-    degenerate: Literal["keep", "skip"] = Field(
-        "keep", description="Groups of equal rewards: `skip` leaves them out of the count as well (DAPO)."
-    )
-    multipliers: MultiplierConfig = MultiplierConfig()
-    shaping: ShapingConfig | None = Field(None, description="A bounded term after normalisation; none if left out.")
-    uncertainty: UncertaintyConfig | None = Field(None, description="A factor by disagreement; none if left out.")
+    names = [entry.short for entry in entries]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"has {', '.join(repeated)} more than once; add their weights")
+    return entries
 
 
 class BalanceConfig(Section):
@@ -312,6 +160,12 @@ class EntropyConfig(Section):
     value: float = Field(0.0, ge=0, description="The coefficient at first.")
     rate: float = Field(0.01, gt=0, description="Its change per nat of error and iteration.")
     high: float = Field(0.1, gt=0, description="Its greatest value.")
+
+    @model_validator(mode="after")
+    def _starts_below_its_highest(self) -> EntropyConfig:
+        if self.value > self.high:
+            raise ValueError(f"value is {self.value:g}, above its highest, {self.high:g}")
+        return self
 
 
 class VarianceConfig(Section):
@@ -354,18 +208,6 @@ class OptimizerConfig(Section):
     ema: EmaConfig | None = EmaConfig()
 
 
-class GuardConfig(Section):
-    """Watches an evaluation reward that nobody optimises: its fall tells of over-optimisation."""
-
-    reward: str = Field(min_length=1, description="Label (or name) of an evaluation reward.")
-    fall: float = Field(ge=0, description="It has fallen when its mean is more than this below the reference.")
-    reference: Literal["start", "best"] = Field("start", description="The first evaluations, or the best so far.")
-    settle: int = Field(1, ge=1, description="First evaluations that make the start.")
-    smooth: int = Field(1, ge=1, description="Latest evaluations that are averaged before they are compared.")
-    patience: int = Field(1, ge=1, description="Evaluations in a row that have to be that low.")
-    action: Literal["warn", "stop"] = Field("warn", description="`stop` ends the run, with its results saved.")
-
-
 class HeldOutConfig(Section):
     """Evaluation on held-out prompts with fixed seeds."""
 
@@ -373,8 +215,6 @@ class HeldOutConfig(Section):
     prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
     seeds: int = Field(1, ge=1, description="Samples per prompt.")
     rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
-
-    guards: list[GuardConfig] = Field(default_factory=list, description="Rewards that must not fall.")
 
     @field_validator("rewards")
     @classmethod

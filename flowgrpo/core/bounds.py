@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..parts.ranges import Bound, Share
 from .advantages import as_precise
 from .surrogates import LOG_LIMIT, beyond, holds_back, per_column, pessimistic
 
@@ -38,9 +39,9 @@ def dcpo(
     logp: Tensor,
     mask: Tensor,
     *,
-    low: float = 0.16,
-    high: float = 0.2,
-    most: float = 10.0,
+    low: Bound = 0.16,
+    high: Bound = 0.2,
+    most: Bound = 10.0,
 ) -> Tensor:
     """Clip whose bounds widen as a token was rarer (DCPO, arXiv 2509.02333).
 
@@ -52,6 +53,11 @@ def dcpo(
     pessimistically by the sign of A, as PPO's. Whatever the sign, no ratio above `most` counts for more than `most`
     (the paper's dual clip). q is read off as exp(logp - log_ratio), so use `level="token"`, and log-probs of
     tokens: a density has no such bound.
+
+    Options:
+        low: width of the bound below, at a probability of 1.
+        high: width of the bound above, at a probability of 1.
+        most: greatest ratio that counts, whatever the sign of the advantage.
 
     Raises:
         ValueError: If `low` or `high` is negative or `most` is not above 1.
@@ -81,13 +87,17 @@ def bapo(
     logp: Tensor,
     mask: Tensor,
     *,
-    lower: Tensor | float = 0.6,
-    upper: Tensor | float = 1.2,
+    lower: Share = 0.6,
+    upper: Bound = 1.2,
 ) -> Tensor:
     """PPO's clip between two ratios that may be tensors: one number, or [B, T] for bounds of each column.
 
     With the bounds of `balanced_bounds` this is BAPO (arXiv 2510.18927); the defaults are where its search starts.
     `logp` is not used.
+
+    Options:
+        lower: least ratio that counts, at most 1.
+        upper: greatest ratio that counts, at least 1.
 
     Raises:
         ValueError: If a bound that is a number is on the wrong side of 1.

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from ..parts.choice import Of
+from ..parts.ranges import Positive
+from ..parts.traits import compares, whole_groups
 from .advantages import group_index, sum_by_group
+from .surrogates import clip
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,7 @@ def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: T
     return loss[:, 0], log_ratio.detach()[:, 0]
 
 
-def diffusion_nft(
-    rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 1.0, bound: float = 5.0
-) -> tuple[Tensor, Tensor]:
+def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) -> tuple[Tensor, Tensor]:
     """Negative-aware fine-tuning (DiffusionNFT, arXiv 2509.16117): one model, pulled to good images, pushed off bad.
 
     v+ = beta v + (1 - beta) v_old and v- = (1 + beta) v_old - beta v predict clean images x0+ and x0-; with the
@@ -83,9 +86,8 @@ def diffusion_nft(
 
     Args:
         rows: images at one noise level.
-        surrogate: not used.
-        beta: strength of the implicit policies, above 0; 1 or 0.1 in the paper's runs.
-        bound: the advantage at which an image counts as wholly good or bad.
+        beta: Strength of the implicit policies; 1 or 0.1 in the paper's runs.
+        bound: The advantage at which an image counts as wholly good or bad.
 
     Returns:
         Loss [N] with gradient, and log ratios [N], zeros: this loss has none.
@@ -101,7 +103,7 @@ def diffusion_nft(
     return bound / beta * (terms[0] + terms[1]), torch.zeros_like(good)
 
 
-def awm(rows: Noised, surrogate: Surrogate, *, power: float = 0.25) -> tuple[Tensor, Tensor]:
+def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) -> tuple[Tensor, Tensor]:
     """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient of a matching loss as log-probability.
 
     logp = -sigma ((l + e)^p - e^p) / p with l the error of the velocity and e = 1e-10, the released code's
@@ -110,8 +112,8 @@ def awm(rows: Noised, surrogate: Surrogate, *, power: float = 0.25) -> tuple[Ten
 
     Args:
         rows: images at one noise level.
-        surrogate: of the ratio; the paper clips at 1.
-        power: p, above 0.
+        surrogate: Of the ratio; the paper clips at 1.
+        power: p.
 
     Returns:
         Loss [N] with gradient, and log ratios [N].
@@ -123,7 +125,9 @@ def awm(rows: Noised, surrogate: Surrogate, *, power: float = 0.25) -> tuple[Ten
     return _surrogate_loss(surrogate, log_prob(rows.velocity), log_prob(rows.old), rows.advantage)
 
 
-def dgpo(rows: Noised, surrogate: Surrogate, *, beta: float = 100.0) -> tuple[Tensor, Tensor]:
+@compares
+@whole_groups
+def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     """Direct group preference optimisation (DGPO, arXiv 2510.08425): a group's images weighted by a preference.
 
     w = sigmoid(sum over the group of A_i beta (l_i - l_i^ref) / G), detached: near 0 for a group whose preferences
@@ -132,8 +136,8 @@ def dgpo(rows: Noised, surrogate: Surrogate, *, beta: float = 100.0) -> tuple[Te
     Args:
         rows: images at one noise level, whole groups, with the reference's prediction. The noise of a group should
             be shared.
-        surrogate: of the ratio; the paper bounds it by a clip of 1e-2.
-        beta: strength of the preference.
+        surrogate: Of the ratio; the paper bounds it by a clip of 1e-2.
+        beta: Strength of the preference.
 
     Returns:
         Loss [N] with gradient, and log ratios [N].
@@ -151,7 +155,9 @@ def dgpo(rows: Noised, surrogate: Surrogate, *, beta: float = 100.0) -> tuple[Te
     return weight * loss, log_ratio
 
 
-def flow_dpo(rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 100.0) -> tuple[Tensor, Tensor]:
+@compares
+@whole_groups
+def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     """Direct preference optimisation of flows, on pairs of the present policy's own images (Flow-DPO, 2501.13918).
 
     In each group the image of the largest and that of the smallest advantage are a pair:
@@ -159,8 +165,7 @@ def flow_dpo(rows: Noised, surrogate: Surrogate | None = None, *, beta: float = 
 
     Args:
         rows: images at one noise level, whole groups, with the reference's prediction.
-        surrogate: not used.
-        beta: strength of the KL to the reference.
+        beta: Strength of the KL to the reference.
 
     Returns:
         Loss [N] with gradient, half of a pair's at each of its images and 0 elsewhere; and log ratios [N], zeros.
@@ -191,4 +196,10 @@ def _reference_error(rows: Noised, method: str) -> Tensor:
     return rows.error(rows.reference).detach()
 
 
-FORWARD = {function.__name__: function for function in (diffusion_nft, awm, dgpo, flow_dpo)}
+FORWARD: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "diffusion_nft": diffusion_nft,
+    "awm": awm,
+    "dgpo": dgpo,
+    "flow_dpo": flow_dpo,
+}
+"""`loss(rows, *, ...) -> (loss [N] with gradient, log ratios [N])`, by the name that a recipe has for it."""

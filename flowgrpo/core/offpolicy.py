@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..parts.ranges import Bound, NotNegative, Positive
 from .bounds import bapo, dcpo
 from .surrogates import LOG_LIMIT, beyond, beyond_limit, holds_back, log_bounds, per_column
 from .units import dhpo
@@ -33,12 +34,15 @@ def ratio_variance(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 
 @holds_back(beyond_limit)
-def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: float = 1.0) -> Tensor:
+def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: NotNegative = 1.0) -> Tensor:
     """Plain ratio with its variance held down, `-A r + lam (r - 1)^2` (R2VPO, arXiv 2601.03320).
 
     The Lagrangian of "variance of the ratio at most a target". `lam` is a constant, or the value of a
     `controllers.variance_dual` that is told `ratio_variance` after every step. The log-ratio is bounded at 20.
     `logp` is not used.
+
+    Options:
+        lam: price of the ratio's variance.
 
     Raises:
         ValueError: If `lam` is negative.
@@ -50,11 +54,14 @@ def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: fl
 
 
 @holds_back()
-def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: float = 0.1) -> Tensor:
+def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: NotNegative = 0.1) -> Tensor:
     """Online policy mirror descent, `-A logp + tau / 2 (log r of the whole row)^2` (arXiv 2509.24203; Kimi k1.5).
 
     A quadratic pull of the row's summed log-ratio; `dro` is the same per column. Summed over the row's columns
     (`reduce="sum"`) value and gradient are those of the formula, and the graph stays per column.
+
+    Options:
+        tau: strength of the pull of the row's log-ratio towards 0.
 
     Raises:
         ValueError: If `tau` is negative.
@@ -72,6 +79,9 @@ def asymre(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, shift:
 
     Off-policy, bad samples are worth less than good ones; the shift is also a pull to imitate the data. It reaches
     rows of advantage 0 as well: mask those that must not be imitated. `log_ratio` is not used.
+
+    Options:
+        shift: what is added to every advantage.
     """
     return -(per_column(adv) + shift) * logp
 
@@ -81,11 +91,15 @@ def _rec_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, 
 
 
 @holds_back(_rec_holds_back)
-def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.2, high: float = 0.2) -> Tensor:
+def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 0.2, high: Bound = 0.2) -> Tensor:
     """REINFORCE that stops where PPO's clip would, `-A logp` inside and no gradient outside (REC, arXiv 2509.24203).
 
     The one-sided variant without importance sampling: a column leaves the loss where A > 0 and r > 1 + high, or
     A < 0 and r < 1 - low.
+
+    Options:
+        low: the ratio counts down to 1 - low.
+        high: the ratio counts up to 1 + high.
 
     Raises:
         ValueError: If a bound is negative.
@@ -101,6 +115,9 @@ def regression(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, be
     The optimum of the KL-regularised objective has beta log r = A up to a constant of the prompt, which vanishes for
     advantages that are centred in their group; `preferences.group_regression` removes it exactly. The scale makes
     the gradient at r = 1 REINFORCE's. With `level="sequence"` the row's mean log-ratio predicts. `logp` is not used.
+
+    Options:
+        beta: advantage per unit of the log-ratio.
 
     Raises:
         ValueError: If `beta` is not positive.
@@ -126,7 +143,7 @@ def _nft_holds_back(log_ratio: Tensor, adv: Tensor, *_: Tensor, **__: object) ->
 
 
 @holds_back(_nft_holds_back)
-def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: float = 1.0) -> Tensor:
+def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: Positive = 1.0) -> Tensor:
     """Likelihood of good answers, and of bad ones under an implicit negative policy (NFT, arXiv 2505.18116).
 
     With the share q of correct answers to the prompt, a correct answer has the loss -w log r and a wrong one
@@ -135,6 +152,9 @@ def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: fl
     -sqrt(q / (1 - q)), so they tell w and q, and the loss is -A log r for A > 0 and
     log max_v(1 - A^2 (r - 1), floor) / A for A < 0. In that form it takes any advantages. `logp` is not used.
     For the ratio of a whole answer give log-probs summed to [B, 1].
+
+    Options:
+        floor: least probability ratio of the negative policy that counts.
 
     Raises:
         ValueError: If `floor` is not positive.

@@ -6,16 +6,26 @@ pair, row or group, for the caller to sum and divide by the count of the whole o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
+from ..parts.ranges import Positive, Share
 from .advantages import as_precise, group_index, sum_by_group
 from .forward import arg_extreme
 
 PAIRINGS = ("extremes", "all")
+
+Loss = TypeVar("Loss", bound=Callable[..., Tensor])
+
+
+def per_answer(loss: Loss) -> Loss:
+    """Mark a loss with one value per answer, to be divided by their number; any other is by that of prompts."""
+    loss.per_answer = True  # type: ignore[attr-defined]
+    return loss
 
 
 def pairs_of(rewards: Tensor, groups: Tensor | Sequence[int], *, how: str = "extremes", margin: float = 0.0) -> Tensor:
@@ -65,7 +75,7 @@ def _gap(values: Tensor, pairs: Tensor) -> Tensor:
     return values[pairs[:, 0]] - values[pairs[:, 1]]
 
 
-def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: float = 0.1, smoothing: float = 0.0) -> Tensor:
+def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, smoothing: Share = 0.0) -> Tensor:
     """Direct preference optimisation, `-log sigmoid(beta (log r_w - log r_l))` (DPO, arXiv 2305.18290, Eq. 7).
 
     With r the ratio to the reference. `forward.flow_dpo` is the same with a matching error for a log-prob.
@@ -88,7 +98,7 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: float = 0.1, smo
     return bradley_terry(beta * _gap(logp - ref_logp.detach(), pairs), smoothing)
 
 
-def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Tensor:
+def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0, margin: float = 1.0) -> Tensor:
     """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, no reference (SimPO, arXiv 2405.14734, Eq. 6).
 
     Args:
@@ -107,8 +117,9 @@ def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: float = 2.0, ma
     return bradley_terry(beta * _gap(logp / lengths.to(logp), pairs) - margin)
 
 
+@per_answer
 def group_regression(
-    logp: Tensor, old_logp: Tensor, advantages: Tensor, groups: Tensor | Sequence[int], *, beta: float = 1.0
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, groups: Tensor | Sequence[int], *, beta: Positive = 1.0
 ) -> Tensor:
     """`(A - beta (log r - its group's mean))^2 / (2 beta)`: Reg-GRPO (arXiv 2506.07464) without a partition function.
 
@@ -139,7 +150,7 @@ def group_regression(
 
 
 def real(
-    scores: Tensor, correct: Tensor, groups: Tensor | Sequence[int], *, tau: float = 0.5, each: bool = False
+    log_ratio: Tensor, correct: Tensor, groups: Tensor | Sequence[int], *, tau: Positive = 0.5, each: bool = False
 ) -> Tensor:
     """Rewards as labels: tell correct answers from wrong ones by their likelihood (REAL, arXiv 2602.05630).
 
@@ -148,7 +159,7 @@ def real(
     is plain binary cross-entropy, the group's mean of softplus(-+ s / tau).
 
     Args:
-        scores: [B] with gradient: mean log-ratio of a row to the policy that sampled.
+        log_ratio: [B] with gradient: mean log-ratio of a row to the policy that sampled.
         correct: [B] bool.
         groups: [B] integer ids; whole groups.
         tau: temperature, above 0.
@@ -162,11 +173,13 @@ def real(
     """
     if not tau > 0:
         raise ValueError(f"`tau` is {tau}; use a positive temperature")
-    if scores.dim() != 1 or correct.shape != scores.shape:
-        raise ValueError(f"`scores` has shape {tuple(scores.shape)}, `correct` {tuple(correct.shape)}; give (B,) alike")
+    if log_ratio.dim() != 1 or correct.shape != log_ratio.shape:
+        raise ValueError(
+            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give (B,) alike"
+        )
     right = correct.bool()
-    index, count = group_index(groups, len(scores), scores.device)
-    logits = torch.where(right, -scores, scores) / tau
+    index, count = group_index(groups, len(log_ratio), log_ratio.device)
+    logits = torch.where(right, -log_ratio, log_ratio) / tau
     if each:
         totals = sum_by_group(torch.stack([softplus(logits), torch.ones_like(logits)], 1), index, count)
         return totals[:, 0] / totals[:, 1]
@@ -174,3 +187,12 @@ def real(
     top = logits.new_zeros(2 * count).scatter_reduce(0, cell, logits.detach(), "amax")  # the anchor is 0
     total = sum_by_group((logits - top[cell]).exp()[:, None], cell, 2 * count)[:, 0]
     return (top + ((-top).exp() + total).log()).view(count, 2).sum(1)
+
+
+ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
+    "dpo": dpo,
+    "simpo": simpo,
+    "regression": group_regression,
+    "real": real,
+}
+"""`loss(logp, ..., *, ...) -> [n]`: parameters before the `*` are what a run gives by these names."""

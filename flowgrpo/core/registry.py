@@ -16,6 +16,7 @@ from .outcomes import consistency_advantages, quantile_advantages
 from .selection import select
 from .subsets import balanced, widest
 from .surrogates import SURROGATES as CLASSIC
+from .surrogates import clip_nats
 from .units import sspo
 
 SELECTIONS: dict[str, Callable[..., Tensor]] = {
@@ -26,10 +27,7 @@ SELECTIONS: dict[str, Callable[..., Tensor]] = {
 }
 """`selection(values[N], groups[N], keep) -> [N]` bool."""
 
-SURROGATES: dict[str, Callable[..., Tensor]] = {**CLASSIC, **MORE_SURROGATES}
-
-PART_SURROGATES: dict[str, Callable[..., Callable[..., Tensor]]] = {"sspo": sspo}
-"""`make(units[B, T], entropy[B, T], mean_entropy, **options)`: a surrogate of the parts of a micro-batch."""
+SURROGATES: dict[str, Callable[..., Tensor]] = {**CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo}
 
 Advantage = Callable[..., Tensor]
 """`advantage(rewards[B], groups[B], **options) -> [B]`; one that compares by more takes those ids after `groups`."""

@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..parts.needs import Need, needs
+from ..parts.ranges import Bound, Given, Positive
+
 LOG_LIMIT = 20.0  # exp(20) is far outside any trust region, and far from float32 overflow
 
 Surrogate = TypeVar("Surrogate", bound=Callable[..., Tensor])
@@ -119,15 +122,20 @@ def clip(
     logp: Tensor,
     mask: Tensor,
     *,
-    low: float = 0.2,
-    high: float = 0.2,
-    dual: float | None = None,
+    low: Bound = 0.2,
+    high: Bound = 0.2,
+    dual: Positive | None = None,
 ) -> Tensor:
     """PPO's clipped surrogate, `-min(A r, A clip(r, 1-low, 1+high))` (arXiv 1707.06347, Eq. 7).
 
     `high > low` is DAPO's clip-higher (2503.14476). `low = high = inf` is the plain ratio. `dual` = c > 1
     also bounds the ratio at c where A < 0: dual-clip PPO (1912.09729), the two-sided clip of INTELLECT-2
     (2505.07291), TRL's `delta`. `logp` is not used.
+
+    Options:
+        low: the ratio counts down to 1 - low; 1 or more is no lower bound.
+        high: the ratio counts up to 1 + high.
+        dual: largest ratio that counts where the advantage is below 0; no such bound if left out.
 
     Raises:
         ValueError: If a bound is negative or `dual` is not above 1.
@@ -142,13 +150,40 @@ def clip(
     return -adv * bounded.exp()
 
 
+def _clip_nats_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, nats: float, elements: int
+) -> Tensor:
+    return beyond(log_ratio, adv, *log_bounds(nats / elements, nats / elements))
+
+
+@holds_back(_clip_nats_holds_back)
+def clip_nats(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, nats: Positive, elements: Given[int]
+) -> Tensor:
+    """`clip` by what a whole latent may change: low = high = nats / D. The same number suits latents of every size.
+
+    Args:
+        log_ratio: [B, T], the mean over the elements of a latent.
+        adv: [B] or [B, T].
+        logp: [B, T], not used.
+        mask: [B, T].
+        nats: bound of the log-ratio of a whole latent.
+        elements: D, the number of elements of a latent.
+    """
+    return clip(log_ratio, adv, logp, mask, low=nats / elements, high=nats / elements)
+
+
 @holds_back()
-def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 1.0, high: float = 5.0) -> Tensor:
+def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 1.0, high: Bound = 5.0) -> Tensor:
     """Clipped importance-sampling weight, `-sg(clamp(r, 1-low, high)) A logp`.
 
     CISPO, from MiniMax-M1 (arXiv 2506.13585). `high` bounds the ratio itself, as in TRL and ScaleRL; for
     verl's [1-low, 1+high] pass `high = 1 + verl's`. The weight is truncated but no entry ever loses its
     gradient.
+
+    Options:
+        low: the weight is at least 1 - low; 1 or more is no lower bound.
+        high: largest weight, itself a ratio.
 
     Raises:
         ValueError: If `low` is negative or `high` is not positive.
@@ -161,11 +196,15 @@ def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: fl
 
 @holds_back(beyond_limit)
 def sapo(
-    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau_pos: float = 1.0, tau_neg: float = 1.05
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau_pos: Positive = 1.0, tau_neg: Positive = 1.05
 ) -> Tensor:
     """Soft adaptive gate, `-A sigmoid(tau (r - 1)) 4 / tau` (SAPO, arXiv 2511.20347).
 
     `tau` is `tau_pos` where A > 0, else `tau_neg`. At r = 1 the gradient is REINFORCE's. `logp` is not used.
+
+    Options:
+        tau_pos: temperature of the gate where the advantage is above 0.
+        tau_neg: temperature of the gate elsewhere.
 
     Raises:
         ValueError: If a temperature is not positive.
@@ -187,8 +226,9 @@ def _gmpo_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor,
     return beyond(log_ratio, adv, -low, high)
 
 
+@needs(Need("objective.level", ("token", None), "pools the row after its clip"))
 @holds_back(_gmpo_holds_back)
-def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float = 0.4, high: float = 0.4) -> Tensor:
+def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 0.4, high: Bound = 0.4) -> Tensor:
     """Geometric-mean ratio, `-A exp(mean over the row of the clipped log r)` (GMPO, arXiv 2507.20673).
 
     `low` and `high` bound the log-ratio itself (a ratio in [e^-0.4, e^0.4]), pessimistically by the sign of
@@ -196,6 +236,10 @@ def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: flo
     `reduce="sequence"` gives value and gradient of the pooled form while the graph stays per column. Use
     `level="token"`: pooling is done here, after the clip. An advantage that differs between columns weights
     each column's own share. `logp` is not used.
+
+    Options:
+        low: least log-ratio that counts, with the sign turned.
+        high: greatest log-ratio that counts.
 
     Raises:
         ValueError: If a bound is negative.
@@ -224,6 +268,12 @@ def vespo(
     VESPO (arXiv 2602.10693). `w` is the ratio of the whole row, exp of the *sum* of log r over `mask`; phi(1)
     = 1. (k, lam) is (`k_pos`, `lam_pos`) where A >= 0, else (`k_neg`, `lam_neg`). The log-ratio is bounded to
     +-20 per column and [log 1e-8, 20] per row, as in the authors' code.
+
+    Options:
+        k_pos: power of the row's ratio where the advantage is not below 0.
+        lam_pos: rate at which a great ratio is damped there.
+        k_neg: power of the row's ratio where the advantage is below 0.
+        lam_neg: rate at which a great ratio is damped there.
     """
     adv = per_column(adv)
     bounded = log_ratio.detach().clamp(-LOG_LIMIT, LOG_LIMIT)
@@ -239,6 +289,9 @@ def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: flo
 
     The policy part of the paper's loss, with A in the place of reward minus learned value. A quadratic pull
     towards the behaviour policy instead of a clip; valid off-policy.
+
+    Options:
+        beta: strength of the pull towards the policy that sampled.
     """
     return -per_column(adv) * logp + 0.5 * beta * log_ratio.square()
 

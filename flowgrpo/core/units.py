@@ -8,6 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..parts.needs import Need, needs, several_updates
+from ..parts.ranges import Bound, Given, NotNegative, Share
 from .advantages import as_precise, sum_by_group
 from .bounds import bapo
 from .grouped import cells
@@ -81,21 +83,55 @@ def per_unit(surrogate: Callable[..., Tensor], units: Tensor) -> Callable[..., T
     return pooled
 
 
+def _sspo_clipped(
+    log_ratio: Tensor, mask: Tensor, units: Tensor, entropy: Tensor, mean_entropy: Tensor | float, low: float,
+    high: float, spread: float,
+) -> Callable[..., Tensor]:  # fmt: skip
+    """`bapo` of the units, between the bounds that each has by its entropy."""
+    if not (low >= 0 and high >= 0 and spread >= 1 and low * spread < 1):
+        raise ValueError(f"low={low}, high={high}, spread={spread}; use low, high >= 0, spread >= 1, low * spread < 1")
+    own = pooled_per_unit(entropy.detach().to(log_ratio), units, mask)
+    scale = (own / mean_entropy).nan_to_num(1.0).clamp(1 / spread, spread)
+    return per_unit(partial(bapo, lower=1 - scale * low, upper=1 + scale * high), units)
+
+
+def _sspo_holds_back(
+    log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor,
+    *, units: Tensor, entropy: Tensor, mean_entropy: Tensor | float, low: float, high: float, spread: float,
+) -> Tensor | None:  # fmt: skip
+    clipped = _sspo_clipped(log_ratio, mask, units, entropy, mean_entropy, low, high, spread)
+    return held_back(clipped, log_ratio, adv, logp, mask)
+
+
+@needs(
+    Need("task", ("text",), "widens the clip of an uncertain sentence, and the steps of images are alike in that"),
+    Need("objective.level", ("part",), "clips the ratios of parts", task="text"),
+    several_updates("differs by its clip alone, and a clip has an effect where the policy has moved"),
+)
+@holds_back(_sspo_holds_back)
 def sspo(
-    units: Tensor,
-    entropy: Tensor,
-    mean_entropy: Tensor | float,
+    log_ratio: Tensor,
+    adv: Tensor,
+    logp: Tensor,
+    mask: Tensor,
     *,
-    low: float = 0.2,
-    high: float = 0.2,
-    spread: float = 2.0,
-) -> Callable[..., Tensor]:
+    units: Given[Tensor],
+    entropy: Given[Tensor],
+    mean_entropy: Given[Tensor | float],
+    low: NotNegative = 0.2,
+    high: NotNegative = 0.2,
+    spread: NotNegative = 2.0,
+) -> Tensor:
     """Surrogate of sentence ratios whose clip is wide where the sentence was uncertain (SSPO, arXiv 2511.04256).
 
     The clip of a unit is [1 - c low, 1 + c high] with c = its mean entropy over `mean_entropy`, kept in
     [1 / spread, spread]. The paper's scaling is not in its abstract; this is the plainest that is 1 on average.
 
     Args:
+        log_ratio: [B, T] of the tokens.
+        adv: [B] or [B, T].
+        logp: [B, T].
+        mask: [B, T].
         units: [B, T] integer ids of the micro-batch.
         entropy: [B, T] of the policy that sampled.
         mean_entropy: over the whole step, above 0.
@@ -106,22 +142,8 @@ def sspo(
     Raises:
         ValueError: a clip or `spread` out of range, or no positive ratio left as a lower bound.
     """
-    if not (low >= 0 and high >= 0 and spread >= 1 and low * spread < 1):
-        raise ValueError(f"low={low}, high={high}, spread={spread}; use low, high >= 0, spread >= 1, low * spread < 1")
-
-    def of_units(log_ratio: Tensor, mask: Tensor) -> Callable[..., Tensor]:
-        own = pooled_per_unit(entropy.detach().to(log_ratio), units, mask)
-        scale = (own / mean_entropy).nan_to_num(1.0).clamp(1 / spread, spread)
-        return per_unit(partial(bapo, lower=1 - scale * low, upper=1 + scale * high), units)
-
-    def rule(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor | None:
-        return held_back(of_units(log_ratio, mask), log_ratio, adv, logp, mask)
-
-    @holds_back(rule)
-    def surrogate(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Tensor:
-        return of_units(log_ratio, mask)(log_ratio, adv, logp, mask)
-
-    return surrogate
+    clipped = _sspo_clipped(log_ratio, mask, units, entropy, mean_entropy, low, high, spread)
+    return clipped(log_ratio, adv, logp, mask)
 
 
 def _dhpo_holds_back(
@@ -144,11 +166,11 @@ def dhpo(
     logp: Tensor,
     mask: Tensor,
     *,
-    mix: Tensor | float = 0.5,
-    low: float = 0.2,
-    high: float = 0.2,
-    row_low: float = 3e-4,
-    row_high: float = 4e-4,
+    mix: Share = 0.5,
+    low: Bound = 0.2,
+    high: Bound = 0.2,
+    row_low: Bound = 3e-4,
+    row_high: Bound = 4e-4,
 ) -> Tensor:
     """Token and sequence ratios in one loss, each clipped before they are mixed (DHPO, arXiv 2601.05607).
 

@@ -112,6 +112,15 @@ def _describe(
     }
 
 
+def _part(chosen: Any) -> str:
+    """A part of a recipe on one line: its name, and those of its options that are numbers or words."""
+    if not isinstance(chosen, dict):
+        return str(chosen)
+    options = {key: value for key, value in chosen.items() if key != "name" and isinstance(value, int | float | str)}
+    named = " ".join(f"{key} {value}" for key, value in options.items() if not isinstance(value, bool))
+    return f"{chosen.get('name')} ({named})" if named else str(chosen.get("name"))
+
+
 def remake(run: Run) -> dict[str, Any]:
     """What of the recipe decides how its samples were made: `model`, `steps`, `evaluation_steps`, `sampler`, `call`."""
 
@@ -123,7 +132,7 @@ def remake(run: Run) -> dict[str, Any]:
     steps = sampler.get("steps")
     settings = {
         "sampler": ", ".join(
-            f"{key} {sampler[key]}" for key in ("plan", "kernel", "eta", "solver") if sampler.get(key)
+            f"{key} {_part(sampler[key])}" for key in ("plan", "kernel", "solver") if sampler.get(key)
         ),
         "call": ", ".join(f"{key} {value}" for key, value in (model.get("call") or {}).items()),
         "generation": ", ".join(f"{key} {value}" for key, value in section("generation").items() if value is not None),

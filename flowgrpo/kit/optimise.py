@@ -90,7 +90,7 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
     if task == "images":
         overrides |= {
             "rollout": {"prompts": 4, "group": 8, "batch": 32, "decode_batch": 32},
-            "sampler.window.interval": max(1, iterations // 4),
+            "sampler.plan.window.interval": max(1, iterations // 4),
             "optimizer.ema": None,
             "optimizer.schedule": "constant",
             # Rewards under check are of any size.

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
-from ..rewards.base import nearest
+from ..parts.plugins import nearest
 from ..rewards.registry import available
 
 _NAME = re.compile(r"[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .folders import is_part
 from .precision import cast_base
 
 T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
@@ -233,8 +234,7 @@ def architecture_of(path: str) -> Architecture:
                 f"one of {', '.join(KNOWN)}"
             )
         return KNOWN[path]
-    index = _read(folder / "model_index.json")
-    part = {name: value[1] for name, value in index.items() if isinstance(value, list) and value[1] is not None}
+    part = {name: entry[1] for name, entry in _read(folder / "model_index.json").items() if is_part(entry)}
     key = "unet" if "unet" in part else "transformer"
     if part.get(key) not in FAMILIES or "vae" not in part:
         raise ValueError(

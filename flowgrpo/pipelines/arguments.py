@@ -126,8 +126,13 @@ def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
     """
     for name, made in (("height", height), ("width", width)):
         asked = call.get(name)
-        if type(asked) is int and asked != made:
-            raise ValueError(f"the call's {name} is {asked}, and the pipeline makes {made}; write {name}: {made}")
+        if type(asked) is not int or asked == made:
+            continue
+        mend = f"write {name}: {made}"
+        if max(asked, made) % min(asked, made) == 0:
+            # Some classes count on a scale of the VAE, and another one's pictures are smaller by the same factor again.
+            mend = f"leave {name} out, or give the pipeline a VAE of the scale that its class counts on"
+        raise ValueError(f"the call's {name} is {asked}, and the pipeline makes {made}; {mend}")
 
 
 def size_unit(folder: Path) -> int | None:

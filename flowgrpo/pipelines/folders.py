@@ -55,13 +55,31 @@ def check_pipeline_folder(folder: Path) -> type | None:
         ValueError: a line for each part that is missing, damaged, or of a class that is not known.
     """
     kind = pipeline_class(folder)
-    index = {name: entry for name, entry in read_json_object(folder / INDEX).items() if not name.startswith("_")}
+    index = parts_of(read_json_object(folder / INDEX), kind)
     faults = [*_missing_parts(folder, index, kind)]
+    named = () if kind is None else inspect.signature(kind.__init__).parameters  # type: ignore[misc]
     for name, entry in index.items():
-        faults += _part_faults(folder, name, entry)
+        faults += _part_faults(folder, name, entry, name in named)
     if faults:
         raise ValueError("\n".join(faults))
     return kind
+
+
+def parts_of(index: Mapping[str, Any], kind: type | None) -> dict[str, Any]:
+    """The entries of an index without the settings of the pipeline, which may be lists too.
+
+    As diffusers tells them apart: an argument of the class that has a default is a setting, unless the class says that
+    it is a part that may be left out. A class of the folder's own is not looked at; of its index all is returned.
+    """
+    parameters = {} if kind is None else inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+    optional = set(getattr(kind, "_optional_components", None) or ())
+    settings = {key for key, value in parameters.items() if value.default is not value.empty and key not in optional}
+    return {name: entry for name, entry in index.items() if not name.startswith("_") and name not in settings}
+
+
+def is_part(entry: Any) -> bool:
+    """Whether an entry of an index names library and class."""
+    return isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry)
 
 
 def weight_faults(folder: Path) -> Iterator[str]:
@@ -156,18 +174,14 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
             yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name library and class"
 
 
-def _part_faults(folder: Path, name: str, entry: Any) -> Iterator[str]:
-    if not isinstance(entry, list) or len(entry) != 2:
-        # Beside its parts an index holds settings of the pipeline: numbers, true and false.
-        if isinstance(entry, (str, list)) and (folder / name).exists():
+def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[str]:
+    if not is_part(entry):
+        left_out = isinstance(entry, list) and len(entry) == 2 and entry[1] is None
+        # What the class does not name may be a setting of an own class; that of a part has its folder.
+        if isinstance(entry, (str, list)) and not left_out and (known or (folder / name).exists()):
             yield f"{folder / INDEX}: {name} is {entry!r}; it must be a list of library and class"
         return
     library, kind = entry
-    if kind is None:
-        return
-    if not (isinstance(library, str) and isinstance(kind, str)):
-        yield f"{folder / INDEX}: {name} is {entry!r}; it must be a list of library and class"
-        return
     wrong = _class_fault(folder, name, library, kind)
     if wrong:
         yield f"{folder / INDEX}: {name} {wrong}"
@@ -182,7 +196,8 @@ def _part_faults(folder: Path, name: str, entry: Any) -> Iterator[str]:
 def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None:
     if library in ("diffusers", "transformers"):
         version, known = _names(library)
-        if kind not in known:
+        # Not by the list alone: on its import a pipeline of diffusers may add a class to transformers.
+        if kind not in known and not hasattr(importlib.import_module(library), kind):
             return f"is of class {kind!r}, which {library} {version} does not have{_nearest(kind, known)}"
     elif not _own_module(folder, name, library):
         return f"is of library {library!r}, which is not installed; install it, or mend the name"

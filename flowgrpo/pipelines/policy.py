@@ -6,14 +6,14 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.addressing import address
-from ..core.objectives import gaussian_kl
-from ..core.trees import anchor_tree_advantages, depth_advantages, node_values
+from ..core.trees import node_values
 from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
@@ -27,7 +27,6 @@ from .weights import TrainedWeights
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise"]
-PENALTIES = ("kl", "w2", "stepwise", "distil")
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,18 @@ class Experience:
         """Denoising steps."""
         return self.plan.num_steps
 
+    @property
+    def lengths(self) -> None:
+        """Images have none."""
+
+    @property
+    def log_probs(self) -> None:
+        """None: the density of an image says nothing of it."""
+
+    @property
+    def parts(self) -> None:
+        """Images are not cut."""
+
     def record(self) -> dict[str, float]:
         """Calls of the denoiser, counted in states."""
         return {"evaluations": self.rollout.evaluations}
@@ -117,32 +128,10 @@ class Experience:
         values[self.rollout.leaf] = leaf.float()
         return values
 
-    def node_advantages(
-        self,
-        leaf: Tensor,
-        how: Literal["leaf", "depth"] = "leaf",
-        fusion: Literal["mean", "path"] = "mean",
-        beta: float = 1.0,
-    ) -> Tensor:
-        """[N] advantage of each node from values at the leaves [L].
-
-        `leaf`: the mean over the leaves below a node (for chains, the leaf's own). `depth`: leaf *rewards* are
-        fused upwards and standardised within each depth of each tree (BranchGRPO, 2509.06040); with `fusion`
-        "path" a leaf's share is its path's likelihood to the power `beta`.
-        """
-        rollout = self.rollout
+    def node_advantages(self, leaf: Tensor) -> Tensor:
+        """[N] advantage of each node: the mean of those of the leaves [L] below it (for chains, the leaf's own)."""
         values = self.leaf_values(leaf.masked_fill(~self.outcomes, torch.nan))
-        log_prob = rollout.log_prob if fusion == "path" else None
-        fused = node_values(rollout.parent, values, how=fusion, log_prob=log_prob, beta=beta)
-        if how == "leaf":
-            return fused
-        tree = rollout.prompt * (int(rollout.root.max()) + 1) + rollout.root
-        return depth_advantages(fused, rollout.depth, tree)
-
-    def anchored(self, rewards: Tensor, episode: Tensor, **options: Any) -> Tensor:
-        """[N] advantages of the edges, by `core.trees.anchor_tree_advantages`, from rewards and advantages [L]."""
-        rollout = self.rollout
-        return anchor_tree_advantages(rollout.parent, rollout.leaf, rewards, self.groups, episode, **options)
+        return node_values(self.rollout.parent, values)
 
     def siblings(self, among: str) -> Tensor:
         """[L] the groups, or with `among` "split" the last split of the tree above each leaf."""
@@ -229,16 +218,22 @@ class Scored:
         node: [E] node each edge leads to.
         steps: [E, 1] denoising step.
         weight: [E, 1] step weight.
-        penalties: name -> [E, 1], not scaled: those asked for.
         divergence: [E, 1] KL of the sampling policy's step and this one, per latent element, detached.
+        shift: [E, ...] how far the step's mean has moved since sampling, with gradients.
+        std: standard deviation of the step's noise, per element.
+        to_reference: gives [E, ...], the mean less the reference's, by another call of the denoiser.
+        to_guided: gives [E, ...], the mean less that of the guided step that was taken; 0 where it had no guide.
     """
 
     log_ratio: Tensor
     node: Tensor
     steps: Tensor
     weight: Tensor
-    penalties: dict[str, Tensor]
     divergence: Tensor
+    shift: Tensor
+    std: float
+    to_reference: Callable[[], Tensor]
+    to_guided: Callable[[], Tensor]
 
 
 class FlowPolicy:
@@ -253,11 +248,10 @@ class FlowPolicy:
             over its median on them (SAGE-GRPO, 2603.21872: the gradient of a plain ratio is |J|/s).
         batch: states in one call of the denoiser.
         decode_batch: images decoded at once.
-        penalties: which of `PENALTIES` `score` evaluates.
         store: where the states of a rollout wait between sampling and training: `device` or `host`.
 
     Attributes:
-        reference: a context in which the pipeline is what `kl` and `w2` compare with; the base model, or an anchor.
+        reference: a context in which the pipeline is what penalties compare with; the base model, or an anchor.
     """
 
     def __init__(
@@ -269,14 +263,11 @@ class FlowPolicy:
         weight: Weighting = "guard",
         batch: int = 32,
         decode_batch: int = 32,
-        penalties: Sequence[str] = (),
         store: Literal["device", "host"] = "device",
     ) -> None:
-        if odd := set(penalties) - set(PENALTIES):
-            raise ValueError(f"no penalty {sorted(odd)[0]!r}; use {', '.join(PENALTIES)}")
         self.denoiser, self.weights = denoiser, weights
         self.ratio, self.weight = ratio, weight
-        self.batch, self.decode_batch, self.penalties = batch, decode_batch, tuple(penalties)
+        self.batch, self.decode_batch = batch, decode_batch
         self.store = to_host if store == "host" else None
         self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
         self.device = next(iter(weights.modules.values())).device
@@ -336,10 +327,8 @@ class FlowPolicy:
             parts = [self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu() for k in ranges]
         return torch.cat(parts)
 
-    def score(
-        self, experience: Experience, transitions: Transitions, batch: slice, *, penalised: bool = True
-    ) -> Scored:
-        """Evaluate one recorded batch of states again and compare with the sampling policy; penalties if `penalised`.
+    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> Scored:
+        """Evaluate one recorded batch of states again and compare with the sampling policy.
 
         Δμ = J·Δv with J = ∂μ/∂v a number per step, so the ratio is taken from the shift of the velocity
         itself: it is exactly 1 while the prediction is unchanged, and loses nothing to subtraction.
@@ -361,32 +350,29 @@ class FlowPolicy:
             node=transitions.node[replayed.edges],
             steps=torch.full_like(ones, transitions.step, dtype=torch.long),
             weight=ones * self.step_weight(experience.plan, transitions.step, c),
-            penalties=self._penalties(transitions, replayed, shift, velocity) if penalised else {},
             divergence=row_mean(shift.detach().float().square())[:, None] / (2.0 * c.std**2),
+            shift=shift,
+            std=c.std,
+            to_reference=partial(self._to_reference, transitions, replayed, velocity),
+            to_guided=partial(self._to_guided, transitions, replayed, shift),
         )
 
-    def _penalties(
-        self, transitions: Transitions, replayed: Replay, shift: Tensor, velocity: Velocity
-    ) -> dict[str, Tensor]:
-        """[E, 1] each; `shift` [E, ...] is that of the mean since sampling."""
-        c, batch, rows = transitions.coefficients, replayed.states, replayed.rows()
-        found = {}
-        still = torch.zeros_like(shift)[:, None]
-        if {"kl", "w2"} & set(self.penalties):
-            with torch.no_grad(), self.reference():
-                reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
-            scale = jacobian(c.sigma, c.sigma_next, c.kappa)
-            moved = (scale * (replayed.velocity - reference))[rows, None]
-            # Gaussians of one std: W2² is the squared distance of their means.
-            found = {"kl": gaussian_kl(moved, still, c.std), "w2": 2.0 * gaussian_kl(moved, still, 1.0)}
-        if "stepwise" in self.penalties:
-            found["stepwise"] = gaussian_kl(shift[:, None], still, c.std)
-        if "distil" in self.penalties:
-            guided = transitions.shift
+    def _to_reference(self, transitions: Transitions, replayed: Replay, velocity: Velocity) -> Tensor:
+        """[E, ...] the mean of each edge less the reference's, with gradients."""
+        c, batch = transitions.coefficients, replayed.states
+        with torch.no_grad(), self.reference():
+            reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
+        scale = jacobian(c.sigma, c.sigma_next, c.kappa)
+        return (scale * (replayed.velocity - reference))[replayed.rows()]
+
+    def _to_guided(self, transitions: Transitions, replayed: Replay, shift: Tensor) -> Tensor:
+        """[E, ...] the mean of each edge less the guided one, with gradients."""
+        wide = shift.to(torch.promote_types(shift.dtype, torch.float32))
+        if transitions.shift is None:
             # Before the guide is ready there is nothing to learn from it.
-            target = shift.detach() if guided is None else c.std * self.brought(guided[replayed.edges])
-            found["distil"] = gaussian_kl(shift[:, None], target[:, None], c.std)
-        return {name: found[name] for name in PENALTIES if name in self.penalties}
+            return wide - wide.detach()
+        target = transitions.coefficients.std * self.brought(transitions.shift[replayed.edges])
+        return wide - target.to(wide.dtype).detach()
 
     def step_weight(self, plan: Plan, i: int, coefficients: Coefficients) -> float:
         """Weight of the surrogate at step `i`."""

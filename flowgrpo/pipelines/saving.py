@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from .folders import is_part, parts_of
 from .json_files import read_json_object
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
             "lora_alpha": config.lora_alpha,
             "target_modules": sorted(config.target_modules),
             "bias": config.bias,
+            # Empty as a rule, but older versions of diffusers load nothing without it.
+            "rank_pattern": dict(config.rank_pattern),
         }
         kind = "unet" if name == "unet" else "transformer"
         layers = _on_cpu(get_peft_model_state_dict(module, adapter_name=adapter))
@@ -172,22 +174,17 @@ def save_pipeline(
             )
         pipe.save_pretrained(folder)
         return
-    _copy_untrained(Path(source), folder, set(modules))
+    _copy_untrained(Path(source), folder, set(modules), type(pipe))
     for name, module in modules.items():
         module.save_pretrained(folder / name)
 
 
-def _copy_untrained(source: Path, folder: Path, trained: set[str]) -> None:
+def _copy_untrained(source: Path, folder: Path, trained: set[str], kind: type) -> None:
     """Copy the index and the components it lists; model repositories also hold other, large files."""
     index = source / "model_index.json"
     if not index.is_file():
         raise ValueError(f"{source} has no model_index.json; give a local pipeline folder as `source`")
-    entries = {
-        name
-        for name, entry in json.loads(index.read_text(encoding="utf-8")).items()
-        # Settings that are pairs stand there too; a component is a pair of names.
-        if isinstance(entry, list) and len(entry) == 2 and all(isinstance(part, str) for part in entry)
-    }
+    entries = {name for name, entry in parts_of(read_json_object(index), kind).items() if is_part(entry)}
     if odd := trained - entries:
         raise ValueError(
             f"{index} lists no {', '.join(sorted(odd))}; give the folder that the pipeline was loaded from"
@@ -209,7 +206,11 @@ def _flush(folder: Path) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as handle:
-                os.fsync(handle.fileno())
+                try:
+                    os.fsync(handle.fileno())
+                except OSError as error:
+                    # Python names no file here, and who has to make room wants to know on which disk.
+                    raise OSError(error.errno, error.strerror, str(file)) from error
 
 
 def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -171,6 +171,22 @@ class TrainedWeights:
             weights._reference = [parameter.detach().clone() for parameter in weights.parameters()]
         return weights
 
+    @classmethod
+    def given(cls, pipe: Any, kind: Literal["lora", "full"]) -> Self:
+        """A pipeline to sample from as it is, with the arithmetic that a run of such a kind begins with.
+
+        What such a run freezes is frozen. By whether a weight can have a gradient torch chooses how it multiplies, even
+        where none is asked for: `linear` of an input that is not contiguous is one product, or one for each row.
+        """
+        modules = trainable_modules(pipe)
+        trained = {id(p) for module in modules.values() for p in module.parameters()} if kind == "full" else set()
+        for part in pipe.components.values():
+            if isinstance(part, nn.Module):
+                for parameter in part.parameters():
+                    if id(parameter) not in trained:
+                        parameter.requires_grad_(False)
+        return cls(pipe, modules, kind)
+
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters, or their shards, by name: `transformer.<name within the module>`, in a fixed order."""
         if self.steps is not None:

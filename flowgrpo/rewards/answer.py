@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .base import nearest
+from ..parts.plugins import nearest
 from .extraction import RULES, agreement, canonical, final_answer
 from .options import check_flag
 from .scores import Scores

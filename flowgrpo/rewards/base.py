@@ -21,7 +21,6 @@ B lists of the texts of their parts. An object (or function) may carry attribute
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
 import inspect
 import math
@@ -34,7 +33,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .foreign import contained
+from ..parts.foreign import contained
+from ..parts.plugins import nearest
 from .scores import InvalidScores, Scores, normalise
 from .time_limit import TimeLimit, check_time_limit
 
@@ -46,7 +46,6 @@ __all__ = [
     "RewardSpec",
     "Scores",
     "missing_dependency",
-    "nearest",
     "parameters",
     "require",
 ]
@@ -119,12 +118,6 @@ class RewardSpec:
             raise ValueError(f"reward {self.name!r}: weight is {self.weight!r}; give a finite number")
         if self.time_limit is not None:
             check_time_limit(self.label or self.name, self.time_limit)
-
-
-def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence: `"; did you mean 'x'?"` for the closest known words, or a full stop."""
-    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
 
 
 def missing_dependency(reward: str, error: ModuleNotFoundError) -> MissingDependency:

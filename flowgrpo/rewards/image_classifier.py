@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..parts.plugins import nearest
 from .backbones.loading import check_dtype, load_processor, load_transformers, source_name
 from .backbones.sharing import Lease, borrow
 from .backbones.towers import process_images
-from .base import nearest
 from .options import check_count
 from .pixels import as_frames
 from .scores import Scores

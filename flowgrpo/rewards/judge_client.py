@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import nearest
+from ..parts.plugins import nearest
 from .judge_images import data_urls
 from .options import check_seconds
 from .serving.http_client import BUSY, HttpClient, ServerError, Unavailable, check_url, persist

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .base import Reward, RewardSpec, nearest
+from ..parts.plugins import nearest
+from .base import Reward, RewardSpec
 from .inputs import Inputs
 from .registry import build
 from .scores import Scores

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .base import nearest
+from ..parts.plugins import nearest
 
 
 def check_flag(reward: str, name: str, value: Any) -> None:

@@ -7,25 +7,17 @@ group `flowgrpo.rewards` of installed packages, in this order. `path/to/file.py:
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import importlib
-import importlib.metadata
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.machinery import PathFinder
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from torch.nn import Module
 
-from .base import RESERVED, Reward, RewardSpec, missing_dependency, nearest, parameters, require
-from .foreign import contained
+from ..parts import plugins
+from ..parts.foreign import contained
+from ..parts.plugins import describe, entry_points, first_line, nearest, told
+from .base import RESERVED, Reward, RewardSpec, missing_dependency, parameters, require
 from .time_limit import TimeLimit
 
 ENTRY_POINT_GROUP = "flowgrpo.rewards"
@@ -73,7 +65,6 @@ NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}
 """Packages that built-in classes import when one is made."""
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
-_FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -104,10 +95,10 @@ def available() -> dict[str, str]:
     Source files are parsed, not imported, so a listing stays cheap and cannot fail for a package that is
     not installed; where no docstring is found the description is where the reward lives.
     """
-    found = {point.name: _describe(f"{point.module}:{point.attr}") for point in _entry_points()}
-    found.update({name: _describe(target) for name, target in BUILTIN.items()})
+    found = {point.name: describe(f"{point.module}:{point.attr}") for point in entry_points(ENTRY_POINT_GROUP)}
+    found.update({name: describe(target) for name, target in BUILTIN.items()})
     for name, reward in _REGISTERED.items():
-        found[name] = _first_line(inspect.getdoc(reward)) or _identity(reward)
+        found[name] = first_line(inspect.getdoc(reward)) or _identity(reward)
     return dict(sorted(found.items()))
 
 
@@ -118,29 +109,10 @@ def resolve(name: str) -> Callable[..., Any]:
         ValueError: there is no such name, file, module or attribute; says what there is instead.
         MissingDependency: the reward's module imports a package that is not installed.
     """
-    if ":" in name:
-        if not all(name.rpartition(":")[::2]):
-            raise ValueError(_unnamed(name))
-        return _load(name, name)
-    if name in _REGISTERED:
-        return _REGISTERED[name]
-    if name in BUILTIN:
-        return _load(BUILTIN[name], name)
-    points = [point for point in _entry_points() if point.name == name]
-    targets = sorted({f"{point.module}:{point.attr}" for point in points})
-    if len(targets) > 1:
-        raise ValueError(f"reward {name!r} is declared more than once; choose one of {', '.join(targets)}")
-    if targets:
-        return _load(targets[0], name)
-    if name.endswith(".py"):
-        defined = ", ".join(_definitions(_import_file(name))) or "none"
-        raise ValueError(f"{name!r} is a file; write '{name}:NAME' with one of its functions or classes ({defined})")
-    known = sorted({*_REGISTERED, *BUILTIN, *(point.name for point in _entry_points())})
-    dotted = f" For a reward in a module write '{':'.join(name.rsplit('.', 1))}'." if "." in name else ""
-    raise ValueError(
-        f"there is no reward {name!r}{nearest(name, known)} Known: {', '.join(known)}.{dotted} "
-        "Your own: 'path/to/file.py:name' or 'package.module:name'."
-    )
+    try:
+        return plugins.resolve(name, "reward", {**BUILTIN, **_REGISTERED}, ENTRY_POINT_GROUP)
+    except ModuleNotFoundError as error:
+        raise missing_dependency(name, error) from error
 
 
 def build(spec: RewardSpec) -> Reward:
@@ -220,7 +192,7 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
         except Exception as error:
             if target.__module__.startswith("flowgrpo."):
                 raise
-            raise ValueError(f"reward {spec.label or short!r} cannot be made: {_told(error)}") from error
+            raise ValueError(f"reward {spec.label or short!r} cannot be made: {told(error)}") from error
         bound: Mapping[str, Any] = {}
     else:
         scorer, bound = target, spec.options
@@ -255,149 +227,6 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: 
         raise ValueError(f"reward {name!r} needs the option{'s' * (len(missing) > 1)} {', '.join(missing)}")
 
 
-def _entry_points() -> list[importlib.metadata.EntryPoint]:
-    return list(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
-
-
 def _identity(reward: Callable[..., Any]) -> str:
     named = reward if hasattr(reward, "__qualname__") else type(reward)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def _unnamed(name: str) -> str:
-    """What to say of a location without a name, or a name without a location."""
-    location = name.rpartition(":")[0]
-    defined = ", ".join(_definitions(_import_file(location))) if location.endswith(".py") else ""
-    listed = f", with one of its functions or classes ({defined})" if defined else ""
-    return f"{name!r} names no reward; write 'path/to/file.py:NAME' or 'package.module:NAME'{listed}"
-
-
-def _load(target: str, name: str) -> Callable[..., Any]:
-    location, _, attribute = target.rpartition(":")
-    is_file = location.endswith(".py") or "/" in location or "\\" in location
-    try:
-        with contained(f"reward {name!r} cannot be imported: {location}", ValueError):
-            module = _import_file(location) if is_file else _import_module(location)
-    except ModuleNotFoundError as error:
-        raise missing_dependency(name, error) from error
-    try:
-        found = getattr(module, attribute)
-    except AttributeError:
-        defined = _definitions(module)
-        raise ValueError(
-            f"{location!r} does not define {attribute!r}{nearest(attribute, defined)} "
-            f"It defines: {', '.join(defined) or 'no functions or classes'}."
-        ) from None
-    if not callable(found):
-        raise ValueError(
-            f"{location!r} defines {attribute!r} as a {type(found).__name__}, which cannot be called; name a function, "
-            "or a class with `__call__`"
-        )
-    return found  # type: ignore[no-any-return]
-
-
-def _import_module(name: str) -> ModuleType:
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"there is no module {name!r} to take a reward from; write package.module:NAME")
-    try:
-        return importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        if not isinstance(error, ModuleNotFoundError):
-            raise ValueError(f"the module {name!r} cannot be imported: {_told(error)}") from error
-        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
-            raise
-        local = Path(*name.split(".")).with_suffix(".py")
-        hint = f"; there is a file, so write './{local.as_posix()}:NAME'" if local.is_file() else ""
-        raise ValueError(f"there is no module {error.name!r} to take a reward from{hint}") from None
-
-
-def _import_file(location: str) -> ModuleType:
-    path = Path(location).expanduser().resolve()
-    if path.is_dir():
-        raise ValueError(f"reward file {location!r} is a folder; name a file that ends in .py")
-    if not path.is_file():
-        beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise ValueError(f"reward file {location!r} does not exist (looked for {path}){nearest(path.name, beside)}")
-    stamp = (path.stat().st_mtime_ns, path.stat().st_size)
-    if path in _FILES and _FILES[path][0] == stamp:
-        return _FILES[path][1]
-    name = f"flowgrpo_plugin_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ValueError(f"reward file {location!r} is not Python source; give a file that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look a class's module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[name]
-        # A module that is not installed has a message of its own; an interrupt is nobody's fault.
-        if isinstance(error, ModuleNotFoundError) or not isinstance(error, (Exception, SystemExit)):
-            raise
-        raise ValueError(f"reward file {location!r} cannot be imported: {_told(error)}") from error
-    _FILES[path] = (stamp, module)
-    return module
-
-
-def _told(error: BaseException) -> str:
-    """An exception of a plug-in, with its file and line, in a sentence."""
-    said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-    if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {said}, which is a fault of syntax; mend it"
-    # The last call in a file that is no library's is the author's.
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((_PACKAGE, "<"))]
-    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {said}" if own else said
-
-
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-
-
-def _definitions(module: ModuleType) -> list[str]:
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
-    )
-
-
-def _describe(target: str) -> str:
-    module, _, attribute = target.partition(":")
-    if module in sys.modules:
-        return _first_line(inspect.getdoc(getattr(sys.modules[module], attribute, None))) or target
-    source = _source(module)
-    if source is None:
-        return target
-    try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return target
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == attribute:
-            return _first_line(ast.get_docstring(node)) or target
-    return target
-
-
-def _source(module: str) -> Path | None:
-    """Where a module's source is, found without importing its parent packages."""
-    parts = module.split(".")
-    search: Any = None
-    spec = None
-    for depth in range(1, len(parts) + 1):
-        try:
-            name = ".".join(parts[:depth])
-            # An editable installation has a finder of its own, which knows the top of a package alone.
-            spec = importlib.util.find_spec(name) if depth == 1 else PathFinder.find_spec(name, search)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        search = spec.submodule_search_locations
-        if search is None and depth < len(parts):
-            return None
-    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
-
-
-def _first_line(text: str | None) -> str:
-    return text.strip().splitlines()[0].strip() if text and text.strip() else ""

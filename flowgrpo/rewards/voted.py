@@ -99,8 +99,9 @@ def _files(vote: Vote, path: Path, known: Mapping[str, Path]) -> dict[str, Path]
         if isinstance(file, str):
             raise ValueError(
                 f"{where} is a choice between completions, and `choices` learns from pictures. For text take a judge "
-                "(`judge`, `unified_reward`, `rubric`), with `objective.form: dpo` if you like; `flowgrpo gallery RUN "
-                "--vote-dataset DIR` writes such choices as prompt, chosen and rejected for programs that train on them"
+                "(`judge`, `unified_reward`, `rubric`), with `objective: {name: answers, loss: dpo}` if you like; "
+                "`flowgrpo gallery RUN --vote-dataset DIR` writes such choices as prompt, chosen and rejected for "
+                "programs that train on them"
             )
         if known.get(side.sha256) != file and not side.unchanged(path.parent):
             lost = "has changed since the vote" if file.is_file() else "is gone"

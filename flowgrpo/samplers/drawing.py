@@ -16,6 +16,7 @@ import torch
 
 from .plans import Plan
 from .rollout import RolloutRunner
+from .solvers import called
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def kernel_runs(tree: PlanTree, line: str) -> list[tuple[int, int, str]]:
         step = tree.plan.steps[i]
         kernel = step.side_kernel if line == "side" else step.kernel
         if edge.std == 0.0 or kernel is None:
-            what = "ode" if step.solver == "euler" else f"ode {step.solver}"
+            what = "ode" if step.solver == "euler" else f"ode {called(step.solver)}"
         else:
             what = kernel.name if kernel.eta is None else f"{kernel.name} {kernel.eta:g}"
         if runs and runs[-1][1:] == (i - 1, what):

@@ -7,6 +7,7 @@ import math
 import xml.etree.ElementTree as ET
 
 from .drawing import Node, PlanTree, kernel_runs, steps_text, summary
+from .solvers import called
 
 SVG_LEAVES = 400
 """Leaves that an SVG holds at most."""
@@ -176,7 +177,7 @@ class _Picture:
         curve = f"C{bend:.1f} {y:.1f} {bend:.1f} {end:.1f} {self.x(node.start + 1):.1f} {end:.1f}" if end != y else ""
         path = self.shape("path", "", group, d=f"M{x:.1f} {y:.1f}{curve}H{self.x(node.level):.1f}")
         sigma, sigma_next = self.plan.sigmas[node.start], self.plan.sigmas[node.level]
-        solver = self.plan.steps[node.start].solver
+        solver = called(self.plan.steps[node.start].solver)
         how = f"{node.kernel}, std {node.std:.4g}" if node.std else f"ode, {solver}, deterministic"
         about = f"step {node.start}, σ {sigma:.4g} → {sigma_next:.4g}: {how}"
         ET.SubElement(path, "title").text = about + (", trained" if node.trained else "")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..parts.ranges import NotNegative, Share
+
 SAGE_SIGMA_CAP = 0.997
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -45,18 +47,21 @@ def _reverse_sde(sigma: float, sigma_next: float, variance: float) -> tuple[floa
     return math.sqrt(variance), sigma_next - variance / (2.0 * sigma)
 
 
-def ode(sigmas: Sequence[float], i: int, eta: float = 0.0) -> tuple[float, float]:
-    """``(std, kappa)`` of the probability-flow ODE, the Euler step; `eta` has no effect."""
+def ode(sigmas: Sequence[float], i: int) -> tuple[float, float]:
+    """``(std, kappa)`` of the probability-flow ODE, the Euler step."""
     return 0.0, sigmas[i + 1]
 
 
-def flow_sde(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+def flow_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of Flow-GRPO (arXiv:2505.05470): ``std**2 = eta**2 delta sigma / (1 - sigma)``.
 
     This diverges at ``sigma = 1``. The released code puts ``sigmas[1]`` in the denominator where sigma
     equals 1, and so explodes for a table that starts at 0.9999. Here the denominator of the first step is
     ``max(1 - sigma, delta)``: the same number at 1 (``std = eta``), continuous below it, so that ``std <=
     eta sqrt(sigma)``, and the plain formula for a table that starts lower. No later step is altered.
+
+    Options:
+        eta: noise level; 0 makes the step deterministic.
     """
     sigma, sigma_next = sigmas[i], sigmas[i + 1]
     delta = sigma - sigma_next
@@ -64,50 +69,66 @@ def flow_sde(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, 
     return _reverse_sde(sigma, sigma_next, eta**2 * delta * sigma / denominator)
 
 
-def dance_sde(sigmas: Sequence[float], i: int, eta: float = 0.3) -> tuple[float, float]:
-    """``(std, kappa)`` of DanceGRPO, BranchGRPO (arXiv:2505.07818, 2509.06040): constant diffusion."""
+def dance_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.3) -> tuple[float, float]:
+    """``(std, kappa)`` of DanceGRPO, BranchGRPO (arXiv:2505.07818, 2509.06040): constant diffusion.
+
+    Options:
+        eta: noise level; 0 makes the step deterministic.
+    """
     sigma, sigma_next = sigmas[i], sigmas[i + 1]
     return _reverse_sde(sigma, sigma_next, eta**2 * (sigma - sigma_next))
 
 
-def wan_sde(sigmas: Sequence[float], i: int, eta: float = 1.0) -> tuple[float, float]:
+def wan_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 1.0) -> tuple[float, float]:
     """``(std, kappa)`` of Flow-GRPO's Wan script: diffusion linear in ``sigma``.
 
     It runs from ``sigmas[-1]`` at 0 to ``sigmas[1]`` at 1. The script has no noise level; `eta` multiplies
     the diffusion, and 1 is the published sampler.
+
+    Options:
+        eta: factor of the diffusion; 1 is the published sampler.
     """
     sigma, sigma_next = sigmas[i], sigmas[i + 1]
     diffusion = eta * (sigmas[-1] + (sigmas[1] - sigmas[-1]) * sigma)
     return _reverse_sde(sigma, sigma_next, diffusion**2 * (sigma - sigma_next))
 
 
-def cps(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+def cps(sigmas: Sequence[float], i: int, *, eta: Share = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of coefficients-preserving sampling (arXiv:2509.05952).
 
     ``std = sigma_next sin(eta pi/2)``, so the step to 0 is deterministic. It preserves the coefficients of
     the interpolation, not its marginal: a fixed share of the noise is redrawn however short the step is.
+
+    Options:
+        eta: share of a right angle by which the noise is turned; 1 draws all of it anew.
     """
     angle = 0.5 * math.pi * eta
     return sigmas[i + 1] * math.sin(angle), sigmas[i + 1] * math.cos(angle)
 
 
-def sage(sigmas: Sequence[float], i: int, eta: float = 0.7) -> tuple[float, float]:
+def sage(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of SAGE-GRPO (arXiv:2603.21872): Flow-GRPO's variance, integrated over the step.
 
     ``std**2 = eta**2 (ln[(1 - sigma_next) / (1 - sigma)] - delta)``, ``sigma`` capped at 0.997. Where a fine
     table also ends a step above the cap, the released code takes the root of a negative number; here the
     variance is at least 0, so that step is deterministic. All others are as published.
+
+    Options:
+        eta: noise level; 0 makes the step deterministic.
     """
     sigma, sigma_next = sigmas[i], sigmas[i + 1]
     integral = math.log((1.0 - sigma_next) / (1.0 - min(sigma, SAGE_SIGMA_CAP)))
     return _reverse_sde(sigma, sigma_next, max(0.0, eta**2 * (integral - (sigma - sigma_next))))
 
 
-def ddim(sigmas: Sequence[float], i: int, eta: float = 1.0) -> tuple[float, float]:
+def ddim(sigmas: Sequence[float], i: int, *, eta: Share = 1.0) -> tuple[float, float]:
     """``(std, kappa)`` of DDIM (arXiv:2010.02502, Eq. 16) in the coordinates of flow matching.
 
     With the noise-to-signal ratio ``r = sigma / (1 - sigma)``: ``std**2 = eta**2 sigma_next**2 (1 - (r_next / r)**2)``,
     ``kappa**2 + std**2 = sigma_next**2``. At 1 this is the posterior of DDPM; the step to 0 is deterministic.
+
+    Options:
+        eta: noise level; 0 is the deterministic sampler, 1 the posterior of DDPM.
     """
     sigma, sigma_next = sigmas[i], sigmas[i + 1]
     shrunk = sigma_next * (1.0 - sigma) / ((1.0 - sigma_next) * sigma)
@@ -117,39 +138,34 @@ def ddim(sigmas: Sequence[float], i: int, eta: float = 1.0) -> tuple[float, floa
 
 KernelFunction = Callable[..., tuple[float, float]]
 
-KERNELS: dict[str, KernelFunction] = {
-    kernel.__name__: kernel for kernel in (ode, flow_sde, dance_sde, wan_sde, cps, sage, ddim)
+STOCHASTIC: dict[str, KernelFunction] = {
+    kernel.__name__: kernel for kernel in (flow_sde, dance_sde, wan_sde, cps, sage, ddim)
 }
+"""What a recipe may choose for its stochastic steps."""
+
+KERNELS: dict[str, KernelFunction] = {"ode": ode, **STOCHASTIC}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A named kernel and its noise level.
+    """A kernel with its noise level.
 
     Attributes:
-        name: key of `KERNELS`.
-        eta: noise level, at least 0 (``cps``, ``ddim``: at most 1); None takes the function's default.
+        name: key of `KERNELS`, or what pictures and messages call `function`.
+        eta: noise level; None takes the function's own.
+        function: `(sigmas, i) -> (std, kappa)`, in the place of the one called `name`.
 
     Raises:
-        ValueError: unknown name or noise level out of range.
+        ValueError: an unknown name without a function.
     """
 
     name: str
     eta: float | None = None
+    function: KernelFunction | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in KERNELS:
+        if self.function is None and self.name not in KERNELS:
             raise ValueError(f"unknown kernel '{self.name}'; use one of {', '.join(KERNELS)}")
-        if self.eta is None:
-            return
-        if not (math.isfinite(self.eta) and self.eta >= 0.0):
-            raise ValueError(f"kernel '{self.name}': eta is {self.eta}; use a finite number of at least 0")
-        if self.name == "cps" and self.eta > 1.0:
-            raise ValueError(f"kernel 'cps': eta is {self.eta}; it is an angle of eta * 90 degrees, use 0 to 1")
-        if self.name == "ddim" and self.eta > 1.0:
-            raise ValueError(
-                f"kernel 'ddim': eta is {self.eta}; above 1 more noise is drawn than the level holds, use 0 to 1"
-            )
 
     def coefficients(self, sigmas: Sequence[float], i: int) -> Coefficients:
         """The transition of step `i` of a table of ``T + 1`` noise levels.
@@ -159,15 +175,23 @@ class Kernel:
             i: step in ``0 .. T - 1``, from ``sigmas[i]`` to ``sigmas[i + 1]``.
 
         Raises:
-            ValueError: no such step, or the levels do not decrease within [0, 1].
+            ValueError: no such step, the levels do not decrease within [0, 1], or the kernel gives no finite numbers.
         """
         if not 0 <= i < len(sigmas) - 1:
             raise ValueError(f"no step {i} in a table of {len(sigmas)} levels; use 0 to {len(sigmas) - 2}")
         levels = [float(sigma) for sigma in sigmas]
         if not 0.0 <= levels[i + 1] < levels[i] <= 1.0:
             raise ValueError(f"step {i}: sigma {levels[i]} to {levels[i + 1]}; use levels falling within [0, 1]")
-        function = KERNELS[self.name]
-        std, kappa = function(levels, i) if self.eta is None else function(levels, i, self.eta)
+        if self.function is not None:
+            std, kappa = self.function(levels, i)
+        else:
+            function = KERNELS[self.name]
+            std, kappa = function(levels, i) if self.eta is None else function(levels, i, eta=self.eta)
+        if not (0.0 <= std < math.inf and math.isfinite(kappa)):
+            raise ValueError(
+                f"kernel '{self.name}': step {i} from {levels[i]:g} to {levels[i + 1]:g} has std {std} and kappa "
+                f"{kappa}; give a finite std of at least 0, and a finite kappa"
+            )
         return Coefficients(std=std, kappa=kappa, sigma=levels[i], sigma_next=levels[i + 1])
 
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .kernels import Coefficients, Kernel
+from .plan_checks import check_shape, check_step, check_whole
 from .schedules import check_sigmas
-from .solvers import SOLVERS
+from .solvers import Solver
 
 ODE = Kernel("ode")
 
@@ -44,7 +45,7 @@ class StepPlan:
     side_kernel: Kernel | None = None
     completions: tuple[int, ...] = (1,)
     trained: bool = False
-    solver: str = "euler"
+    solver: str | Solver = "euler"
     spread: float | None = None
 
 
@@ -102,71 +103,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigmas", check_sigmas(self.sigmas))
-        if len(self.steps) != len(self.sigmas) - 1:
-            raise ValueError(f"{len(self.steps)} step plans for {len(self.sigmas) - 1} steps; give one for each")
-        if self.roots < 1 or self.samples < 1:
-            raise ValueError(f"roots is {self.roots} and samples {self.samples}; use at least 1 of each")
-        if self.neighbours and self.roots < 2:
-            raise ValueError("neighbours need company: use 2 or more roots")
-        if self.neighbours and any(step.side or step.kernel.coefficients(self.sigmas, i).std > 0.0
-                                   for i, step in enumerate(self.steps)):  # fmt: skip
-            raise ValueError("neighbours are deterministic chains; leave out side branches and stochastic kernels")
-        _check_spread("root_spread", self.root_spread)
-        pairs = []
-        for i, step in enumerate(self.steps):
-            pair = self._check_step(i, step)
-            pairs.append(pair)
-        object.__setattr__(self, "_coefficients", tuple(pairs))
-        if any(c != 1 for step in self.steps if step.side for c in step.completions) and any(
-            step.solver != "euler" for step in self.steps
-        ):
-            raise ValueError("completions that skip levels are of first order; use solver euler on every step")
-        if not self.main_leaf and not any(step.side for step in self.steps):
-            raise ValueError("main_leaf is False and no step has side branches, so there is no image; set it True")
-        if self.samples > 1 and self.first_stochastic is None:
-            raise ValueError(
-                f"{self.samples} samples share each initial noise but no step of the main line is stochastic, so "
-                "they would be one image; make a step stochastic or use `roots` for different noises"
-            )
-        for i in self.trained_steps:
-            if self.main_line_ends(i):
-                raise ValueError(
-                    f"step {i} is trained but the main line ends before it, after its last side branches; leave it "
-                    "out or set main_leaf=True"
-                )
-
-    def _check_step(self, i: int, step: StepPlan) -> tuple[Coefficients, Coefficients | None]:
-        if step.solver not in SOLVERS:
-            raise ValueError(f"step {i}: unknown solver '{step.solver}'; use one of {', '.join(SOLVERS)}")
-        if step.children < 1 or step.side < 0:
-            raise ValueError(f"step {i}: children is {step.children} and side {step.side}; use at least 1 and 0")
-        _check_spread(f"step {i}: spread", step.spread)
-        _check_completions(i, step)
-        if bool(step.side) != (step.side_kernel is not None):
-            raise ValueError(f"step {i}: give side and side_kernel together")
-        main = step.kernel.coefficients(self.sigmas, i)
-        side = step.side_kernel.coefficients(self.sigmas, i) if step.side_kernel else None
-        if step.children > 1 and main.std == 0.0:
-            raise ValueError(
-                f"step {i}: {step.children} children of a deterministic step ('{step.kernel.name}', std 0) are one "
-                "state; use a stochastic kernel or one child"
-            )
-        if side is not None and side.std == 0.0 and step.side > 1:
-            raise ValueError(
-                f"step {i}: {step.side} side branches of std 0 are one state; use a stochastic kernel, or one branch"
-            )
-        stochastic = main.std > 0.0 or (side is not None and side.std > 0.0)
-        if step.trained and not stochastic and not self.neighbours:
-            raise ValueError(
-                f"step {i} is trained but deterministic ('{step.kernel.name}', std 0): it has no density; use a "
-                "stochastic kernel or leave it out"
-            )
-        if step.trained and i == len(self.steps) - 1:
-            raise ValueError(
-                f"step {i} ends at sigma 0 and is trained; its std is so small that storage rounding rules its ratio "
-                f"(leave the last step out, train at most step {i - 1})"
-            )
-        return main, side
+        check_shape(self)
+        object.__setattr__(self, "_coefficients", tuple(check_step(self, i) for i in range(len(self.steps))))
+        check_whole(self)
 
     @property
     def num_steps(self) -> int:
@@ -208,6 +147,7 @@ class Plan:
     def counts(self) -> PlanCounts:
         """Cost per prompt, without a model."""
         main, evaluations, edges, trained_edges, trained_states, chain = self.roots, 0, 0, 0, 0, 0
+        trained_steps: list[int] = []
         sides: list[_Side] = []
         for i, step in enumerate(self.steps):
             main = 0 if self.main_line_ends(i) else main
@@ -220,14 +160,17 @@ class Plan:
             edges += children + sum(side.states for side in moved + leaving)
             if step.trained:
                 std, side_std = (c.std if c else 0.0 for c in self._coefficients[i])
-                trained_edges += children if std > 0.0 or self.neighbours else 0
-                trained_edges += main * step.side if side_std > 0.0 else 0
-                trained_states += main
+                moving = children if std > 0.0 or self.neighbours else 0
+                moving += main * step.side if side_std > 0.0 else 0
+                trained_edges += moving
+                # A probe may be the only edge of a step at which the main line ends, and is never trained.
+                trained_states += main if moving else 0
+                trained_steps += [i] if moving else []
             sides = [side for side in sides if side.level > i] + moved + leaving
             main = children
         leaves = main + sum(side.states for side in sides)
         chain = main * self.num_steps + sum(side.states * side.length for side in sides)
-        return PlanCounts(evaluations, chain, leaves, edges, trained_edges, trained_states, self.trained_steps)
+        return PlanCounts(evaluations, chain, leaves, edges, trained_edges, trained_states, tuple(trained_steps))
 
     def _leaving(self, i: int, main: int) -> list[_Side]:
         """Side branches of step `i`, after that step."""
@@ -252,22 +195,6 @@ class _Side:
         return [_Side(self.states, plan.next_level(self.level, c), (c,), self.length + 1) for c in self.completions]
 
 
-def _check_spread(what: str, spread: float | None) -> None:
-    if spread is not None and not spread > 0.0:
-        raise ValueError(
-            f"{what} is {spread}, so siblings share all their noise; use a number above 0, or None for independent "
-            "noises"
-        )
-
-
-def _check_completions(i: int, step: StepPlan) -> None:
-    if not step.completions or min(step.completions) < 0 or len(set(step.completions)) < len(step.completions):
-        raise ValueError(
-            f"step {i}: completions is {list(step.completions)}; give different whole numbers, 1 for every level, 2 "
-            "for every second one, 0 for one step to the clean prediction"
-        )
-
-
 def _within(what: str, steps: Iterable[int], total: int) -> list[int]:
     found = sorted(set(steps))
     if found and not (found[0] >= 0 and found[-1] < total):
@@ -282,7 +209,7 @@ def window_plan(
     *,
     samples: int,
     shared_noise: bool = True,
-    solver: str = "euler",
+    solver: str | Solver = "euler",
     stochastic: Iterable[int] | None = None,
     probe: int | None = None,
 ) -> Plan:
@@ -328,7 +255,7 @@ def branch_plan(
     spread: float | None = None,
     trained: Iterable[int] | None = None,
     stochastic: Iterable[int] | None = None,
-    solver: str = "euler",
+    solver: str | Solver = "euler",
 ) -> Plan:
     """Trees that split into `width` at given steps, stochastic everywhere (BranchGRPO, 2509.06040).
 
@@ -362,7 +289,7 @@ def spine_plan(
     *,
     branches: int,
     roots: int = 1,
-    solver: str = "euler",
+    solver: str | Solver = "euler",
     main_leaf: bool = False,
     completions: tuple[int, ...] = (1,),
 ) -> Plan:
@@ -388,7 +315,7 @@ def ode_plan(
     sigmas: Sequence[float],
     *,
     samples: int,
-    solver: str = "euler",
+    solver: str | Solver = "euler",
     trained: Iterable[int] = (),
     spread: float | None = None,
 ) -> Plan:

@@ -11,6 +11,7 @@ For ``x_sigma = (1 - sigma) x0 + sigma n`` the first-order DPM-Solver++ step is 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -83,8 +84,28 @@ def observe(velocity: Tensor, x: Tensor, sigma: float) -> History:
     return History(x.float() - sigma * velocity.float(), half_log_snr(sigma))
 
 
+def named_solver(solver: str | Solver) -> Solver:
+    """The solver called so, or the function itself.
+
+    Raises:
+        ValueError: unknown solver.
+    """
+    if callable(solver):
+        return solver
+    if solver not in SOLVERS:
+        raise ValueError(f"unknown solver '{solver}'; use one of {', '.join(SOLVERS)}")
+    return SOLVERS[solver]
+
+
+def called(solver: str | Solver) -> str:
+    """What pictures call a solver."""
+    while isinstance(solver, partial):
+        solver = solver.func
+    return solver if isinstance(solver, str) else getattr(solver, "__name__", "solver")
+
+
 def solve(
-    name: str,
+    solver: str | Solver,
     velocity: Tensor,
     x: Tensor,
     sigma: float,
@@ -95,7 +116,7 @@ def solve(
     """One deterministic step, in float32.
 
     Args:
-        name: key of `SOLVERS`.
+        solver: key of `SOLVERS`, or a function with their signature.
         velocity: [N, ...], the prediction at `x`, any float dtype.
         x: [N, ...], the state at `sigma`.
         sigma: noise level in (0, 1].
@@ -110,12 +131,11 @@ def solve(
         ValueError: unknown solver, noise levels that do not decrease within [0, 1], or a history that is not
             of a noisier state.
     """
-    if name not in SOLVERS:
-        raise ValueError(f"unknown solver '{name}'; use one of {', '.join(SOLVERS)}")
+    function = named_solver(solver)
     if not 0.0 <= sigma_next < sigma <= 1.0:
         raise ValueError(f"step from sigma {sigma} to {sigma_next}; sigmas must decrease within [0, 1]")
     current = observe(velocity, x, sigma)
     if sigma_next == 0.0 and current.x0 is not None:
         return current.x0, current
     used = History() if last else history
-    return SOLVERS[name](velocity.float(), x.float(), sigma, sigma_next, used), current
+    return function(velocity.float(), x.float(), sigma, sigma_next, used), current

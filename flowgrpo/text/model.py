@@ -169,7 +169,8 @@ class LanguageWeights(TrainedWeights):
         model = self.pipe.model
         if on:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
+        # Older versions of transformers fail when they switch off what never was on.
+        elif model.is_gradient_checkpointing:
             model.gradient_checkpointing_disable()
 
 

@@ -11,18 +11,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .model import LanguageModel
+from .padding import right_padded
 from .sampling import left_padded, logits_kept, positions_of, select_rows
 
 CHUNK = 4096
 LEAST = -1e4  # exp of it is 0
-
-
-def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [B, T] with padding after each row, and the mask [B, T] of what is not padding."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([list(row) + [pad] * (width - len(row)) for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, torch.arange(width, device=device)[None, :] < lengths[:, None]
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..configs.layers import merge
 from ..configs.schema import Recipe
 from ..core.addressing import address
 from ..core.diagnostics import COLUMNS, step_statistics, summarise
@@ -52,11 +53,7 @@ class Silent:
 
 
 def _changed(recipe: Recipe, **sections: dict[str, Any]) -> Recipe:
-    data = recipe.model_dump()
-    for name, values in sections.items():
-        for key, value in values.items():
-            data[name][key] = {**data[name][key], **value} if isinstance(value, dict) else value
-    return Recipe.model_validate(data)
+    return Recipe.model_validate(merge(recipe.model_dump(), sections))
 
 
 def flow_task(trainer: Trainer) -> FlowTask:
@@ -75,7 +72,7 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     One rollout with every step but the last stochastic; the policy is then moved by `updates` optimizer steps on
     that rollout, and the same edges are scored with the plain ratio and with the Guard ratio.
     """
-    recipe = _changed(recipe, sampler={"window": {"kind": "all"}}, objective={"clip_nats": None, "options": {}})
+    recipe = _changed(recipe, sampler={"plan": {"name": "window", "window": "all"}}, objective={"surrogate": "clip"})
     trainer = _trainer(recipe, folder)
     policy = flow_task(trainer).policy
     rows, experience = trainer.collect(0)
@@ -143,12 +140,13 @@ def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> di
     texts = [row.text for row in rows]
     keys = [address(0, k) for k in range(len(rows))]
     total = len(sigmas) - 1
-    size = min(recipe.sampler.window.size, total - 1)
+    size = len(planner(recipe, sigmas)(0).trained_steps)
     report("window      evaluations shared / separate      seconds shared / separate    ratio")
     for start in sorted({0, (total - 1 - size) // 2, total - 1 - size}):
-        window = {"window": {"kind": "frozen", "size": size, "start": start, "stop": None}}
+        window = {"name": "frozen", "size": size, "start": start}
+        changed = {"name": "window", "window": window}
         plans = {
-            shared: planner(_changed(recipe, sampler={"shared_noise": shared, **window}), sigmas)(0)
+            shared: planner(_changed(recipe, sampler={"plan": {**changed, "shared_noise": shared}}), sigmas)(0)
             for shared in (True, False)
         }
         taken: dict[bool, list[float]] = {True: [], False: []}

@@ -41,10 +41,11 @@ def iteration(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) ->
         ValueError: a model whose sizes are not known.
     """
     changes = {
-        "data": {"train": "scenes:train", "heldout": None, "curriculum": None},
+        "data": {"train": "scenes:train", "heldout": None},
         "rewards": [{"name": "jpeg_compressibility"}],
         "model": {"release_text_encoders": False},
-        "evaluate": {"rewards": None, "guards": []},
+        "evaluate": {"rewards": None},
+        "extensions": [],
     }
     data = recipe.model_dump()
     for name, change in changes.items():

@@ -66,11 +66,9 @@ def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES)
     without a KL and a curriculum, which have no say there. `scaled` divides each number of a gradient by its root mean
     square over the batches, as Adam nearly does. Seconds are those of sampling, rewards and gradient.
     """
-    objective, data = (
-        recipe.objective.model_copy(update={"kl": 0.0}),
-        recipe.data.model_copy(update={"curriculum": None}),
-    )
-    trainer = _trainer(recipe.model_copy(update={"objective": objective, "data": data}), folder)
+    penalties = [penalty for penalty in recipe.penalties if penalty.name != "kl"]
+    others = [chosen for chosen in recipe.extensions if chosen.name != "curriculum"]
+    trainer = _trainer(recipe.model_copy(update={"penalties": penalties, "extensions": others}), folder)
     task = flow_task(trainer)
     gradients: dict[str, list[Tensor]] = {}
     seconds: dict[str, float] = {}

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
+from ..parts.choice import value_at
+from ..parts.traits import trained
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
-from ..rewards.guards import Guard, Guards
 from ..rewards.registry import outline
 from ..text.parts import Parts
 from .balance import Balance
 from .conditioning import Parameters, call_parameters, take_pictures
-from .credit import credit_of
+from .credit.from_scores import Credit
+from .critic import check_guide
 from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, read_prompts
+from .extensions.chosen import Extensions
 from .loading import (
     RECOMMENDED,
     call_arguments,
@@ -26,10 +29,9 @@ from .loading import (
     model_folder,
     recommended_arguments,
 )
-from .objectives import form_of
-from .planning import bound_surrogate, forecast, surrogate_of
+from .planning import forecast, planner, table_of
 from .prompt_lengths import long_prompts
-from .text_parts import PartRatios
+from .text_preferences import tried
 
 Kind = Literal["fault", "needed", "excused", "unknown", "note"]
 
@@ -244,17 +246,37 @@ def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "m
 def _combinations(found: Checked) -> None:
     """What the schema cannot see: hyper-parameters by the signature of what takes them, and plans that are empty."""
     recipe = found.recipe
-    advantage, objective = recipe.advantage, recipe.objective
-    checks: list[Callable[[], Any]] = [lambda: credit_of(advantage)]
-    if objective.balance is not None:
-        balance = objective.balance
+    checks: list[Callable[[], Any]] = [lambda: Credit(recipe)]
+    balance = value_at(recipe, "objective.balance")
+    if balance is not None:
         checks.append(lambda: Balance(balance))
     if isinstance(recipe, Recipe):
-        checks += [lambda: surrogate_of(recipe, 1), lambda: form_of(recipe), lambda: forecast(recipe, most=1)]
+        checks.append(lambda: _check_plans(recipe))
     else:
-        checks.append(lambda: PartRatios(recipe.objective, bound_surrogate(objective.surrogate, objective.options)))
+        checks.append(lambda: tried(recipe))
     for one in checks:
         _try(found, "", one)
+
+
+CHECKED_PLANS = 50
+"""Iterations whose plans are made before a run."""
+
+
+def _check_plans(recipe: Recipe) -> None:
+    """Make the plans of the first iterations, and see that the loss and a guide find in them what they need."""
+    forecast(recipe, most=CHECKED_PLANS)
+    plan, wanted = planner(recipe, table_of(recipe))(0), trained(recipe)
+    if recipe.sampler.guide is not None:
+        check_guide(plan)
+    if wanted != "images" and not plan.trained_steps:
+        raise ValueError(
+            f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
+        )
+    if wanted == "steps" and plan.neighbours:
+        raise ValueError(
+            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps, as choices among neighbours; use "
+            "objective neighbour, or another plan"
+        )
 
 
 def _rewards(found: Checked) -> None:
@@ -277,7 +299,7 @@ def _rewards(found: Checked) -> None:
                 _try(found, key, _check_reward, found, reward, columns, str(source))
     trained, scored = outlines
     if None not in (*trained, *scored):
-        _try(found, "evaluate.guards", _guards, recipe, trained, scored)
+        _try(found, "extensions", _extensions, recipe, trained, scored)
     found.findings = list({(f.kind, f.text): f for f in found.findings}.values())
 
 
@@ -300,31 +322,11 @@ def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]],
         found.findings.append(Finding("note", text, "rewards"))
 
 
-def _guards(recipe: AnyRecipe, trained: Sequence[Any], scored: Sequence[Any]) -> None:
+def _extensions(recipe: AnyRecipe, trained: Sequence[Reward], scored: Sequence[Reward]) -> None:
     # A served reward is called what its server says.
     if any(entry.name == "remote" and not entry.label for entry in (*recipe.rewards, *evaluated(recipe))):
         return
-    guards_of(recipe, [reward.name for reward in scored], {reward.name: reward.weight for reward in trained})
-
-
-def guards_of(recipe: AnyRecipe, names: Sequence[str], weights: dict[str, float]) -> Guards:
-    """What watches the evaluations of a recipe.
-
-    Args:
-        recipe: whose guards.
-        names: of the rewards of its evaluations.
-        weights: of the rewards that it trains for.
-
-    Raises:
-        ValueError: a guard of what is not evaluated or is optimised, two of one reward, or guards without evaluations.
-    """
-    given = recipe.evaluate.guards
-    if given and recipe.data.heldout is None:
-        raise ValueError("evaluate.guards watch evaluations, and data.heldout is null; name a file, or leave them out")
-    try:
-        return Guards([Guard(**guard.model_dump()) for guard in given], names, weights)
-    except ValueError as error:
-        raise ValueError(f"evaluate.guards: {error}") from None
+    Extensions.of(recipe, [reward.name for reward in trained], [reward.name for reward in scored])
 
 
 def _trackers(found: Checked) -> None:

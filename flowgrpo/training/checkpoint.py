@@ -11,8 +11,8 @@ import copy
 import json
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,6 +32,7 @@ class Written(Protocol):
         """Everything that the part needs to continue."""
 
 
+@runtime_checkable
 class Stateful(Written, Protocol):
     """Part of a run that is remembered."""
 
@@ -73,6 +74,8 @@ def write_checkpoint(
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
+    A part called `FOLDER/NAME` has its file in a folder.
+
     Raises:
         OSError: it could not be written; names the file.
     """
@@ -83,12 +86,18 @@ def write_checkpoint(
         save_file(tensors, folder / WEIGHTS)
     for name, state in states.items():
         # A file of Python's, for torch's own does not say why it could not be written.
+        (folder / name).parent.mkdir(exist_ok=True)
         with writing(folder / name, needed), (folder / name).open("wb") as handle:
             torch.save(state, handle)
     with writing(folder / RECIPE, needed):
         write_text(folder / RECIPE, recipe)
-        files = {file.name: _measured(file) for file in sorted(folder.iterdir())}
+        files = {_name(folder, file): _measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
         write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
+
+
+def _name(folder: Path, file: Path) -> str:
+    """Of a file of a checkpoint, with its folder in it."""
+    return file.relative_to(folder).as_posix()
 
 
 def _bytes_of(state: Any) -> int:
@@ -121,7 +130,7 @@ def verify_checkpoint(folder: Path) -> None:
             raise DamagedCheckpoint(f"{state} does not list {name}")
     for name, (size, crc) in files.items():
         file = folder / name
-        if file.name != name:
+        if "/".join(PurePosixPath(name).parts[-2:]) != name or ".." in name:
             raise DamagedCheckpoint(f"{state} lists {name!r}, which is no file of a checkpoint")
         if not file.is_file():
             raise DamagedCheckpoint(f"{file} is missing")

@@ -51,6 +51,15 @@ class _Network(nn.Module):
         return self.out(torch.cat([hidden.mean(2), hidden.amax(2)], dim=1)).squeeze(1)
 
 
+def check_guide(plan: Plan) -> None:
+    """Refuse a plan without noise that a guide could move; raises ValueError."""
+    if plan.first_stochastic is None:
+        raise ValueError(
+            "sampler.guide moves the noise of the main line, and with this sampler.plan the main line has none; use a "
+            "plan with a stochastic main line, such as window or branch, or leave sampler.guide out"
+        )
+
+
 class Critic:
     """The network, its optimizer and the scale of the rewards.
 
@@ -139,6 +148,7 @@ class Critic:
         The paper adds a multiple of the gradient over its norm to the mean. In units of the step's noise, and per
         element, one scale serves every step and latent size.
         """
+        check_guide(plan)
         if not self.ready:
             return None
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 from ..configs.schema import Recipe
+from ..parts.traits import keeps_base
 from .estimated_models import Model
-from .objectives import compares_with_base
 from .planning import Forecast
 
 BUCKET = 500_000_000
@@ -63,7 +63,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         shares: how trained weights and their optimizer are shared out.
     """
     settings, objective, lora = recipe.optimizer, recipe.objective, recipe.model.train == "lora"
-    averages = sum(average is not None for average in (settings.ema, objective.anchor, objective.old))
+    averages = sum(average is not None for average in (settings.ema, recipe.reference, objective.get("old")))
     weights, part = _share(model.trained, shares.weights), _share(model.trained, shares.optimizer)
     gradients = part
     if shares.name is None and shares.processes > 1:
@@ -82,7 +82,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "gradients": gradients,
         "optimizer": (2 + copies) * part,
         "averages": averages * weights,
-        "reference": 0 if lora or not compares_with_base(recipe) else weights,
+        "reference": 0 if lora or not keeps_base(recipe) else weights,
         "rollout states": share * model.elements * (states + largest.leaves * model.state_bytes),
     }
 

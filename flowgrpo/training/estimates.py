@@ -9,7 +9,7 @@ from functools import cache
 
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
-from ..configs.soundness import FORWARD_FORMS
+from ..parts.traits import saying, trained
 from .data import read_prompts
 from .estimated_memory import SHARDING, Shares, passing, resting, waiting
 from .estimated_models import Model, model_of
@@ -166,17 +166,16 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     def average(name: str) -> float:
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
 
-    objective, leaves, trained = recipe.objective, average("leaves"), average("trained_states")
-    others = int(objective.kl > 0 or objective.w2 > 0)
-    if objective.form in FORWARD_FORMS:
-        trained = leaves * (objective.times or recipe.sampler.steps - 1)
-        others = int(objective.kl > 0 or objective.form in ("dgpo", "flow_dpo")) + int(objective.old is not None)
+    objective, leaves, states = recipe.objective, average("leaves"), average("trained_states")
+    if trained(recipe) == "images":
+        states = leaves * (objective.get("times") or recipe.sampler.steps - 1)
+    others = int(bool(saying(recipe, "compares"))) + int(objective.get("old") is not None)
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
     return {
         "sampling": share * model.branches * average("evaluations") * cost.forward,
         "decoding": share * leaves * model.decode_flops,
-        "training": turns * model.branches * trained * passes,
+        "training": turns * model.branches * states * passes,
     }
 
 

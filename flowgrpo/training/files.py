@@ -60,8 +60,9 @@ def _number_in(error: BaseException | None) -> int | None:
     while error is not None:
         if isinstance(error, OSError):
             return error.errno
-        if (found := re.search(r"\(os error (\d+)\)", str(error))) is not None:  # safetensors, written in Rust
-            return int(found[1])
+        # safetensors, written in Rust; the second form is that of its versions before 0.6.
+        if (found := re.search(r"\(os error (\d+)\)|\bOs \{ code: (\d+)", str(error))) is not None:
+            return int(found[1] or found[2])
         # torch does not pass the number on, and a disk without room is the usual reason.
         if re.search("PytorchStreamWriter failed|file write failed|iostream error", str(error)):
             return errno.ENOSPC

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe
+from ..pipelines.ema import Ema
 from ..pipelines.weights import TrainedWeights
 from .checkpoint import Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
 from .processes import Processes
@@ -125,6 +127,14 @@ class Keeper:
         """Write the state before an iteration if by their count it is time."""
         if iteration % self.settings.checkpoint_every == 0 or iteration == self.settings.iterations:
             self.write(iteration)
+
+    def save_results(self, name: str, average: Ema | None) -> None:
+        """Write the trained weights, averaged if they are, into a folder of the run. All processes must call it."""
+        if self.accelerator.is_main_process or self.weights.shards is not None:
+            with average.applied() if average else nullcontext(), self.weights.in_one_place():
+                if self.accelerator.is_main_process:
+                    self.weights.save(self.run.path / name, overwrite=True)
+        self.accelerator.wait_for_everyone()
 
     def write(self, iteration: int, kept: Mapping[str, Written] | None = None) -> None:
         """Write the state before an iteration, unless it has been written. All processes must call it.

@@ -18,7 +18,7 @@ from ..pipelines.denoiser import Denoiser
 from ..pipelines.offload import place
 from ..pipelines.prompts import PromptCache
 from ..pipelines.saving import local_folder
-from ..pipelines.weights import MODULE_NAMES, TrainedWeights, trainable_modules
+from ..pipelines.weights import MODULE_NAMES, TrainedWeights
 from .conditioning import illustrated
 from .data import PromptRow
 from .evaluator import Evaluator
@@ -146,8 +146,11 @@ def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel
     if adapter is not None:
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
         weights.load_lora(adapter)
+    elif whole:
+        weights = TrainedWeights.full(pipe)
     else:
-        weights = TrainedWeights.full(pipe) if whole else TrainedWeights(pipe, trainable_modules(pipe), "full")
+        # What is no run may be the result of one that trained all weights.
+        weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
     if settings.compile:
         compile_blocks(pipe)
     return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights)

@@ -2,92 +2,67 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from torch import Tensor
-
-from ..configs.part_soundness import PART_CREDITS
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe, WindowConfig
+from ..configs.schema import AnyRecipe, Recipe, SamplerConfig, TextRecipe
 from ..core.offpolicy import rec
-from ..core.registry import PART_SURROGATES, SURROGATES
-from ..core.surrogates import clip, gmpo
+from ..core.surrogates import clip, clip_nats, gmpo
 from ..core.units import dhpo, sspo
+from ..parts.choice import Choice, choices, given_names, value_at
+from ..parts.plugins import told
 from ..samplers.kernels import Kernel
-from ..samplers.plans import Plan, PlanCounts, branch_plan, ode_plan, spine_plan, window_plan
-from ..samplers.schedules import WindowSchedule, compress_tail, shifted_sigmas
+from ..samplers.plan_parts import Setting
+from ..samplers.plans import Plan, PlanCounts
+from ..samplers.schedules import shifted_sigmas
+from ..samplers.solvers import SOLVERS, Solver
 
 
-def window_schedule(recipe: Recipe, window: WindowConfig, num_steps: int) -> WindowSchedule:
-    """The schedule of a window; `all` is a frozen window over every step but the last."""
-    if window.kind == "all":
-        return WindowSchedule("frozen", num_steps - 1, num_steps)
-    return WindowSchedule(
-        window.kind,
-        window.size,
-        num_steps,
-        stride=window.stride,
-        interval=window.interval,
-        start=window.start,
-        stop=window.stop,
-        seed=recipe.run.seed,
+def kernel_of(sampler: SamplerConfig) -> Kernel:
+    """The kernel of the stochastic steps."""
+    chosen = sampler.kernel
+    return Kernel(chosen.short, chosen.get("eta"), chosen.make())
+
+
+def solver_of(sampler: SamplerConfig) -> str | Solver:
+    """The solver of the deterministic steps; one of the package by its name."""
+    return sampler.solver.name if sampler.solver.name in SOLVERS else sampler.solver.make()
+
+
+def setting_of(recipe: Recipe, sigmas: Sequence[float]) -> Setting:
+    """What the plans of a recipe are made for, over a table of noise levels."""
+    sampler = recipe.sampler
+    return Setting(
+        tuple(sigmas), kernel_of(sampler), solver_of(sampler), group=recipe.rollout.group, seed=recipe.run.seed
     )
+
+
+def table_of(recipe: Recipe) -> tuple[float, ...]:
+    """Noise levels without a model: those of the recipe, else an unshifted table of its length."""
+    return tuple(recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
 
 
 def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     """The plan of each iteration, over a table of noise levels."""
-    sampler, total = recipe.sampler, len(sigmas) - 1
-    if sampler.plan == "spine":
-        spine = spine_plan(
-            sigmas, sampler.splits, Kernel(sampler.kernel, sampler.eta), branches=sampler.width,
-            roots=recipe.rollout.group, solver=sampler.solver, completions=tuple(sampler.completions),
-        )  # fmt: skip
-        return lambda iteration: spine
-    if sampler.plan == "ode" and recipe.objective.form != "neighbour":
-        # A loss of the forward process trains no step of the rollout, so no window bears on it.
-        chains = _deterministic(recipe, sigmas, (), ())
-        return lambda iteration: chains
-    schedule = window_schedule(recipe, sampler.window, total)
-    pruning = window_schedule(recipe, sampler.pruned, total) if sampler.pruned else None
-    make = {"branch": _branches, "ode": _deterministic, "window": _chains}[sampler.plan]
+    chosen, setting = recipe.sampler.plan, setting_of(recipe, sigmas)
+    make = chosen.make()
 
     def plan_for(iteration: int) -> Plan:
-        window = schedule.window(iteration)
-        left_out = set(pruning.window(iteration)) if pruning else set()
-        points = sampler.splits if sampler.plan == "branch" and sampler.stochastic == "window" else []
-        trained = sorted({*window, *points} - left_out)
-        return make(recipe, sigmas, window, trained or [window[0]])
+        try:
+            plan = make(setting, iteration)
+        except ValueError:
+            raise
+        except Exception as error:
+            raise ValueError(f"plan {chosen.name} fails in iteration {iteration}: {told(error)}") from error
+        if not isinstance(plan, Plan):
+            raise ValueError(
+                f"plan {chosen.name} returned {type(plan).__name__}; return a flowgrpo.samplers.plans.Plan"
+            )
+        return plan
 
     return plan_for
-
-
-def _chains(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
-    sampler = recipe.sampler
-    noisy = range(len(sigmas) - 2) if sampler.stochastic == "all" else window
-    table = sigmas if sampler.flash_ratio is None else compress_tail(sigmas, window[-1], sampler.flash_ratio)
-    return window_plan(
-        table, trained, Kernel(sampler.kernel, sampler.eta), samples=recipe.rollout.group,
-        shared_noise=sampler.shared_noise, solver=sampler.solver, stochastic=noisy, probe=sampler.probe,
-    )  # fmt: skip
-
-
-def _branches(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
-    sampler = recipe.sampler
-    mixed = sampler.stochastic == "window"
-    return branch_plan(
-        sigmas, sampler.splits, Kernel(sampler.kernel, sampler.eta), width=sampler.width, spread=sampler.spread,
-        trained=trained, stochastic=window if mixed else None,
-        solver=sampler.solver,
-    )  # fmt: skip
-
-
-def _deterministic(recipe: Recipe, sigmas: Sequence[float], window: Sequence[int], trained: Sequence[int]) -> Plan:
-    sampler = recipe.sampler
-    return ode_plan(sigmas, samples=recipe.rollout.group, solver=sampler.solver, trained=trained, spread=sampler.spread)
 
 
 @dataclass(frozen=True)
@@ -122,8 +97,7 @@ def forecast(
         elements: numbers in a latent, for the scale of the clip; unknown without a model.
         most: iterations that are counted; all if left out.
     """
-    table = tuple(sigmas or recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
-    plan_for = planner(recipe, table)
+    plan_for = planner(recipe, sigmas or table_of(recipe))
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
     for iteration in range(min(recipe.run.iterations, most or recipe.run.iterations)):
         counts = plan_for(iteration).counts()
@@ -151,51 +125,34 @@ def step_ranges(steps: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-def surrogate_of(recipe: Recipe, elements: int) -> Callable[..., Tensor]:
-    """The surrogate of a recipe with its hyper-parameters, for latents of `elements` numbers.
+def surrogate_of(recipe: Recipe) -> Choice | None:
+    """The surrogate of a recipe's ratio; None for an objective without one."""
+    return next((choice for _, choice in choices(recipe.objective) if choice.kind == "surrogate"), None)
 
-    Raises:
-        ValueError: as `bound_surrogate`.
+
+def clip_of(surrogate: Callable[..., Any]) -> tuple[float, float]:
+    """Lower and upper clip of the ratio, for what a run says of itself; infinite where there is no such constant.
+
+    Args:
+        surrogate: with its options bound.
     """
-    objective = recipe.objective
-    options = dict(objective.options)
-    if objective.clip_nats is not None:
-        options = {"low": objective.clip_nats / elements, "high": objective.clip_nats / elements}
-    return bound_surrogate(objective.surrogate, options)
-
-
-def bound_surrogate(name: str, options: Mapping[str, float]) -> Callable[..., Any]:
-    """A surrogate with its hyper-parameters; of those of `PART_SURROGATES`, what makes one for a micro-batch.
-
-    Raises:
-        ValueError: a hyper-parameter that the surrogate does not have.
-    """
-    function = {**SURROGATES, **PART_SURROGATES}[name]
-    known = [n for n, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for option in options:
-        if option not in known:
-            raise ValueError(
-                f"objective.options has {option!r}, which surrogate {name} does not take; it takes "
-                f"{', '.join(known) or 'none'}"
-            )
-    return partial(function, **options)
-
-
-def clip_of(surrogate: Callable[..., Tensor]) -> tuple[float, float]:
-    """Lower and upper clip of the ratio, for what a run says of itself; infinite where there is no such constant."""
-    parameters = inspect.signature(surrogate).parameters
+    options: dict[str, Any] = getattr(surrogate, "keywords", {})
+    target = getattr(surrogate, "func", surrogate)
+    if target is clip_nats:
+        return (options["nats"] / options["elements"],) * 2
     # Of other surrogates `low` and `high` bound a weight (cispo), or depend on the token (dcpo).
-    if getattr(surrogate, "func", surrogate) not in (clip, dhpo, gmpo, rec, sspo):
-        return math.inf, math.inf
-    return parameters["low"].default, parameters["high"].default
+    return (options["low"], options["high"]) if target in (clip, dhpo, gmpo, rec, sspo) else (math.inf, math.inf)
 
 
 def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, float | None]:
     """The upper clip as (mean-reduced number, nats of the whole latent); None where it is not known."""
-    nats = recipe.objective.clip_nats
+    surrogate = surrogate_of(recipe)
+    if surrogate is None:
+        return None, None
+    nats = surrogate.get("nats")
     if nats is not None:
         return (nats / elements if elements else None), nats
-    high = clip_of(surrogate_of(recipe, 1))[1]
+    high = clip_of(surrogate.make(elements=1))[1]
     if not math.isfinite(high):
         return None, None
     return high, (high * elements if elements else None)
@@ -204,17 +161,16 @@ def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, flo
 def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
     found = []
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
-    clips = recipe.objective.surrogate == "clip" and recipe.objective.form not in ("diffusion_nft", "flow_dpo")
-    if steps == 1 and clips and recipe.objective.old is None:
+    surrogate = surrogate_of(recipe)
+    clips = surrogate is not None and surrogate.name in ("clip", "clip_nats")
+    if steps == 1 and clips and recipe.objective.get("old") is None:
         found.append("one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds")
     high, nats = clip_bounds(recipe, elements)
     if high is not None and high < 2e-8:
         found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
     if nats is not None and nats > 5 and clips and steps > 1:
-        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; objective.clip_nats sets it by scale")
-    if recipe.objective.form != "transition":
-        return found
-    if recipe.objective.ratio == "guard" and recipe.sampler.kernel == "cps":
+        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; surrogate clip_nats sets it by scale")
+    if recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found
 
@@ -225,7 +181,7 @@ def search_passes(recipe: AnyRecipe) -> float:
     Before the weights move every ratio is 1; each later optimizer step takes one over its part of the rollout.
     """
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
-    return 0.0 if recipe.objective.balance is None else (steps - 1) / recipe.optimizer.updates
+    return 0.0 if value_at(recipe, "objective.balance") is None else (steps - 1) / recipe.optimizer.updates
 
 
 def search_line(recipe: AnyRecipe) -> str | None:
@@ -238,12 +194,13 @@ def parts_line(recipe: TextRecipe) -> str | None:
     """How completions are cut and what is done by part, in words; None where they are not."""
     if recipe.parts is None:
         return None
-    objective, credit = recipe.objective, recipe.advantage.credit
+    objective, credit = recipe.objective, recipe.credit.short
+    surrogate = objective.get("surrogate")
     done = {
-        "a ratio each": objective.level == "part",
-        "a clip by their entropy": objective.surrogate in PART_SURROGATES,
-        "an equal share of the loss": objective.reduce == "part",
-        f"advantages by their scores ({credit})": credit in PART_CREDITS,
+        "a ratio each": objective.get("level") == "part",
+        "a clip by their entropy": surrogate is not None and {"units", "entropy"} <= set(given_names(surrogate.target)),
+        "an equal share of the loss": objective.get("reduce") == "part",
+        f"advantages by their scores ({credit})": credit in ("parts", "minimum"),
     }
     named = ", ".join(name for name, asked in done.items() if asked) or "for the rewards alone"
     where = f"where {recipe.parts.pattern!r} matches" if recipe.parts.cut == "pattern" else f"into {recipe.parts.cut}"

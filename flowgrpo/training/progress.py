@@ -20,7 +20,7 @@ from .progress_table import INDENT, Column, columns_of, duration, fitting, folde
 from .run_log import RunLog
 
 if TYPE_CHECKING:
-    from ..rewards.guards import Alarm
+    from .reporting import Alarm
     from .symptoms import Symptom
     from .trainer import Trainer
 
@@ -143,9 +143,9 @@ class ConsoleReporter:
             self._print(Text(" " * INDENT + part, "dim"))
 
     def alarm(self, alarm: Alarm) -> None:
-        """A line for a reward that has fallen, and what follows from it."""
-        end = "the run ends here, its weights are saved" if alarm.guard.action == "stop" else "the run goes on"
-        self.say(f"guard: {alarm}; {end}", "bold red" if alarm.guard.action == "stop" else "yellow")
+        """A line for what an evaluation shows, and what follows from it."""
+        end = "the run ends here, its weights are saved" if alarm.ends else "the run goes on"
+        self.say(f"{alarm}; {end}", "bold red" if alarm.ends else "yellow")
 
     def note(self, text: str) -> None:
         """A line that begins so that it is seen."""

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..core.diagnostics import degenerate_groups, summarise
 from ..rewards.runner import RewardBatch
+from .credit.pooling import Pooled
 from .data import PromptRow
-from .pooled import Pooled
 from .run_folder import pixels
 from .tasks import Collected
 
-ADDED = ("evaluations", "tokens", "samples", "replayed")
+ADDED = ("evaluations", "tokens", "samples")
 LARGEST = ("rounds",)
 SHOWN = 16
 """Samples of a call that trackers get; the run folder has all of them."""

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..rewards.guards import Alarm
 from .symptoms import Symptom
 
 if TYPE_CHECKING:
     from .trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What an evaluation shows and should not.
+
+    Attributes:
+        text: a sentence for a person.
+        metric: what is 1 in the metrics of the evaluation, such as "guard/NAME".
+        ends: whether the run ends before its last iteration.
+    """
+
+    text: str
+    metric: str
+    ends: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Reporter(Protocol):
@@ -28,7 +46,7 @@ class Reporter(Protocol):
         """Called with what a run should not show, when it has lasted for some time."""
 
     def alarm(self, alarm: Alarm) -> None:
-        """Called when a reward that is watched has fallen."""
+        """Called when an evaluation shows what it should not."""
 
     def note(self, text: str) -> None:
         """Called with a sentence that a person should read before the run goes on."""

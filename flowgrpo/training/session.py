@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe, LoraConfig, Recipe, TextRecipe
+from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
@@ -23,14 +24,14 @@ from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..text.parts import Parts
-from .checking import Checked, check, evaluated, guards_of, reward_specs
+from .checking import Checked, check, evaluated, reward_specs
 from .conditioning import take_pictures
 from .critic import Critic
 from .data import Data, columns_of, templated
 from .evaluator import Evaluator
+from .extensions.chosen import Extensions
 from .launching import sharding_of, zero_of
 from .loading import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
-from .objectives import compares_with_base, penalties_of
 from .planning import planner
 from .processes import Processes, ended_together
 from .reporting import Reporter
@@ -38,6 +39,7 @@ from .run_folder import RunFolder
 from .stopping import Stop
 from .tasks import FlowTask, Task
 from .text_policy import TextPolicy
+from .text_preferences import compares
 from .text_task import TextTask
 from .trainer import Trainer
 
@@ -93,8 +95,7 @@ class Session:
         recipe = self.recipe
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
-        weights = dict(zip(self.rewards.names, self.rewards.weights.tolist()))
-        self.guards = guards_of(recipe, self.evaluation.names, weights)
+        self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
         parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
         kind = "images" if isinstance(recipe, Recipe) else "completions"
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
@@ -107,7 +108,7 @@ class Session:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
             self.recipe, self.task, self.rewards, self.evaluation, self.data, self.run, self.accelerator, reporter,
-            self.guards, stop,
+            self.extensions, stop,
         )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def load_flow_task(
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
     else:
-        weights = TrainedWeights.full(pipe, keep_reference=compares_with_base(recipe), shard=shard, source=source)
+        weights = TrainedWeights.full(pipe, keep_reference=keeps_base(recipe), shard=shard, source=source)
     if shard is not None:
         place(pipe, device, model.offload)
     weights.gradient_checkpointing(model.gradient_checkpointing)
@@ -189,12 +190,12 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
     return FlowPolicy(
         denoiser,
         weights,
-        ratio=objective.ratio,
-        weight=objective.weight,
+        # An objective without these options trains no transition, and asks for neither.
+        ratio=objective.get("ratio", "guard"),
+        weight=objective.get("weight", "guard"),
         batch=rollout.batch,
         decode_batch=rollout.decode_batch,
         store=rollout.store,
-        penalties=penalties_of(recipe) if objective.form == "transition" else (),
     )
 
 
@@ -224,8 +225,7 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
     else:
-        compares = recipe.objective.kl > 0 or recipe.objective.form == "dpo"
-        weights = LanguageWeights.whole(language, keep_reference=compares)
+        weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
@@ -237,12 +237,10 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
             f"rollout.prompts is {prompts} on {ranks} processes, and all samples of a prompt are made by one; use "
             f"{ranks} prompts or more, or fewer processes"
         )
-    advantage = recipe.advantage
-    beyond = advantage.credit in ("turning", "minimum") and advantage.scale == "batch"
-    if ranks > 1 and (advantage.credit == "value" or beyond):
+    if ranks > 1 and (recipe.credit.name == "value" or recipe.credit.get("scale") == "batch"):
         raise ValueError(
-            "advantage.credit value, and turning or minimum with advantage.scale batch, compare the steps of all "
-            "prompts, which are on several processes; use one process, or another credit"
+            "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, which are "
+            "on several processes; use one process, or another credit"
         )
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
         raise ValueError("a critic is trained in one process; use one, or a recipe without `critic`")

@@ -7,10 +7,12 @@ when it has lasted for some iterations, and then again only after it has lasted 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+from ..configs.sections import RewardConfig
 
 NEGLIGIBLE = 1e-6
 """Largest advantage with which nothing is compared; rounding leaves less."""
@@ -157,6 +159,19 @@ GRADIENT = (
 )
 
 
+def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: int) -> Symptoms:
+    """What looks at the metrics of a run.
+
+    Args:
+        rewards: of the recipe.
+        names: under which they are reported.
+        prompts: held-out prompts of an evaluation.
+    """
+    return Symptoms(
+        {name: reward.weight if reward.at_least is None else 1.0 for reward, name in zip(rewards, names)}, prompts
+    )
+
+
 def _no_score(names: Iterable[str]) -> str:
     return (
         f"no reward ({', '.join(names)}) has scored any sample, so nothing is learned: it returns NaN or None for all "
@@ -184,5 +199,5 @@ def _heldout(fallen: Iterable[str]) -> str:
     return (
         f"held-out {', '.join(fallen)}, far below where it began: mostly the learning rate is too high; else the "
         "reward is being gamed. Look at the pictures or completions of the evaluation; lower "
-        "optimizer.learning_rate, give objective.kl a value, and begin again from before the fall"
+        "optimizer.learning_rate, add a penalty (penalties.kl.weight=0.005), and begin again from before the fall"
     )

@@ -10,21 +10,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..configs.schema import Recipe
+from ..configs.schema import EmaConfig, Recipe
 from ..core.addressing import address
 from ..pipelines.policy import Experience, FlowPolicy, join_experiences
 from ..pipelines.weights import TrainedWeights
 from ..rewards.runner import RewardBatch
 from ..samplers.chunks import chunks_of
 from ..samplers.plans import Plan
+from ..text.parts import Parts
 from .checkpoint import Stateful
 from .clock import Clock
-from .combining import total_reward
 from .controls import Controls
+from .credit.combining import total_reward
 from .critic import Critic
 from .data import PromptRow
 from .evaluator import Evaluator
-from .objectives import Objective, objective_of
+from .losses.contract import Objective, Setting
 from .planning import budget_line, clip_bounds, forecast
 
 
@@ -46,6 +47,18 @@ class Collected(Protocol):
     @property
     def outcomes(self) -> Tensor:
         """[L] bool: samples that are results, not previews of a state."""
+
+    @property
+    def lengths(self) -> Tensor | None:
+        """[L] tokens; of completions only."""
+
+    @property
+    def log_probs(self) -> Tensor | None:
+        """[L] of whole samples, by the sampler; of completions only."""
+
+    @property
+    def parts(self) -> Parts | None:
+        """Into which samples are cut; of completions only, where the recipe cuts them."""
 
     @property
     def columns(self) -> int:
@@ -95,6 +108,10 @@ class Task(Protocol):
 
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
         """Take the model in this context as what penalties compare with, in place of the base model."""
+
+    def followers(self) -> dict[str, EmaConfig | None]:
+        """Averages of the weights beside that of the results, by name: `anchor`, what penalties compare with, and
+        `old`, the policy that samples."""
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The loss of the recipe; `old` is a context with the sampling policy, where that lags behind."""
@@ -194,7 +211,7 @@ class FlowTask(PolicyTask):
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
-        self.controls = Controls(recipe.objective)
+        self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
 
     @property
@@ -202,9 +219,15 @@ class FlowTask(PolicyTask):
         """`lora`, or for full weights `pipeline`."""
         return "lora" if self.weights.kind == "lora" else "pipeline"
 
+    def followers(self) -> dict[str, EmaConfig | None]:
+        """Those of the objective."""
+        return {"anchor": self.recipe.reference, "old": self.recipe.objective.get("old")}
+
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The form that the recipe asks for."""
-        return objective_of(self.recipe, self.policy, self.elements, old, self.controls)
+        setting = Setting(self.recipe, self.policy, self.elements, self.controls, old)
+        made: Objective = self.recipe.objective.make(setting, elements=self.elements)
+        return made
 
     def rollout(
         self,

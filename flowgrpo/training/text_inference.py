@@ -86,6 +86,8 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
     elif (run / "lora").is_dir() or base:
         trained = recipe_of(model)
         language = load_language_model(language_folder(trained.model.path), **options)
+        # As in the run: by this torch chooses between kernels, see `TrainedWeights.given`.
+        language.model.requires_grad_(trained.model.train == "full")
         if trained.model.path == UNTRAINED:
             reinitialise(language, trained.run.seed)
         if not base:

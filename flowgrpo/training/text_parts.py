@@ -1,47 +1,57 @@
-"""The parts of completions in a loss of tokens: their ratios, their equal share of it, and SSPO's clip."""
+"""The parts of completions in a loss of tokens: their ratios, their equal share, and what a surrogate asks of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..configs.schema import TextObjectiveConfig
 from ..core.advantages import as_precise
-from ..core.registry import PART_SURROGATES
 from ..core.units import per_unit, unit_weights
-from .part_credit import padded
-from .text_policy import Completions
+from ..parts.choice import given_names
+from ..text.padding import right_padded
+
+if TYPE_CHECKING:
+    from .text_policy import Completions
+
+
+GIVEN = ("units", "entropy", "mean_entropy")
+"""What a surrogate of text may ask for: numbers of parts [R, T], entropies [R, T] as sampled, and their mean."""
 
 
 class PartRatios:
     """What the objective of a recipe asks of the parts of completions.
 
     Args:
-        objective: of the recipe.
-        surrogate: its surrogate, hyper-parameters bound.
+        level: what has a ratio.
+        reduce: what the loss is a mean of.
+        surrogate: with its options bound; what it asks for it is given for each batch.
 
     Attributes:
-        guided: whether the surrogate asks how uncertain the parts were before the weights moved.
+        guided: whether the surrogate asks how uncertain the policy was before the weights moved.
 
     Raises:
-        ValueError: a hyper-parameter of such a surrogate is out of range.
+        ValueError: an option of the surrogate is out of range.
     """
 
-    def __init__(self, objective: TextObjectiveConfig, surrogate: Callable[..., Tensor]) -> None:
-        self._pooled, self._even = objective.level == "part", objective.reduce == "part"
-        self._make = surrogate
-        self.guided = objective.surrogate in PART_SURROGATES
+    def __init__(self, level: str, reduce: str, surrogate: Callable[..., Tensor]) -> None:
+        self._pooled, self._even = level == "part", reduce == "part"
+        self._asks = given_names(surrogate.func if isinstance(surrogate, partial) else surrogate)
+        self.guided = "entropy" in self._asks or "mean_entropy" in self._asks
         self._entropy: dict[int, Tensor] = {}
         self._mean: Tensor | float = 1.0
-        if self.guided:
-            surrogate(torch.zeros(1, 1), torch.zeros(1, 1), self._mean)
+        nothing = torch.zeros(1, 1)
+        given = {"units": nothing.long(), "entropy": nothing, "mean_entropy": 1.0}
+        plain = partial(surrogate, **{name: given[name] for name in self._asks if name in given})
+        plain(nothing, torch.ones(1), nothing, torch.ones(1, 1, dtype=torch.bool))
 
     @property
     def asked(self) -> bool:
         """Whether anything is."""
-        return self._pooled or self._even
+        return self._pooled or self._even or bool(self._asks)
 
     def forget(self) -> None:
         """Begin with another rollout."""
@@ -78,11 +88,12 @@ class PartRatios:
             units: [R, T], see `units_of`.
             batch: R rows of the rollout.
         """
-        if self.guided:
-            entropy = torch.stack([self._entropy[row] for row in batch])
-            made: Callable[..., Tensor] = self._make(units, entropy, self._mean)
-            return made
-        return per_unit(plain, units) if self._pooled else plain
+        given: dict[str, Any] = {"units": units, "mean_entropy": self._mean}
+        if "entropy" in self._asks:
+            given["entropy"] = torch.stack([self._entropy[row] for row in batch])
+        made = partial(plain, **{name: given[name] for name in self._asks}) if self._asks else plain
+        # A surrogate that is given the parts pools by itself.
+        return per_unit(made, units) if self._pooled and "units" not in self._asks else made
 
     def weight(self, units: Tensor, mask: Tensor) -> Tensor | None:
         """[R, T] weights under which every part counts once; None where the recipe does not ask for that."""
@@ -90,7 +101,7 @@ class PartRatios:
 
 
 def units_of(experience: Completions, batch: Sequence[int], device: torch.device) -> Tensor:
-    """[R, T] numbers of the parts of a batch's tokens, 0 in the padding."""
-    assert experience.parts is not None
-    rows = [experience.parts.ids[row] for row in batch]
-    return padded(rows, max(len(row) for row in rows), 0).to(device)
+    """[R, T] numbers of the parts of a batch's tokens, 0 in the padding; all 0 where completions are not cut."""
+    if experience.parts is None:
+        return torch.zeros(len(batch), int(experience.lengths[list(batch)].max()), dtype=torch.long, device=device)
+    return right_padded([experience.parts.ids[row] for row in batch], 0, device)[0]

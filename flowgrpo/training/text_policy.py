@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..configs.schema import GenerationConfig, TextRecipe
-from ..core.prefix_tree import anchor_prefix_advantages
 from ..pipelines.policy import part_bounds
 from ..text.model import LanguageModel, LanguageWeights
 from ..text.parts import CUTS, Parts, cut_completions
@@ -36,7 +35,6 @@ class Completions:
         prompt_of_sample: [B], rising.
         updates: how many parts of whole prompts the rollout is cut into.
         drop_truncated: whether completions that did not end are left out.
-        replayed: how many are past successes in the place of failures.
         parts: of the completions, where the recipe cuts them.
         cuts: first prompts of the parts after the first; nearly equal parts if left out.
     """
@@ -47,7 +45,6 @@ class Completions:
     prompt_of_sample: list[int]
     updates: int = 1
     drop_truncated: bool = False
-    replayed: int = 0
     parts: Parts | None = None
     cuts: tuple[int, ...] | None = None
     columns: int = field(default=STRETCHES, init=False)
@@ -86,10 +83,6 @@ class Completions:
         """The advantages as they are: a completion is its own node."""
         return leaf
 
-    def anchored(self, rewards: Tensor, episode: Tensor, **options: Any) -> Tensor:
-        """[B, T] advantages of the tokens, by `core.prefix_tree.anchor_prefix_advantages`, from such of samples [B]."""
-        return anchor_prefix_advantages(self.sampled.ids, rewards, self.groups, episode, **options)
-
     def siblings(self, among: str) -> Tensor:
         """The groups."""
         return self.groups
@@ -105,7 +98,6 @@ class Completions:
             "tokens": float(lengths.sum()),
             "length": float(lengths.mean()),
             "truncated": float((~ended).float().mean()),
-            **({"replayed": float(self.replayed)} if self.replayed else {}),
             **({} if self.parts is None else {"parts": sum(map(len, self.parts.texts)) / len(self.samples)}),
         }
 

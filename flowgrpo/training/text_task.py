@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from ..configs.schema import TextRecipe
+from ..configs.schema import EmaConfig, TextRecipe
 from ..rewards.runner import RewardBatch
 from .checkpoint import Stateful
 from .clock import Clock
 from .controls import Controls
 from .data import PromptRow
-from .objectives import Objective
-from .planning import bound_surrogate, budget_line, clip_of, parts_line
+from .losses.contract import Objective
+from .planning import budget_line, clip_of, parts_line
 from .tasks import Decoded, PolicyTask, trained_numbers
-from .text_objective import TokenObjective, correction_of
 from .text_policy import Completions, TextPolicy
-from .text_preferences import AnswerObjective
 
 
 class TextTask(PolicyTask):
@@ -34,18 +33,22 @@ class TextTask(PolicyTask):
 
     def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
         self.recipe, self.policy = recipe, policy
-        self.controls = Controls(recipe.objective)
+        self.controls = Controls(recipe.objective.get("entropy"), recipe.objective.get("variance"))
 
     @property
     def result(self) -> str:
         """`lora`, or for full weights `model`."""
         return "lora" if self.weights.kind == "lora" else "model"
 
+    def followers(self) -> dict[str, EmaConfig | None]:
+        """None."""
+        return {}
+
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """That of tokens, or of whole answers."""
-        if self.recipe.objective.form == "tokens":
-            return TokenObjective(self.recipe, self.policy, self.controls)
-        return AnswerObjective(self.recipe, self.policy)
+        """That of the recipe."""
+        engine = self.recipe.generation.engine
+        made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls, engine=engine)
+        return made
 
     def rollout(
         self,
@@ -62,7 +65,7 @@ class TextTask(PolicyTask):
             found = self.policy.sample(
                 rows, keys, recipe.rollout.group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch
             )
-        drop = recipe.objective.drop_truncated
+        drop = bool(recipe.objective.get("drop_truncated"))
         return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
 
     def evaluation(
@@ -94,8 +97,9 @@ class TextTask(PolicyTask):
     def describe(self) -> Iterator[str]:
         """Model, sizes and the clip."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
-        low, high = clip_of(bound_surrogate(recipe.objective.surrogate, recipe.objective.options))
-        clip = f", clip -{low:g} +{high:g}" if high != float("inf") else ""
+        surrogate = recipe.objective.get("surrogate")
+        low, high = (math.inf, math.inf) if surrogate is None else clip_of(surrogate.make())
+        clip = f", clip -{low:g} +{high:g}" if high != math.inf else ""
         steps = optimizer.updates * optimizer.epochs
         yield (
             f"{recipe.name}: {type(self.policy.language.model).__name__} ({recipe.model.path}), {recipe.model.train}, "
@@ -110,9 +114,10 @@ class TextTask(PolicyTask):
         if (line := parts_line(recipe)) is not None:
             yield line
         if recipe.generation.engine != "transformers":
-            kind = correction_of(recipe)
+            correction = recipe.objective.get("correction")
+            kind = "none" if correction is None else correction.short
             yield f"completions by {recipe.generation.engine}, correction {kind}: see sampler_gap in the metrics"
-        if steps == 1 and recipe.objective.surrogate == "clip":
+        if steps == 1 and surrogate is not None and surrogate.name == "clip":
             yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
 
     def samples_per_iteration(self) -> int:

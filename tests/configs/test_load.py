@@ -7,7 +7,7 @@ import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe, TextRecipe
-from flowgrpo.configs.soundness import FORWARD_FORMS
+from flowgrpo.parts.traits import trained
 from flowgrpo.training.planning import forecast
 
 SMALLEST = "rewards: [{name: gold}]\n"
@@ -51,7 +51,7 @@ def test_every_packaged_recipe_validates_and_can_be_forecast(name: str):
     expected = forecast(recipe)
     assert sum(expected.windows) == recipe.run.iterations
     assert expected.images >= 2 * recipe.rollout.prompts
-    edges = recipe.objective.form not in FORWARD_FORMS
+    edges = trained(recipe) != "images"
     assert all((counts.trained_edges > 0) == edges for counts in expected.counts)
     assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
 
@@ -67,25 +67,24 @@ def test_overrides_reach_sections_lists_and_free_keys():
             "optimizer.learning_rate=1e-3",
             "rewards.0.weight=2",
             "rewards.0.options.dense=false",
-            "sampler.window.size=2",
+            "sampler.plan.window.size=2",
             "model.call={guidance_scale: 4.5}",
             "model.call.max_sequence_length=64",
             "sampler.sigmas=[1, 0.6, 0.3, 0]",
-            "sampler.window.stop=null",
+            "sampler.plan.window.stop=null",
             "name=1e-3 or so",
-            "objective.clip_nats=null",
-            "objective.options={high: 2e-4}",
-            "objective.options.low=.inf",
+            "objective.surrogate={name: clip, high: 2e-4}",
+            "objective.surrogate.low=.inf",
         ],
     )
     assert recipe.optimizer.learning_rate == 1e-3
     assert recipe.rewards[0].weight == 2.0
     assert recipe.rewards[0].options == {"dense": False}
-    assert recipe.sampler.window.size == 2
+    assert recipe.sampler.plan["window"]["size"] == 2
     assert recipe.model.call == {"guidance_scale": 4.5, "max_sequence_length": 64}
     assert recipe.sampler.sigmas == [1.0, 0.6, 0.3, 0.0]
     assert recipe.name == "1e-3 or so"
-    assert recipe.objective.options == {"high": 2e-4, "low": float("inf")}
+    assert recipe.objective["surrogate"].options == {"low": float("inf"), "high": 2e-4, "dual": None}
     assert recipe.optimizer.updates == load_recipe().optimizer.updates
 
 
@@ -113,7 +112,7 @@ def test_a_dumped_recipe_reads_back_as_itself(tmp_path: Path):
     """`resume` reads the dump: infinite clips, tiny numbers, text that looks like a number, lists for tuples."""
     recipe = load_recipe(
         None,
-        ["objective.clip_nats=null", "objective.options={low: .inf, high: 1e-6}", "optimizer.betas=[0.8, 0.95]"],
+        ["objective.surrogate={name: clip, low: .inf, high: 1e-6}", "optimizer.betas=[0.8, 0.95]"],
     )
     call = {"prompt": "1e-3", "none": "null", "on": "yes", "γ": "ü", "scale": 1e-7, "n": "12"}
     recipe = recipe.model_copy(update={"name": "2e5", "model": recipe.model.model_copy(update={"call": call})})
@@ -130,14 +129,20 @@ def test_a_dumped_recipe_reads_back_as_itself(tmp_path: Path):
         ("rollouts.prompts=4", ["rollouts", "did you mean 'rollout'?"]),
         ("rewards.0.wieght=2", ["rewards.0.wieght", "did you mean 'weight'?"]),
         ("optimizer.ema.decya=0.5", ["optimizer.ema.decya", "did you mean 'decay'?"]),
-        ("sampler.window.zzz=0", ["sampler.window.zzz", "known keys: kind, size, stride"]),
+        (
+            "sampler.plan.window.zzz=0",
+            ["sampler.plan.window.zzz", "window progressive has no option 'zzz'; its options are size, stride"],
+        ),
         ("run.iterations=many", ["run.iterations", "integer", "'many'"]),
         ("run.iterations=true", ["run.iterations", "integer", "got true"]),
         ("run.iterations='5'", ["run.iterations", "integer", "'5'"]),
         ("run.iterations=0", ["run.iterations", "greater than or equal to 1", "got 0"]),
-        ("sampler.kernel=flow_ode", ["sampler.kernel", "'flow_sde'", "'cps'", "got 'flow_ode'"]),
+        (
+            "sampler.kernel=flow_ode",
+            ["sampler.kernel", "did you mean 'flow_sde'", "cps", "there is no kernel 'flow_ode'"],
+        ),
         ("optimizer.betas=[0.9]", ["optimizer.betas"]),
-        ("objective.options={high: wide}", ["objective.options.high", "number", "'wide'"]),
+        ("objective.surrogate={name: clip, high: wide}", ["objective.surrogate.high", "number", "'wide'"]),
         ("rewards=[]", ["rewards", "at least 1"]),
         ("evaluate.rewards=[]", ["evaluate.rewards", "at least 1"]),
         ("run=3", ["run", "mapping"]),
@@ -195,13 +200,24 @@ def test_a_file_that_only_names_a_reward_is_a_whole_recipe(tmp_path: Path):
     assert recipe == Recipe.model_validate({"rewards": [{"name": "gold"}]})
 
 
+def test_options_without_a_name_are_of_the_part_that_is_there() -> None:
+    window = load_recipe("default", ["sampler.plan.window={size: 2}"]).sampler.plan["window"]
+    assert (window.name, window["size"], window["stop"]) == ("progressive", 2, 4)
+    with pytest.raises(RecipeError, match="window all has no option 'size'"):
+        load_recipe("flow_grpo", ["sampler.plan.window={size: 2}"])
+    another = load_recipe("default", ["sampler.plan.window={name: frozen}"]).sampler.plan["window"]
+    assert another.options == {"size": 4, "start": 0}
+    plan = load_recipe("default", ["sampler.plan={probe: null}"]).sampler.plan
+    assert plan["flash_ratio"] == 0.7
+
+
 def test_a_recipe_changes_its_base_key_by_key(tmp_path: Path) -> None:
-    mine = written(tmp_path, "base: default\nname: mine\nsampler: {eta: 0.9}\noptimizer: {ema: null}\n")
+    mine = written(tmp_path, "base: default\nname: mine\nsampler: {kernel: {eta: 0.9}}\noptimizer: {ema: null}\n")
     recipe, base = load_recipe(mine), load_recipe("default")
-    assert (recipe.name, recipe.sampler.eta, recipe.optimizer.ema) == ("mine", 0.9, None)
-    assert recipe.sampler.window == base.sampler.window
+    assert (recipe.name, recipe.sampler.kernel["eta"], recipe.optimizer.ema) == ("mine", 0.9, None)
+    assert recipe.sampler.plan == base.sampler.plan
     assert recipe.rewards == base.rewards
-    assert load_recipe(mine, ["sampler.eta=0.3"]).sampler.eta == 0.3
+    assert load_recipe(mine, ["sampler.kernel.eta=0.3"]).sampler.kernel["eta"] == 0.3
 
 
 def test_the_published_section_is_a_layer_of_its_own(tmp_path: Path) -> None:

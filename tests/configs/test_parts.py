@@ -38,6 +38,14 @@ def test_there_are_parts_for_the_standard_runs_and_each_says_what_it_is():
     assert {machine_of(f"flow_grpo+{name}")["gpus"] for name in OF["hardware"]} == {1, 8, 32}
 
 
+def kl_of(recipe: Recipe) -> float:
+    """The weight of its only penalty."""
+    [penalty] = recipe.penalties
+    assert penalty.name == "kl"
+    weight: float = penalty["weight"]
+    return weight
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_standard_run_is_a_recipe_that_reads_back_as_itself(method: str):
     for model, task in itertools.product(OF["models"], OF["tasks"]):
@@ -55,6 +63,9 @@ def test_every_standard_run_is_a_recipe_that_reads_back_as_itself(method: str):
         assert Recipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
+CHOSEN = ("sampler", "combine", "advantage", "credit", "clamp", "select", "objective")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
     """Groups are dealt to the processes and losses are counts of the whole step, so nothing else may change."""
@@ -62,7 +73,7 @@ def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
         plain = load_image_recipe(f"{method}+{model}+ocr")
         for hardware in OF["hardware"]:
             found = load_image_recipe(f"{method}+{model}+ocr+{hardware}")
-            for section in ("sampler", "advantage", "objective", "optimizer", "data", "rewards", "run"):
+            for section in ("sampler", *CHOSEN, "objective", "penalties", "optimizer", "data", "rewards", "run"):
                 assert getattr(found, section) == getattr(plain, section)
             # A prompt's samples are made in one process, and BranchGRPO has but 12 prompts.
             more = hardware == "gpus32" and method.startswith("branchgrpo")
@@ -78,33 +89,43 @@ def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
 def test_settings_are_the_published_ones():
     """Rows of the released configurations, by hand."""
     made = load_image_recipe("flow_grpo+sd35_medium+geneval+gpus8")
-    assert (made.sampler.steps, made.evaluate.steps, made.sampler.eta) == (10, 40, 0.7)
+    assert (made.sampler.steps, made.evaluate.steps, made.sampler.kernel["eta"]) == (10, 40, 0.7)
     assert (made.rollout.prompts, made.rollout.group, made.optimizer.updates) == (48, 24, 2)
     assert (made.model.lora.rank, made.model.lora.alpha, made.model.dtype) == (32, 64.0, "float16")
     assert made.model.call == {"height": 512, "width": 512, "guidance_scale": 4.5}
-    assert (made.optimizer.learning_rate, made.advantage.scale) == (3e-4, "batch")
+    assert (made.optimizer.learning_rate, made.advantage["scale"]) == (3e-4, "batch")
     assert made.optimizer.ema is not None
     assert (made.optimizer.ema.decay, made.optimizer.ema.every) == (0.9, 8)
 
     fast = load_image_recipe("flow_grpo_fast+sd35_medium+pickscore")
     assert (fast.rollout.prompts, fast.rollout.group) == (64, 18)
-    assert (fast.sampler.kernel, fast.sampler.eta, fast.sampler.window.size, fast.sampler.window.stop) == (
-        "cps", 0.8, 3, 5,
-    )  # fmt: skip
+    assert (fast.sampler.kernel.name, fast.sampler.kernel["eta"]) == ("cps", 0.8)
+    window = fast.sampler.plan["window"]
+    assert (window["size"], window["stop"]) == (3, 5)
     assert fast.model.call["guidance_scale"] == 1.0
     assert load_image_recipe("flow_grpo_fast+sd35_medium+ocr").rollout.group == 24
 
     flux = load_image_recipe("flow_grpo+flux_dev+pickscore")
-    assert (flux.sampler.steps, flux.evaluate.steps, flux.sampler.eta, flux.objective.kl) == (6, 28, 0.9, 0.0)
+    assert (flux.sampler.steps, flux.evaluate.steps, flux.sampler.kernel["eta"], flux.penalties) == (6, 28, 0.9, [])
     assert (flux.model.lora.rank, flux.model.call["guidance_scale"]) == (64, 3.5)
 
     qwen = load_image_recipe("flow_grpo+qwen_image+ocr")
-    assert (qwen.rollout.prompts, qwen.rollout.group, qwen.sampler.eta, qwen.optimizer.ema) == (32, 16, 1.2, None)
-    assert (qwen.sampler.window.kind, qwen.sampler.window.size, qwen.sampler.window.stop) == ("random", 2, 5)
+    assert (qwen.rollout.prompts, qwen.rollout.group, qwen.sampler.kernel["eta"], qwen.optimizer.ema) == (
+        32,
+        16,
+        1.2,
+        None,
+    )
+    assert qwen.sampler.plan["window"].written() == {"name": "random", "size": 2, "interval": 1, "start": 0, "stop": 5}
 
     wan = load_image_recipe("flow_grpo+wan21_1_3b+videoalign")
-    assert (wan.sampler.steps, wan.sampler.kernel, wan.rollout.group, wan.objective.kl) == (20, "wan_sde", 4, 0.004)
-    assert (wan.optimizer.learning_rate, wan.advantage.scale) == (1e-4, "group")
+    assert (wan.sampler.steps, wan.sampler.kernel.name, wan.rollout.group, kl_of(wan)) == (
+        20,
+        "wan_sde",
+        4,
+        0.004,
+    )
+    assert (wan.optimizer.learning_rate, wan.advantage["scale"]) == (1e-4, "group")
     assert wan.model.call == {"height": 240, "width": 416, "num_frames": 33, "guidance_scale": 4.5}
 
 
@@ -123,19 +144,18 @@ def test_settings_are_the_published_ones():
     ],
 )
 def test_the_clip_is_the_published_one_at_the_size_of_the_model(source: str, clip: float, elements: int):
-    nats = load_image_recipe(source).objective.clip_nats
-    assert nats is not None
+    nats = load_image_recipe(source).objective["surrogate"]["nats"]
     assert nats / elements == pytest.approx(clip, rel=0.03)
 
 
 def test_special_settings_hold_for_a_method_and_what_is_built_on_it_alone():
     assert load_image_recipe("mixgrpo_flash+flux_dev+ocr").model.lora.rank == 128
-    assert load_image_recipe("branchgrpo_mix+flux_dev+ocr").objective.clip_nats == 66.0
+    assert load_image_recipe("branchgrpo_mix+flux_dev+ocr").objective["surrogate"]["nats"] == 66.0
     assert load_image_recipe("flow_grpo+flux_dev+ocr").model.lora.rank == 64
     assert load_image_recipe("grpo_guard+flux_dev+ocr").optimizer.learning_rate == 1e-4
-    assert load_image_recipe("flow_grpo+sd35_medium+pickscore").objective.kl == 0.0025
-    assert load_image_recipe("flow_grpo+flux_dev+pickscore").objective.kl == 0.0
-    assert load_image_recipe("grpo_guard+sd35_medium+pickscore").objective.kl == 0.0
+    assert kl_of(load_image_recipe("flow_grpo+sd35_medium+pickscore")) == 0.0025
+    assert load_image_recipe("flow_grpo+flux_dev+pickscore").penalties == []
+    assert load_image_recipe("grpo_guard+sd35_medium+pickscore").penalties == []
 
 
 def test_the_order_in_which_parts_are_named_does_not_matter():

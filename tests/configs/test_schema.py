@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from flowgrpo.configs.schema import Recipe, RewardConfig
+from flowgrpo.training.checking import check
 from flowgrpo.training.planning import forecast
 
 
@@ -16,18 +17,26 @@ def recipe(**sections: Any) -> Recipe:
 def faults(**sections: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         recipe(**sections)
-    return "\n".join(fault["msg"] for fault in caught.value.errors())
+    return "\n".join(
+        str([fault["loc"], fault["ctx"]["faults"]]) if fault["type"] == "part" else fault["msg"]
+        for fault in caught.value.errors()
+    )
+
+
+def found(**sections: Any) -> str:
+    """What the check before a run says of a recipe that the schema takes."""
+    return "\n".join(check(recipe(**sections)).texts("fault"))
 
 
 def test_a_group_of_one_has_no_baseline():
-    said = faults(rollout={"group": 1})
+    said = found(rollout={"group": 1})
     assert "rollout.group is 1" in said
     assert "2 or more" in said
     assert recipe(rollout={"group": 2}).rollout.group == 2
 
 
 def test_a_spine_may_have_one_root():
-    made = recipe(rollout={"group": 1}, sampler={"plan": "spine", "splits": [1, 2], "width": 3})
+    made = recipe(rollout={"group": 1}, sampler={"plan": {"name": "spine", "splits": [1, 2], "width": 3}})
     assert forecast(made).images == made.rollout.prompts * 6
 
 
@@ -36,37 +45,40 @@ def test_a_spine_may_have_one_root():
     [
         ({"size": 10}, "a size of at most 9"),
         ({"size": 4, "start": 6}, "a size of at most 3"),
-        ({"size": 1, "start": 9}, "an earlier sampler.window.start"),
+        ({"size": 1, "start": 9}, "an earlier start"),
         ({"size": 4, "stop": 3}, "a size of at most 3"),
-        ({"size": 2, "start": 5, "stop": 5}, "an earlier sampler.window.start"),
+        ({"size": 2, "start": 5, "stop": 5}, "an earlier start"),
         ({"size": 2, "stop": 10}, "use at most 9"),
     ],
 )
 def test_a_window_must_fit_before_the_last_step(window: dict[str, int], part: str):
-    said = faults(sampler={"steps": 10, "window": window})
-    assert "sampler.window" in said
+    said = found(sampler={"steps": 10, "plan": {"window": window}})
+    assert "sampler.plan.window: " in said
     assert part in said
 
 
-@pytest.mark.parametrize("window", [{"size": 9}, {"size": 4, "start": 5}, {"size": 4, "stop": 9}, {"kind": "all"}])
-def test_a_window_that_just_fits_is_taken_and_planned(window: dict[str, Any]):
-    made = recipe(sampler={"steps": 10, "window": window}, run={"iterations": 150})
+@pytest.mark.parametrize("window", [{"size": 9}, {"size": 4, "start": 5}, {"size": 4, "stop": 9}, "all"])
+def test_a_window_that_just_fits_is_taken_and_planned(window: Any):
+    made = recipe(sampler={"steps": 10, "plan": {"window": window}}, run={"iterations": 150})
     assert max(max(counts.trained_steps) for counts in forecast(made).counts) == 8
 
 
 def test_the_length_of_a_schedule_is_that_of_its_table():
     sigmas = [1.0, 0.8, 0.5, 0.2, 0.0]
-    assert "schedule of 4" in faults(sampler={"steps": 10, "sigmas": sigmas, "window": {"size": 4}})
-    assert recipe(sampler={"steps": 2, "sigmas": sigmas, "window": {"size": 3}}).sampler.sigmas == sigmas
+    assert "schedule of 4" in found(sampler={"steps": 10, "sigmas": sigmas})
+    three = {"window": {"size": 3}}
+    assert not found(sampler={"steps": 2, "sigmas": sigmas, "plan": three})
     assert "at least 3" in faults(sampler={"sigmas": [1.0, 0.0]})
 
 
-@pytest.mark.parametrize("splits", [[], [10], [-1, 2]])
+@pytest.mark.parametrize("splits", [[], [10], [3, 12]])
 @pytest.mark.parametrize("plan", ["branch", "spine"])
 def test_splits_are_steps_of_the_schedule(plan: str, splits: list[int]):
-    said = faults(sampler={"plan": plan, "steps": 10, "splits": splits})
-    assert f"sampler.splits is {splits}" in said
+    said = found(sampler={"plan": {"name": plan, "splits": splits}, "steps": 10})
+    assert f"sampler.plan.splits is {splits}" in said
     assert "between 0 and 9" in said
+    assert "greater than or equal to 0" in faults(sampler={"plan": {"name": plan, "splits": [-1, 2]}})
+    assert "Field required" in faults(sampler={"plan": plan})
 
 
 def test_an_update_needs_a_whole_group():
@@ -74,10 +86,6 @@ def test_an_update_needs_a_whole_group():
     assert "optimizer.updates is 5 with 4 prompts" in said
     assert "at most 4" in said
     assert recipe(rollout={"prompts": 4}, optimizer={"updates": 4}).optimizer.updates == 4
-
-
-def test_the_clip_is_set_once():
-    assert "give one" in faults(objective={"clip_nats": 0.5, "options": {"high": 0.1}})
 
 
 def test_ratios_belong_to_their_kernels():
@@ -90,7 +98,9 @@ def test_ratios_belong_to_their_kernels():
 
 def test_all_geometry_faults_come_together():
     said = faults(
-        rollout={"group": 1, "prompts": 1}, optimizer={"updates": 2}, sampler={"steps": 3, "window": {"size": 3}}
+        rollout={"chunk": 3, "prompts": 1},
+        optimizer={"updates": 2},
+        sampler={"guide": {}},
     )
     assert len(said.splitlines()) == 3
 
@@ -115,7 +125,7 @@ def test_two_uses_of_a_reward_need_labels(place: str):
         {"run": {"iterations": "2"}},
         {"optimizer": {"learning_rate": "0.1"}},
         {"name": 3},
-        {"sampler": {"shared_noise": 1}},
+        {"sampler": {"plan": {"shared_noise": 1}}},
     ],
 )
 def test_values_are_not_converted_between_types(sections: dict[str, Any]):
@@ -134,58 +144,93 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked():
         RewardConfig(name="gold", wieght=1.0)  # type: ignore[call-arg]
 
 
+KL = {"name": "kl", "weight": 0.1}
 CRITIC: dict[str, Any] = {}
-PROBED = {"probe": 1}
-TREE = {"plan": "branch", "splits": [0]}
+PROBED = {"plan": {"probe": 1}}
+SPINE = {"name": "spine", "splits": [0]}
 
 
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
         ({"sampler": {"plan": "ode"}}, "sampler.plan ode has no stochastic step"),
-        ({"objective": {"form": "neighbour"}}, "objective.form neighbour chooses among deterministic trajectories"),
-        ({"objective": {"form": "awm"}, "rollout": {"batch": 8}}, "use at least 12"),
-        ({"objective": {"times": 2}}, "objective.times belongs to a forward-process form"),
-        ({"objective": {"old": {}}}, "objective.old belongs to a forward-process form"),
-        ({"objective": {"distil": 0.1}}, "add sampler.guide, or leave it out"),
-        ({"objective": {"anchor": {}}}, "objective.anchor moves a reference that nothing compares with"),
-        ({"objective": {"form": "awm", "w2": 0.1}}, "objective.w2 belongs to objective.form transition"),
-        ({"sampler": {"plan": "branch", "splits": [0], **PROBED}}, "sampler.probe has no meaning in plan branch"),
-        ({"sampler": {"completions": [1, 2]}}, "sampler.completions has no meaning in plan window"),
-        ({"sampler": {"spread": 4.0}}, "sampler.spread has no meaning in plan window"),
-        ({"sampler": {"plan": "ode", "stochastic": "all"}}, "sampler.stochastic has no meaning in plan ode"),
-        ({"sampler": {"plan": "spine", "splits": [0], "flash_ratio": 0.5}}, "sampler.flash_ratio has no meaning"),
-        ({"sampler": {"plan": "spine", "splits": [0], "pruned": {}}}, "sampler.pruned has no meaning in plan spine"),
-        ({"sampler": {"pruned": {"size": 12}}}, "sampler.pruned: 12 step"),
+        ({"objective": "neighbour"}, "objective neighbour chooses among deterministic trajectories"),
+        ({"objective": "forward", "rollout": {"batch": 8}}, "use at least 12"),
+        ({"penalties": [{"name": "distil", "weight": 0.1}]}, "learns a guided step, and sampler.guide is left out"),
+        ({"reference": {}}, "reference moves what nothing compares with"),
+        ({"objective": "forward", "penalties": [{"name": "w2", "weight": 0.1}]}, "use objective transition, or leave"),
+        ({"penalties": [KL, KL]}, "has kl more than once; add their weights"),
+        ({"sampler": {"plan": {"name": "branch", "splits": [0], "probe": 1}}}, "plan branch has no option 'probe'"),
+        ({"sampler": {"plan": {"completions": [1, 2]}}}, "plan window has no option 'completions'"),
+        ({"sampler": {"plan": {"spread": 4.0}}}, "'spread' is an option of plan branch (sampler.plan.spread)"),
+        ({"sampler": {"plan": {"name": "ode", "stochastic": "all"}}}, "plan ode has no option 'stochastic'"),
+        ({"sampler": {"plan": {**SPINE, "flash_ratio": 0.5}}}, "plan spine has no option 'flash_ratio'"),
+        ({"sampler": {"plan": {**SPINE, "pruned": {}}}}, "plan spine has no option 'pruned'"),
+        ({"sampler": {"plan": {**SPINE, "window": {}}}}, "plan spine has no option 'window'"),
+        ({"sampler": PROBED}, "sampler.plan.probe makes previews that only the credits turning, value, minimum read"),
         (
-            {"sampler": PROBED},
-            "sampler.probe makes previews that only advantage.credit turning, value and minimum read",
+            {"sampler": {"plan": {"name": "ode", "window": "all"}}, "objective": "forward"},
+            "plan ode trains the steps of its window as choices among neighbours, and objective is forward",
         ),
-        ({"sampler": {"flash_ratio": 0.4, "stochastic": "all"}}, "use sampler.stochastic window"),
-        ({"advantage": {"credit": "depth"}, "sampler": {"shared_noise": False}}, "each image has a tree of its own"),
         (
-            {"advantage": {"credit": "value"}, "sampler": PROBED, "objective": {"form": "awm"}},
-            "advantage.credit value needs trained transitions",
+            {"sampler": {"plan": "ode"}, "objective": "neighbour"},
+            "objective neighbour trains the steps of the plan's window, and sampler.plan.window is left out",
         ),
-        ({"objective": {"form": "neighbour", "kl": 0.1}, "sampler": {"plan": "ode"}}, "takes neither objective.kl"),
+        (
+            {"credit": "depth", "advantage": None, "sampler": {"plan": {"shared_noise": False}}},
+            "each image has a tree of its own",
+        ),
+        (
+            {"credit": "value", "advantage": None, "sampler": PROBED, "objective": "forward"},
+            "credit value needs trained transitions",
+        ),
+        ({"objective": "neighbour", "penalties": [KL], "sampler": {"plan": "ode"}}, "leave kl out of penalties"),
         (
             {
-                "sampler": {"plan": "spine", "splits": [0], "completions": [1, 2]},
-                "advantage": {"select": {"keep": 1}},
+                "sampler": {"plan": {**SPINE, "completions": [1, 2]}},
+                "select": [{"name": "best", "keep": 1}],
             },
             "a branch with several completions has several",
         ),
-        ({"sampler": {"guide": {}}}, "add a `critic` section"),
-        ({"sampler": {"guide": {}, "plan": "spine", "splits": [0]}, "critic": CRITIC}, "needs a stochastic main line"),
-        ({"advantage": {"credit": "turning"}}, "use sampler.plan window with sampler.probe 1"),
-        ({"advantage": {"credit": "critic"}}, "advantage.credit critic asks a critic"),
+        (
+            {"sampler": {"guide": {}}},
+            "sampler.guide follows the gradient of a critic, and critic is left out; set critic",
+        ),
+        ({"credit": "turning", "advantage": None}, "use sampler.plan window with sampler.plan.probe 1"),
+        ({"credit": "critic"}, "credit critic asks a critic, and critic is left out; add a `critic` section"),
         ({"critic": CRITIC}, "a critic that nothing asks"),
-        ({"advantage": {"fusion": "path"}}, "it belongs to advantage.credit depth"),
-        ({"advantage": {"select": {"keep": 1, "among": "split"}}}, "advantage.select.among split needs a tree"),
+        (
+            {"credit": "depth"},
+            "compares by itself, with options of its own, and advantage is group; write advantage: null",
+        ),
+        (
+            {"advantage": None},
+            "credit leaf works on the advantages of samples, and advantage is null; write advantage: g",
+        ),
+        ({"combine": "worst", "advantage": "gdpo"}, "advantage gdpo normalises each reward by itself before"),
+        ({"advantage": {"baseline": "length"}}, "images have none, use mean"),
+        ({"advantage": {"name": "quantile", "low": 0.9}}, "advantage.low is 0.9 and advantage.high 0.8"),
+        ({"select": [{"name": "best", "keep": 1, "among": "split"}]}, "select with among split needs a tree"),
     ],
 )
 def test_parts_that_do_not_go_together_are_refused(sections: dict[str, Any], said: str):
     assert said in faults(**sections)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"sampler": {"plan": {"pruned": {"size": 12}}}}, "sampler.plan.pruned: 12 step"),
+        ({"sampler": {"plan": {"flash_ratio": 0.4, "stochastic": "all"}}}, "use stochastic window"),
+        (
+            {"sampler": {"plan": {"probe": 0}, "solver": "dpmpp_2m"}, "advantage": None, "credit": "value"},
+            "solver euler",
+        ),
+        ({"sampler": {"guide": {}, "plan": SPINE}, "critic": CRITIC}, "a plan with a stochastic main line"),
+    ],
+)
+def test_plans_that_cannot_be_made_are_found_before_a_model_is_loaded(sections: dict[str, Any], said: str):
+    assert said in found(**sections)
 
 
 @pytest.mark.parametrize("weight", ["guard", "equalise"])
@@ -201,7 +246,7 @@ def test_the_released_cps_log_prob_has_no_divergence():
 
 
 def test_levels_of_the_forward_process_need_no_window():
-    made = recipe(sampler={"plan": "ode", "steps": 3, "window": {"size": 4}}, objective={"form": "awm"})
+    made = recipe(sampler={"plan": "ode", "steps": 3}, objective={"name": "forward", "loss": "awm"})
     (counts,) = forecast(made).counts
     assert (counts.evaluations, counts.trained_edges) == (3 * made.rollout.group, 0)
 
@@ -210,12 +255,17 @@ def test_parts_of_several_papers_combine():
     """A sliding window of a probed group, win rates, GRPO-Guard and a moving anchor; a pruned tree with a guide."""
     recipe(
         rewards=[{"name": "win_rate", "options": {"judge": "gold"}}],
-        sampler={"probe": 1},
-        advantage={"credit": "turning", "select": {"keep": 6}},
-        objective={"ratio": "guard", "weight": "guard", "kl": 0.1, "anchor": {"every": 5}},
+        sampler=PROBED,
+        advantage=None,
+        credit="turning",
+        select=[{"name": "extremes", "keep": 6}],
+        penalties=[KL],
+        reference={"every": 5},
     )
     recipe(
-        sampler={"plan": "branch", "splits": [0, 2], "pruned": {"size": 2}, "guide": {}, "window": {"kind": "all"}},
+        sampler={"plan": {"name": "branch", "splits": [0, 2], "pruned": {"size": 2}}, "guide": {}},
         critic={},
-        advantage={"credit": "depth", "fusion": "path", "select": {"keep": 1, "among": "split"}},
+        advantage=None,
+        credit={"name": "depth", "fusion": "path"},
+        select=[{"name": "extremes", "keep": 1, "among": "split"}],
     )

@@ -1,3 +1,5 @@
+"""Advantages within groups, by hand, and what must not change them."""
+
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,3 +1,5 @@
+"""Baselines beyond a group's mean, by hand."""
+
 import math
 
 import pytest

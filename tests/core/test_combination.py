@@ -1,3 +1,5 @@
+"""Gates, weights and ensembles of rewards, by hand."""
+
 import io
 
 import pytest

@@ -1,3 +1,5 @@
+"""Win rates from comparisons, counted by hand."""
+
 import pytest
 import torch
 

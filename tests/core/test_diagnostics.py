@@ -1,3 +1,5 @@
+"""Statistics of a step, by hand, and that they add over batches."""
+
 import pytest
 import torch
 

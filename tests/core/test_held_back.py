@@ -10,7 +10,7 @@ from flowgrpo.core.diagnostics import step_statistics
 from flowgrpo.core.objectives import held_columns, policy_loss
 from flowgrpo.core.registry import SURROGATES
 from flowgrpo.core.surrogates import LOG_LIMIT, clip, gmpo, held_back, pooled_per_column
-from flowgrpo.core.units import per_unit, sspo
+from flowgrpo.core.units import per_unit
 
 ROWS, COLUMNS = 40, 6
 RANDOM = torch.Generator().manual_seed(0)
@@ -19,6 +19,7 @@ ENTROPY = torch.rand(ROWS, COLUMNS, generator=RANDOM)
 SPREAD = 1.0 + torch.rand(ROWS, COLUMNS, generator=RANDOM)
 CASES = {
     **SURROGATES,
+    "clip_nats": partial(SURROGATES["clip_nats"], nats=12.0, elements=40),
     "clip/higher": partial(clip, low=0.1, high=0.6),
     "clip/dual": partial(clip, dual=1.5),
     "clip/dual within": partial(clip, high=1.0, dual=1.5),
@@ -31,9 +32,9 @@ CASES = {
     "dhpo/rows": partial(SURROGATES["dhpo"], mix=1.0, row_low=0.2, row_high=0.3),
     "dhpo/both": partial(SURROGATES["dhpo"], mix=(UNITS / 2).double(), row_low=0.2, row_high=0.3),
     "units": per_unit(partial(clip, low=0.3), UNITS),
-    "sspo": sspo(UNITS, ENTROPY, 0.5),
+    "sspo": partial(SURROGATES["sspo"], units=UNITS, entropy=ENTROPY, mean_entropy=0.5),
 }
-BOUNDED = ("clip", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo")
+BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo")
 LIMITED = ("sapo", "r2vpo", "nft")
 """Beyond the limit of what is computed they have no gradient."""
 

@@ -1,3 +1,5 @@
+"""Returns by the least reward of a chain, by hand and between their bounds."""
+
 import math
 
 import pytest

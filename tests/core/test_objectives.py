@@ -1,3 +1,5 @@
+"""The loss: its reductions and penalties by hand, and gradients that add over batches."""
+
 import math
 from functools import partial
 

@@ -1,3 +1,5 @@
+"""Factors from the outcomes of a group: entropies, by hand and under permutations."""
+
 import math
 
 import pytest

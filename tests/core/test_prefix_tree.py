@@ -1,3 +1,5 @@
+"""Advantages where completions part, by hand."""
+
 import pytest
 import torch
 

@@ -1,3 +1,5 @@
+"""Estimators by name: each takes rewards and ids, and a choice that cannot be is refused."""
+
 import inspect
 
 import pytest

@@ -1,3 +1,5 @@
+"""Rewards that are added within bounds, by hand, and what they must not turn round."""
+
 import math
 
 import pytest

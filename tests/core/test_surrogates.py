@@ -1,3 +1,5 @@
+"""Every surrogate's value and gradient, by hand and at its bounds."""
+
 import math
 from functools import partial
 

@@ -1,3 +1,5 @@
+"""What is remembered of a prompt's rewards, by hand and over a checkpoint."""
+
 import io
 import math
 

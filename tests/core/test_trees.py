@@ -1,3 +1,5 @@
+"""Values and advantages of a tree's nodes, by hand and by enumeration."""
+
 import pytest
 import torch
 

@@ -376,6 +376,7 @@ def test_marker_cannot_delete_outside_its_folder(run: Path, tmp_path: Path) -> N
     assert victim.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_temporaries_of_killed_builds_go_and_those_of_others_stay(run: Path, tmp_path: Path):
     host, dead = socket.gethostname(), _ended_process()
     out = tmp_path / "site"

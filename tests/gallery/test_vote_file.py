@@ -70,6 +70,7 @@ for number in range(60):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_append_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "votes.jsonl"
     root = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ Key = tuple[str, ...]
 
 # What may be below 0, or has no sign: everything else refuses -1.
 SIGNED = {
-    "advantage.shaping.strength", "evaluate.rewards.at_least", "evaluate.rewards.gate.at_least",
+    "evaluate.rewards.at_least", "evaluate.rewards.gate.at_least",
     "evaluate.rewards.gate.closed", "evaluate.rewards.weight", "rewards.at_least", "rewards.gate.at_least",
     "rewards.gate.closed", "rewards.weight", "rollout.budget.success",
 }  # fmt: skip
@@ -31,13 +31,14 @@ def numbers(model: type[BaseModel], above: Key = ()) -> Iterator[tuple[Key, type
 def _numbers(annotation: Any, key: Key) -> Iterator[tuple[Key, type]]:
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        annotation = inner[0]
+        annotation, origin = inner[0], typing.get_origin(inner[0])
     if origin in (typing.Union, types.UnionType):
         for part in inner:
             yield from _numbers(part, key)
     elif origin is list:
         yield from _numbers(inner[0], (*key, "[]"))
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    # Python 3.10 takes `list[int]` for a type.
+    elif origin is None and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield from numbers(annotation, key)
     elif annotation in (int, float):
         yield key, annotation
@@ -81,7 +82,7 @@ def test_a_number_refuses_what_is_none(recipe: str, key: Key, kind: type):
 
 
 def test_every_section_was_looked_through():
-    assert len(KEYS) > 150
+    assert len(KEYS) > 100
     named = {".".join(part for part in key if part != "[]") for _, key, _ in KEYS}
-    assert {"optimizer.learning_rate", "sampler.window.size", "evaluate.guards.fall", "objective.entropy.high"} <= named
+    assert {"optimizer.learning_rate", "sampler.steps", "optimizer.ema.decay", "rollout.budget.rounds"} <= named
     assert named >= SIGNED

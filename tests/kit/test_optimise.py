@@ -20,7 +20,7 @@ def test_the_short_run_is_the_default_with_one_reward():
     assert [(r.name, r.label, r.options) for r in recipe.rewards] == [("./mine.py:red", "red", {"target": 0.5})]
     assert [r.label for r in recipe.evaluate.rewards] == ["red", "gold_dense", "proxy"]
     assert (recipe.run.iterations, recipe.evaluate.every, recipe.model.path) == (12, 12, "scenes")
-    assert recipe.sampler.window.interval == 3
+    assert recipe.sampler.plan["window"]["interval"] == 3
     assert [r.label for r in short_recipe(RewardSpec("proxy"), "images", 2, "proxy").evaluate.rewards] == [
         "proxy", "gold_dense",
     ]  # fmt: skip

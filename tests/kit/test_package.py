@@ -20,6 +20,7 @@ def python(*words: str, path: Path, cwd: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["images", "text"])
 def test_it_installs_appears_and_passes_its_own_tests(task: str, tmp_path: Path):
     new_package("warm_glow", tmp_path / "package", task)
@@ -53,7 +54,7 @@ def test_the_run_it_suggests_takes_rewards_of_any_size(tmp_path: Path):
         r"^flowgrpo train (.*)$", new_package("glow", tmp_path / "package")[1].read_text(), re.MULTILINE
     )
     source, *overrides = shlex.split(run.replace("name: glow", "name: proxy"))
-    assert load_recipe(source, overrides).advantage.scale == "group"
+    assert load_recipe(source, overrides).advantage["scale"] == "group"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import flowgrpo.kit
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reward_kit.md"
@@ -34,6 +36,7 @@ def test_every_finding_is_explained():
     assert codes() - plain - explained == set()
 
 
+@pytest.mark.slow
 def test_the_example_runs(capsys):
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     exec(compile(example, "docs/reward_kit.md", "exec"), {"__name__": "example"})

@@ -17,6 +17,8 @@ from flowgrpo.pipelines.weights import TrainedWeights
 from tests.pipelines.trained import SPEC, output, perturb, prediction
 from tests.tiny_pipelines import CALL, TINY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def backends() -> Any:

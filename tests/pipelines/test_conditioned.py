@@ -24,6 +24,8 @@ from flowgrpo.training.loading import call_arguments
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 KIND = "FluxKontextPipeline"
 REWARD = """
 from PIL import Image
@@ -60,7 +62,7 @@ def recipe_of(folder: Path, *more: str) -> Recipe:
             f"model={{path: {folder / 'pipeline'}, call: {json.dumps(call)}}}",
             f"data={{train: {prompts}, heldout: {prompts}}}",
             "sampler.steps=4",
-            "sampler.window={kind: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 3}",
+            "sampler.plan.window={name: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 3}",
             "rollout={prompts: 3, group: 2, batch: 4, decode_batch: 4}",
             f"rewards=[{{name: '{folder / 'reward.py'}:close_to_source'}}]",
             "evaluate={every: 1, prompts: 3, rewards: null}",

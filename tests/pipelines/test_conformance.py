@@ -22,6 +22,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora", "saved"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variant", "verdict"),
     [
@@ -63,6 +64,7 @@ def test_a_class_that_the_installed_diffusers_does_not_have_is_named(monkeypatch
         check_tiny("TomorrowPipeline, with a picture", lambda outcome: None)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -> None:
     """Mochi steps in float32 and rounds what comes back to the dtype of its weights."""
     tiny = TINY["MochiPipeline"]
@@ -78,6 +80,7 @@ def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -
     assert subject.denoiser.probe.dtype is torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_class_that_pastes_is_not_there_yet() -> None:
     result = check_tiny("FluxInpaintPipeline", lambda outcome: None)
     assert result.verdict == "not yet"
@@ -85,6 +88,7 @@ def test_a_class_that_pastes_is_not_there_yet() -> None:
     assert "changes the state between two steps" in result.outcomes[0].detail
 
 
+@pytest.mark.slow
 def test_a_folder_is_checked_with_an_adapter(tmp_path: Path) -> None:
     tiny = TINY["StableDiffusion3Pipeline"]
     folder = tmp_path / "pipeline"
@@ -102,6 +106,7 @@ def test_a_folder_is_checked_with_an_adapter(tmp_path: Path) -> None:
     assert f"{folder}: works" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_failed_check_ends_with_status_1(tmp_path: Path) -> None:
     folder = tmp_path / "pipeline"
     TINY["StableDiffusion3Pipeline"].fresh().save_pretrained(folder)
@@ -144,6 +149,7 @@ def test_the_list_names_every_tiny_instance() -> None:
     assert len({class_of(name) for name in TINY if expected(name)}) >= 50
 
 
+@pytest.mark.slow
 def test_adapters_are_of_classes_that_exist_and_are_checked() -> None:
     assert set(ADAPTERS) <= {class_of(name) for name in TINY}
     assert set(REASONS) <= {class_of(name) for name in TINY} | set(unchecked())
@@ -180,3 +186,13 @@ def test_the_page_is_that_of_the_results() -> None:
     assert as_markdown(found["results"], found["versions"], unchecked()) in page
     assert [row["name"] for row in found["results"]] == list(TINY)
     assert all((row["verdict"] != "not yet") == expected(row["name"]) for row in found["results"])
+    # A tiny instance that makes another size than its call asks for could not be trained.
+    sizes = 0
+    for row in found["results"]:
+        for outcome in row["outcomes"]:
+            if outcome["check"] == "decode" and outcome["status"] == "pass":
+                made = json.loads(outcome["detail"].partition("]")[0] + "]")
+                call = TINY[row["name"]].call
+                assert (call.get("height", made[-2]), call.get("width", made[-1])) == tuple(made[-2:]), row["name"]
+                sizes += 1
+    assert sizes > 70

@@ -20,6 +20,8 @@ from flowgrpo.pipelines.replay import VARIANTS
 from flowgrpo.pipelines.selfcheck import stacked
 from tests.tiny_pipelines import CALL, TINY
 
+pytestmark = pytest.mark.slow
+
 KEYS = tuple(TINY)
 DTYPES = (torch.float32, torch.bfloat16)
 PROMPTS = ["a photo of two red circles", "a star"]
@@ -119,10 +121,12 @@ def test_gradient_is_the_slope_of_the_velocity(key: str) -> None:
     leaf = x.clone().requires_grad_()
     d.velocity(leaf, 1, PROMPTS).square().sum().backward()
     assert leaf.grad is not None
+    # Summed in 64 bits, because Sana is smooth over short distances only, and rounding would hide what is left.
     with torch.no_grad():
-        ahead, behind = (d.velocity(x + h * direction, 1, PROMPTS).square().sum() for h in (3e-3, -3e-3))
+        ahead, behind = (d.velocity(x + h * direction, 1, PROMPTS).double().square().sum() for h in (1e-3, -1e-3))
 
-    torch.testing.assert_close((leaf.grad * direction).sum(), (ahead - behind) / 6e-3, rtol=5e-2, atol=1e-2)
+    slope = (leaf.grad * direction).sum()
+    torch.testing.assert_close(slope, ((ahead - behind) / 2e-3).float(), rtol=5e-2, atol=1e-2)
     d.pipe.transformer.zero_grad(set_to_none=True)
 
 

@@ -9,6 +9,8 @@ from flowgrpo.pipelines.weights import Ema, TrainedWeights
 from tests.pipelines.trained import SPEC, output, perturb
 from tests.tiny_pipelines import TINY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("every", "decay"), [(1, 0.3), (3, 0.9)])
 def test_ema_follows_its_recursion(every: int, decay: float) -> None:

@@ -20,6 +20,8 @@ from flowgrpo.pipelines.scenes import (
 )
 from flowgrpo.scenes.prompts import Prompt, all_prompts
 
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+
 
 def test_the_tokenizer_is_the_same_however_often_it_is_made(tmp_path: Path) -> None:
     made = []
@@ -39,6 +41,8 @@ def test_every_word_of_the_world_is_one_token(tmp_path: Path) -> None:
     assert tokenizer.unk_token_id not in spelled[1:-1]
 
 
+@pytest.mark.slow
+@needs_muon
 @pytest.mark.parametrize("rate", [0.0, 1e-3])
 def test_the_second_schedule_begins_where_the_first_ended(tmp_path: Path, rate: float) -> None:
     """A rate of 0 leaves the weights of the source; any other moves the denoiser and the text encoders alone."""
@@ -53,6 +57,8 @@ def test_the_second_schedule_begins_where_the_first_ended(tmp_path: Path, rate: 
         continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
 
 
+@pytest.mark.slow
+@needs_muon
 def test_the_second_schedule_has_scenes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = BuildSettings(scenes=8, batch=4, second_steps=1, seed=3)
     _write_first(tmp_path, settings)
@@ -68,11 +74,14 @@ def test_the_second_schedule_has_scenes_of_its_own(tmp_path: Path, monkeypatch: 
     assert drawn[0][1] != settings.seed
 
 
+@pytest.mark.slow
 def test_every_tokenizer_of_a_folder_has_the_files_of_older_versions(tmp_path: Path) -> None:
     settings = BuildSettings()
     write_pipeline(build_pipeline(build_vae(), tmp_path / "fresh", settings), tmp_path / "made", settings)
-    for folder in (tmp_path / "made", Path(str(resources.files("flowgrpo.scenes") / "pipeline"))):
-        learned = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    embedded = Path(str(resources.files("flowgrpo.scenes") / "pipeline"))
+    # transformers before 5 writes the two files alone; the tokenizer is always the same.
+    learned = json.loads((embedded / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    for folder in (tmp_path / "made", embedded):
         for name in ("tokenizer", "tokenizer_2"):
             vocab = json.loads((folder / name / "vocab.json").read_text(encoding="utf-8"))
             merges = (folder / name / "merges.txt").read_text(encoding="utf-8").splitlines()

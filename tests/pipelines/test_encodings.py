@@ -16,6 +16,8 @@ from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.encodings import encodings_of, fingerprint
 from flowgrpo.pipelines.prompts import PromptCache
 
+pytestmark = pytest.mark.slow
+
 
 def counted(module: Any, name: str) -> list[int]:
     """Counts calls of a method from now on."""

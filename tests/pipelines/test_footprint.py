@@ -313,6 +313,7 @@ def test_text_encoders_have_the_numbers_of_their_classes():
     assert round(QWEN_VL / 1e9, 2) == 8.29
 
 
+@pytest.mark.slow
 def test_a_pipeline_folder_is_read_without_its_weights(tmp_path, monkeypatch):
     from flowgrpo.training.loading import embedded_pipeline
 

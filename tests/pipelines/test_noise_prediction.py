@@ -79,6 +79,7 @@ def test_table_by_hand() -> None:
     assert process.timesteps_at(torch.stack([between])).tolist() == pytest.approx([0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_euler_is_ddim(name: str) -> None:
     """The deterministic plan ends at the pipeline's own latents, from the same noise, to rounding."""
@@ -119,6 +120,7 @@ def test_the_kernel_takes_ddims_steps(kind: str, eta: float) -> None:
                                    rtol=0, atol=1e-5)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_solver_of_a_model_gives_the_same_velocity() -> None:
     name, found = "StableDiffusionPipeline", []
     for shipped in (
@@ -136,6 +138,7 @@ def test_every_solver_of_a_model_gives_the_same_velocity() -> None:
     assert all(sigmas == found[0][0] and torch.equal(v, found[0][1]) for sigmas, v in found)
 
 
+@pytest.mark.slow
 def test_another_table_is_evaluated_between_the_timesteps_of_training() -> None:
     name = "StableDiffusionPipeline"
     d = Denoiser(TINY[name].fresh(), num_steps=4, call=TINY[name].call)
@@ -152,6 +155,7 @@ def test_another_table_is_evaluated_between_the_timesteps_of_training() -> None:
         d.bind((1.0, 0.5, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["StableDiffusionPipeline", "StableDiffusionXLPipeline"])
 def test_in_16_bits_every_check_passes(name: str, tmp_path: Path) -> None:
     tiny = TINY[name]
@@ -183,6 +187,7 @@ def test_what_is_no_ddim_is_refused(shipped: Any, message: str | None) -> None:
         Recorder(shipped)
 
 
+@pytest.mark.slow
 def test_noise_is_not_predicted_from_pure_noise() -> None:
     pipe = own("StableDiffusionPipeline", rescale_betas_zero_snr=True, timestep_spacing="trailing")
     with pytest.raises(ValueError, match="begins at pure noise"):
@@ -195,6 +200,7 @@ def test_a_table_is_asked_for_by_its_length() -> None:
         process.table({"num_inference_steps": 3, "timesteps": [1, 2, 3]})
 
 
+@pytest.mark.slow
 def test_the_pipelines_own_scheduler_is_left_alone() -> None:
     pipe = TINY["StableDiffusionPipeline"].fresh()
     before, scheduler_before = copy.deepcopy(dict(pipe.scheduler.config)), pipe.scheduler

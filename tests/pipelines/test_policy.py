@@ -13,16 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowgrpo.core.penalties import PENALTIES
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.policy import Experience, FlowPolicy, Scored, part_of
 from flowgrpo.pipelines.precision import cast_base
 from flowgrpo.pipelines.prompts import PromptCache
 from flowgrpo.pipelines.weights import LoraSpec, TrainedWeights
+from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import KERNELS, Kernel, guard_weight
 from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.records import Transitions
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.training.credit.judged import Judged
+from flowgrpo.training.credit.step_credits import depth
+from flowgrpo.training.losses.edges import edges_of
 from tests.pipelines.trained import perturb
 from tests.tiny_pipelines import CALL, TINY
 
@@ -96,6 +101,7 @@ def window(policy: FlowPolicy, kernel: Kernel = FLOW, steps: Any = range(STEPS -
     return window_plan(policy.denoiser.probe.sigmas, steps, kernel, samples=samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_ratio_is_exactly_one_until_the_weights_move(key: str, dtype: torch.dtype) -> None:
@@ -114,6 +120,7 @@ def test_ratio_is_exactly_one_until_the_weights_move(key: str, dtype: torch.dtyp
     assert edges == (2 * len(STOCHASTIC) + 1) * 2 * 2 * (STEPS - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ["branch", "spine", "solver"])
 @pytest.mark.parametrize("key", ["sd3", "wan"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -133,6 +140,7 @@ def test_ratio_is_exactly_one_for_every_plan_and_batch(make: str, key: str, dtyp
     assert all((s.log_ratio == 0).all() for s in scored)
 
 
+@pytest.mark.slow
 def test_a_step_is_scored_on_the_table_it_was_sampled_on() -> None:
     policy = tiny_policy("sd3")
     other = window_plan((0.9, 0.6, 0.3, 0.0), (0, 1), FLOW, samples=2)
@@ -160,6 +168,7 @@ def exact_log_ratios(t: Transitions, rows: slice, new: Tensor) -> dict[str, Tens
     return {"gaussian": normal[0] - normal[1], "guard": shift, "cps_released": squares[1] - squares[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("form", ["gaussian", "guard", "cps_released"])
 def test_log_ratio_is_the_difference_of_the_densities(key: str, form: str) -> None:
@@ -180,6 +189,7 @@ def test_log_ratio_is_the_difference_of_the_densities(key: str, form: str) -> No
             assert scored.steps.tolist() == [[t.step]] * len(scored.node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["gaussian", "guard"])
 def test_slope_of_the_log_ratio_along_the_weights(form: str) -> None:
     """Central differences of the log-ratio against its gradient at the sampling policy."""
@@ -213,6 +223,7 @@ def gradients(policy: FlowPolicy, experience: Experience) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradient_reaches_every_trained_parameter_in_use(key: str, dtype: torch.dtype) -> None:
@@ -225,6 +236,7 @@ def test_gradient_reaches_every_trained_parameter_in_use(key: str, dtype: torch.
     assert all(grad.isfinite().all() for grad in found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_rollouts_and_gradients_do_not_depend_on_the_batch(key: str) -> None:
     policy = tiny_policy(key)
@@ -246,6 +258,7 @@ def test_rollouts_and_gradients_do_not_depend_on_the_batch(key: str) -> None:
             torch.testing.assert_close(grad, expected[name], rtol=1e-3, atol=1e-4 * largest)
 
 
+@pytest.mark.slow
 def test_each_part_is_the_trained_edges_of_its_prompts() -> None:
     policy = tiny_policy("flux")
     experience = experience_of(policy, window(policy, samples=3), updates=2)
@@ -269,20 +282,27 @@ def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+def penalty(name: str, scored: Scored) -> Tensor:
+    """[E] a penalty of the package, of edges whose advantages do not matter."""
+    return PENALTIES[name](edges_of(scored, 0, torch.zeros(len(scored.node)), None))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_penalty_is_the_kl_to_the_pipeline_without_its_adapter(key: str) -> None:
     policy = tiny_policy(key)
-    with settings(policy, penalties=("kl",)):
+    with settings(policy):
         experience = experience_of(policy, window(policy, steps=(0, 2)), PROMPTS[:2])
         for t, rows, scored in scores(policy, experience):
             texts = [experience.prompts[p] for p in t.prompt[rows]]
             with torch.no_grad(), policy.weights.reference():
                 v = policy.denoiser.velocity(t.x[rows], t.step, texts)
             exact = exact_kl(t, t.velocity[rows].double() - v.double())
-            expected = exact[t.state[t.edges_of(rows)] - rows.start][:, None]
+            expected = exact[t.state[t.edges_of(rows)] - rows.start]
             assert expected.min() > 1e-6
-            torch.testing.assert_close(scored.penalties["kl"].double(), expected, rtol=1e-3, atol=0)
-            scored.penalties["kl"].sum().backward()
+            found = penalty("kl", scored)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=0)
+            found.sum().backward()
         assert any(p.grad is not None and p.grad.any() for p in policy.weights.parameters())
 
         clear(policy)
@@ -291,9 +311,10 @@ def test_penalty_is_the_kl_to_the_pipeline_without_its_adapter(key: str) -> None
                 if ".lora_B" in name:
                     parameter.zero_()
         for _, _, scored in scores(policy, experience):
-            assert torch.equal(scored.penalties["kl"], torch.zeros_like(scored.log_ratio))
+            found = penalty("kl", scored)
+            assert torch.equal(found, torch.zeros_like(found))
             assert (scored.log_ratio != 0).all()
-            scored.penalties["kl"].sum().backward()
+            found.sum().backward()
         assert all(p.grad is None or not p.grad.any() for p in policy.weights.parameters())
 
 
@@ -304,31 +325,33 @@ def exact_kl(t: Transitions, difference: Tensor) -> Tensor:
     return (slope * difference).square().flatten(1).mean(1) / (2 * c.std**2)
 
 
-def test_without_a_reference_there_is_no_penalty() -> None:
+@pytest.mark.slow
+def test_the_reference_is_evaluated_where_a_penalty_asks_for_it() -> None:
     policy = tiny_policy("sd3")
-    experience = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:1])
+    with settings(policy, reference=functools.partial(pytest.fail, "nothing compares with the reference")):
+        experience = experience_of(policy, window(policy, steps=(0,)), PROMPTS[:1])
+        for _, _, scored in scores(policy, experience):
+            assert penalty("stepwise", scored).shape == scored.node.shape
 
-    assert [s.penalties for _, _, s in scores(policy, experience)] == [{}]
 
-
+@pytest.mark.slow
 def test_penalties_of_a_moved_policy_in_closed_form() -> None:
     """Stepwise is the KL to the sampling policy, w2 the KL to the base times 2 s²; a guide's step costs its own KL."""
     policy = tiny_policy("sd3")
-    names = ("kl", "w2", "stepwise", "distil")
 
     def guide(x: Tensor, v: Tensor, i: int, rows: Any) -> Tensor:
         return torch.full_like(x, 0.2)
 
-    with settings(policy, penalties=names):
+    with settings(policy):
         plan = window(policy, steps=(0, 1))
         keys = [100]
         rollout = policy.sample(PROMPTS[:1], keys, plan, guide=guide)
         experience = Experience(rollout, plan, PROMPTS[:1], torch.zeros(len(rollout.leaf), 3, 1, 1), 1)
         for _, _, scored in scores(policy, experience):
-            assert tuple(scored.penalties) == names
-            assert torch.equal(scored.penalties["stepwise"], torch.zeros_like(scored.log_ratio))
+            still = torch.zeros(len(scored.node))
+            assert torch.equal(penalty("stepwise", scored), still)
             # At rest the guided step is 0.2 s away at every element.
-            torch.testing.assert_close(scored.penalties["distil"], torch.full_like(scored.log_ratio, 0.2**2 / 2))
+            torch.testing.assert_close(penalty("distil", scored), still + 0.2**2 / 2)
             assert torch.equal(scored.divergence, torch.zeros_like(scored.log_ratio))
         nudge(policy, 0.01)
         for t, rows, scored in scores(policy, experience):
@@ -336,16 +359,14 @@ def test_penalties_of_a_moved_policy_in_closed_form() -> None:
             with torch.no_grad():
                 moved = policy.denoiser.velocity(t.x[rows], t.step, texts)
             exact = exact_kl(t, t.velocity[rows].double() - moved.double())[t.state[t.edges_of(rows)] - rows.start]
-            torch.testing.assert_close(scored.penalties["stepwise"].double()[:, 0], exact, rtol=1e-3, atol=1e-9)
+            torch.testing.assert_close(penalty("stepwise", scored).double(), exact, rtol=1e-3, atol=1e-9)
             torch.testing.assert_close(scored.divergence.double()[:, 0], exact, rtol=1e-3, atol=1e-9)
-            kl, w2 = scored.penalties["kl"], scored.penalties["w2"]
-            torch.testing.assert_close(w2, kl * 2 * t.coefficients.std**2)
+            torch.testing.assert_close(penalty("w2", scored), penalty("kl", scored) * 2 * t.coefficients.std**2)
             for name in ("w2", "stepwise", "distil"):
-                assert scored.penalties[name].requires_grad
-    with pytest.raises(ValueError, match="no penalty 'l2'; use kl, w2, stepwise, distil"):
-        FlowPolicy(policy.denoiser, policy.weights, penalties=("l2",))
+                assert penalty(name, scored).requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sage", "flow_sde", "dance_sde"])
 def test_equalised_weights_make_the_gradient_of_a_plain_ratio_even(name: str) -> None:
     policy = tiny_policy("sd3")
@@ -360,6 +381,7 @@ def test_equalised_weights_make_the_gradient_of_a_plain_ratio_even(name: str) ->
         assert weights[4] == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_noise_weights_average_one_and_are_those_of_tempflow() -> None:
     """TempFlow-GRPO's constant for ten steps shifted by three, eta 0.7, nine steps, is 2.252 (2.25 in its code)."""
     policy = tiny_policy("sd3")
@@ -373,6 +395,7 @@ def test_noise_weights_average_one_and_are_those_of_tempflow() -> None:
             assert weights[3] / found[3].std == pytest.approx(2.252, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["none", "guard", "noise"])
 def test_edges_carry_the_weight_of_their_step(weight: str) -> None:
     policy = tiny_policy("sana")
@@ -386,6 +409,7 @@ def test_edges_carry_the_weight_of_their_step(weight: str) -> None:
             assert not scored.weight.requires_grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["sd3", "wan"])
 def test_leaves_are_decoded_with_their_own_prompts(key: str) -> None:
     policy = tiny_policy(key)
@@ -413,6 +437,7 @@ def test_leaves_are_decoded_with_their_own_prompts(key: str) -> None:
     torch.testing.assert_close(images, policy.decode(experience.rollout, PROMPTS[:2]), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_layout_is_settled_before_the_first_noise_is_drawn() -> None:
     """Only the self-check sees a state in the loop; before it the probe may have seen another tensor."""
     pipe = TINY["sd3"]()
@@ -470,20 +495,25 @@ def test_credit_of_a_node_is_the_mean_of_its_leaves(roots: int) -> None:
     assert torch.equal(values[experience.rollout.leaf], leaf)
 
 
+def by_depth(experience: Experience, rewards: torch.Tensor) -> torch.Tensor:
+    scores = RewardBatch(rewards[:, None], ("reward",), torch.ones(1), {}, {}, {})
+    return depth(Judged(experience, scores, None))
+
+
 @pytest.mark.parametrize("roots", [1, 2])
 def test_credit_by_depth_is_standardised_within_each_depth_of_each_tree(roots: int) -> None:
     experience = grown(branch_plan(FIVE, (0, 2), FLOW, width=3, roots=roots))
     rollout = experience.rollout
     rewards = torch.randn(len(rollout.leaf), generator=torch.Generator().manual_seed(0))
-    values, means = experience.node_advantages(rewards, "depth"), experience.node_advantages(rewards, "leaf")
+    values, means = by_depth(experience, rewards), experience.node_advantages(rewards)
 
     for prompt in range(2):
         for root in range(roots):
-            for depth in range(6):
-                here = (rollout.prompt == prompt) & (rollout.root == root) & (rollout.depth == depth)
-                assert here.sum() == (1, 3, 3, 9, 9, 9)[depth]
+            for level in range(6):
+                here = (rollout.prompt == prompt) & (rollout.root == root) & (rollout.depth == level)
+                assert here.sum() == (1, 3, 3, 9, 9, 9)[level]
                 fused = means[here]
-                expected = torch.zeros(1) if depth == 0 else (fused - fused.mean()) / fused.std()
+                expected = torch.zeros(1) if level == 0 else (fused - fused.mean()) / fused.std()
                 torch.testing.assert_close(values[here], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -491,7 +521,8 @@ def test_credit_by_depth_is_standardised_within_each_depth_of_each_tree(roots: i
 def test_credit_leaves_out_what_has_no_reward(how: Any) -> None:
     experience = grown(branch_plan(FIVE, (0,), FLOW, width=3), prompts=1)
     rollout = experience.rollout
-    values = experience.node_advantages(torch.tensor([1.0, torch.nan, 3.0]), how)
+    rewards = torch.tensor([1.0, torch.nan, 3.0])
+    values = by_depth(experience, rewards) if how == "depth" else experience.node_advantages(rewards)
 
     first = values[rollout.depth == 1]
     known = first[[0, 2]]

@@ -12,6 +12,8 @@ from flowgrpo.pipelines.weights import TrainedWeights, cast_base
 from tests.pipelines.trained import SPEC, prediction
 from tests.tiny_pipelines import TINY
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("key", ["sd3", "qwenimage", "wan"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,6 +10,8 @@ from flowgrpo.pipelines.prompts import PromptCache
 from flowgrpo.training.loading import load_pipeline, model_folder
 from flowgrpo.training.session import kept_prompts
 
+pytestmark = pytest.mark.slow
+
 CALL = {"height": 64, "width": 64, "guidance_scale": 1.0, "max_sequence_length": 0}
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import diffusers
 import pytest
 import torch
 
@@ -67,6 +68,7 @@ class Calls:
         return seen
 
 
+@pytest.mark.slow
 def test_cached_prompts_give_the_plain_result(key: str) -> None:
     pipe = tiny(key)
     plain, alone = latents(pipe, key, PROMPTS), latents(pipe, key, PROMPTS[:1])
@@ -78,6 +80,7 @@ def test_cached_prompts_give_the_plain_result(key: str) -> None:
     torch.testing.assert_close(mixed, latents(pipe, key, [PROMPTS[1], PROMPTS[1], PROMPTS[0]]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_prompt_is_encoded_once_and_without_gradient(key: str, cache: PromptCache) -> None:
     calls = Calls(cache.pipe)
     d = Denoiser(cache.pipe, num_steps=2, call=CALL[key], variant="direct")
@@ -100,6 +103,7 @@ def test_a_prompt_is_encoded_once_and_without_gradient(key: str, cache: PromptCa
         handle.remove()
 
 
+@pytest.mark.slow
 def test_encoders_can_leave_once_prompts_are_cached(key: str, cache: PromptCache) -> None:
     pipe = cache.pipe
     encoders = {name: part for name, part in pipe.components.items() if name.startswith("text_encoder")}
@@ -126,6 +130,7 @@ def test_encoders_can_leave_once_prompts_are_cached(key: str, cache: PromptCache
     assert d.velocity(x[:1], 0, ["a new prompt"]).isfinite().all()
 
 
+@pytest.mark.slow
 def test_released_for_good_leaves_none() -> None:
     pipe = TINY["flux"]()
     cache = PromptCache(pipe, CALL["flux"], device="cpu")
@@ -144,6 +149,7 @@ def test_released_for_good_leaves_none() -> None:
     assert pipe.text_encoder_2 is None
 
 
+@pytest.mark.slow
 def test_an_embedding_does_not_depend_on_its_neighbours() -> None:
     pipe = tiny("qwenimage")
     with PromptCache(pipe, CALL["qwenimage"]):
@@ -163,6 +169,7 @@ def test_an_embedding_does_not_depend_on_its_neighbours() -> None:
     torch.testing.assert_close(beside, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_arguments_make_other_entries() -> None:
     pipe = tiny("flux")
     with PromptCache(pipe, CALL["flux"]):
@@ -186,6 +193,8 @@ def test_other_arguments_make_other_entries() -> None:
     assert torch.equal(given, long + 1)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(diffusers, "DreamLitePipeline"), reason="this version of diffusers has no DreamLite")
 def test_texts_that_go_in_as_one_list_are_kept_together() -> None:
     """DreamLite encodes `prompts=[negative, "[Generate]: " + prompt]`, padded to the longer of the two."""
     made = CLASSES["DreamLitePipeline"]
@@ -208,6 +217,7 @@ def test_texts_that_go_in_as_one_list_are_kept_together() -> None:
                 d.velocity(x[:1], 0, ["a new prompt"])
 
 
+@pytest.mark.slow
 def test_a_cache_is_refused_where_it_cannot_work() -> None:
     pipe = TINY["flux"]()
     with PromptCache(pipe, CALL["flux"]), pytest.raises(ValueError, match="close that cache first"):

@@ -17,6 +17,8 @@ from flowgrpo.pipelines.weights import TrainedWeights, trainable_modules
 from tests.pipelines.trained import KEYS, SPEC, output, perturb
 from tests.tiny_pipelines import CALL, TINY
 
+pytestmark = pytest.mark.slow
+
 
 def two_experts() -> WanPipeline:
     wan = TINY["wan"]()

@@ -14,6 +14,8 @@ from flowgrpo.pipelines.conformance.subject import Failure, Subject
 from flowgrpo.pipelines.denoiser import Denoiser
 from tests.tiny_pipelines import CALL, TINY
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["a photo of two red circles", "a star"]
 STEPS = 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.weights import Ema, LoraSpec, TrainedWeights, trainable_modules
 from tests.pipelines.trained import KEYS, SPEC, output, perturb, prediction
 from tests.tiny_pipelines import TINY
+
+pytestmark = pytest.mark.slow
 
 
 def tensors(pipe: DiffusionPipeline) -> dict[str, Tensor]:
@@ -44,6 +47,23 @@ def test_a_lora_step_moves_the_adapter_and_nothing_else(key: str) -> None:
     assert all(".lora_B." in name for name in moved)
     after = {name.replace(".base_layer.", "."): tensor for name, tensor in tensors(pipe).items()}
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_a_pipeline_as_it_is_has_the_arithmetic_that_a_run_begins_with(kind: Literal["lora", "full"]) -> None:
+    """Where a weight can have a gradient torch may multiply in another order, even if none is asked for."""
+    trained, plain = TINY["sd3"](), TINY["sd3"]()
+    if kind == "lora":
+        TrainedWeights.lora(trained, SPEC, seed=0)
+    else:
+        TrainedWeights.full(trained)
+    assert TrainedWeights.given(plain, kind).kind == kind
+    for name, part in plain.components.items():
+        if isinstance(part, nn.Module):
+            own = {key.replace(".base_layer", ""): p for key, p in trained.components[name].named_parameters()}
+            assert {key: p.requires_grad for key, p in part.named_parameters()} == {
+                key: p.requires_grad for key, p in own.items() if ".lora_" not in key
+            }
 
 
 def test_default_targets_are_the_attention_projections() -> None:

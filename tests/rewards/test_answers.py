@@ -13,7 +13,7 @@ from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.rewards.scenes import Gold
 from flowgrpo.rewards.serving import wire
 from flowgrpo.scenes.draw import Thing, draw
-from flowgrpo.training.rounds import join_scores
+from flowgrpo.training.uneven_groups import join_scores
 from tests.rewards.served import Served
 
 GROUND = (0.5, 0.5, 0.5)
@@ -43,6 +43,7 @@ def test_values_of_json_are_written_alike() -> None:
     assert none is None
 
 
+@pytest.mark.slow
 def test_formulas_that_are_right_are_one_answer() -> None:
     pytest.importorskip("math_verify")
     texts = ["(x-1)(x+1)", "x^2-1", "x^2+1", "1+x^2", "1 + X^2", "$x^2 + 1$", ""]
@@ -54,6 +55,7 @@ def test_formulas_that_are_right_are_one_answer() -> None:
     assert merged[5:] == ["x^2+1", None]
 
 
+@pytest.mark.slow
 def test_answers_to_other_prompts_are_not_compared() -> None:
     pytest.importorskip("math_verify")
     rewards = RewardSet([RewardSpec("math", options={"seconds": 30.0, "among": True})])

@@ -12,6 +12,8 @@ from flowgrpo.rewards.code import Code
 from flowgrpo.rewards.sandbox import Limits, run_cases, run_tests, steps_of
 from flowgrpo.rewards.sandbox_child import plain
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(seconds=60, memory_mb=256)
 SQUARE = "def f(x):\n    return x * x"
 TESTS = ("assert f(2) == 4", "assert f(-3) == 9")

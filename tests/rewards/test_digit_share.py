@@ -1,3 +1,5 @@
+"""The share of a text that is digits, counted by hand."""
+
 import pytest
 
 from flowgrpo.rewards import RewardSet, RewardSpec

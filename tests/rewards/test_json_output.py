@@ -9,6 +9,9 @@ import pytest
 from flowgrpo.rewards import MissingDependency, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.json_output import JsonOutput, read_json
 
+# Its reward is one for the module, and has a process.
+pytestmark = pytest.mark.slow
+
 SCHEMA = {
     "type": "object",
     "required": ["name", "age"],

@@ -143,6 +143,7 @@ def test_a_field_of_json_is_read(field: str, text: str, value: float | None):
         assert reader.read(Answer(text)) == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "value"), [("so 4 of 5", 4.0), ("so 3e-1", 0.3), ("so 1e999", None), ("so 2E9", None)]
 )
@@ -156,6 +157,7 @@ def test_a_pattern_of_the_user_cuts_no_number_short(text: str, value: float | No
     reader.close()
 
 
+@pytest.mark.slow
 def test_a_pattern_of_the_user_is_given_up_when_it_takes_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("flowgrpo.rewards.judge_answers.PATTERN_SECONDS", 0.3)
     reader = ScoreReader("judge", r"(?:a+)+=(\d)")

@@ -8,6 +8,9 @@ import pytest
 from flowgrpo.rewards import MissingDependency, RewardSet, RewardSpec
 from flowgrpo.rewards.math_answer import MathAnswer
 
+# Its reward is one for the module, and has a process.
+pytestmark = pytest.mark.slow
+
 EQUAL = [
     (r"\boxed{x^2-1}", "(x-1)(x+1)"),
     (r"\boxed{\frac{\sqrt{2}}{2}}", r"1/\sqrt{2}"),

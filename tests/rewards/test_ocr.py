@@ -82,6 +82,7 @@ def test_examples_of_the_docstrings() -> None:
     assert doctest.testmod(ocr) == (0, 4)
 
 
+@pytest.mark.slow
 def test_rendered_words_are_read(reader: Ocr) -> None:
     images = torch.stack([page("Hello World", colour="blue"), page("FLOW", "Matching"), page("Hello Word"), page()])
     prompts = ['says "Hello World"', 'says "Flow Matching"', 'says "Hello World"', 'says "Hello World"']

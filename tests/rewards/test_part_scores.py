@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.rewards import Reward, RewardBatch, RewardError, RewardSet, RewardSpec, Scores
 from flowgrpo.rewards.serving import wire
-from flowgrpo.training.rounds import join_scores
+from flowgrpo.training.uneven_groups import join_scores
 from tests.rewards.served import Served
 
 NAN = math.nan

@@ -189,6 +189,7 @@ def test_weight_must_be_a_finite_number(weight: float) -> None:
         RewardSpec("gold", weight=weight)
 
 
+@pytest.mark.slow
 def test_importing_the_package_stays_light() -> None:
     code = (
         "import sys, flowgrpo.rewards as r; assert 'torch' not in sys.modules; "

@@ -8,6 +8,9 @@ import pytest
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.sql import Sql
 
+# Its reward is one for the module, and has a process.
+pytestmark = pytest.mark.slow
+
 SCHEMA = """
 CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT, age INT);
 CREATE TABLE pets (owner INT, kind TEXT, weight REAL);
@@ -97,7 +100,7 @@ def test_weights() -> None:
         ("SELECT load_extension('x')", "not authorized"),
         ("SELECT writefile('stolen', name) FROM people", "no such function|not authorized"),
         ("SELECT nme FROM people", "no such column: nme"),
-        ("SELECT \ud800", "surrogates|unrecognized token"),
+        ("SELECT \ud800", "surrogates|unrecognized token|wrong type"),
         ("SELECT name FROM people \x00", "null character|one statement at a time|unrecognized token"),
         ("SELECT name FROM", "incomplete input"),
     ],

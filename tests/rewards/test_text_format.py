@@ -31,6 +31,7 @@ def test_one_tag_has_no_order_to_miss() -> None:
     assert TextFormat(tags=["a"], partial=True)(["<a></a>", "<a>"], ["", ""]).values == [1, 0]
 
 
+@pytest.mark.slow
 def test_pattern_and_tags_through_the_runner() -> None:
     options = {"pattern": r"<think>.*</think>\s*<answer>\d+</answer>", "tags": ["answer"], "partial": True}
     rewards = RewardSet([RewardSpec("text_format", options=options)])
@@ -41,6 +42,7 @@ def test_pattern_and_tags_through_the_runner() -> None:
     rewards.close()
 
 
+@pytest.mark.slow
 def test_a_pattern_that_backtracks_for_ever_is_given_up() -> None:
     reward = TextFormat(pattern="(a+)+b", seconds=0.5)
     scores = reward(["a" * 50, "aab", "x" * (LONGEST_TEXT + 1)], [""] * 3)

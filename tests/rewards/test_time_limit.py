@@ -21,7 +21,7 @@ from flowgrpo.rewards import time_limit as module
 from flowgrpo.rewards.given_up import still_hanging
 from flowgrpo.rewards.registry import build
 from flowgrpo.rewards.time_limit import TimedOut, TimeLimit, has_ended
-from flowgrpo.training.ahead import Ahead
+from flowgrpo.training.overlapped_scoring import OverlappedScoring
 
 PROMPTS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 SOON = 60.0
@@ -194,7 +194,7 @@ def test_while_sampling_goes_on_it_is_given_up_as_well(attributes: dict[str, Any
     reward = limited(hangs("a", **attributes))
 
     def rollout() -> None:
-        with Ahead(RewardSet([reward]), torch.device("cpu")) as ahead:
+        with OverlappedScoring(RewardSet([reward]), torch.device("cpu")) as ahead:
             ahead.begin(PROMPTS[:4], PROMPTS[:4])
             ahead.begin(PROMPTS[4:], PROMPTS[4:])
             ahead.scores(PROMPTS, PROMPTS)
@@ -263,6 +263,7 @@ RewardSet([Reward(catastrophic, "catastrophic", limit=limit)]).score(["a" * 64 +
 """
 
 
+@pytest.mark.slow
 def test_a_call_that_keeps_the_interpreter_ends_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", KEEPS_THE_INTERPRETER], capture_output=True, text=True, timeout=5 * SOON, check=False

@@ -149,7 +149,8 @@ def test_equal_pictures_and_completions_are_refused(tmp_path: Path) -> None:
     before = path.read_text()
     append_vote(path, make_vote(7, "prompt 7", written[0], written[1], "left"))
     with pytest.raises(
-        ValueError, match=r"votes\.jsonl, line 7 is a choice between completions.*`objective\.form: dpo`"
+        ValueError,
+        match=r"votes\.jsonl, line 7 is a choice between completions.*`objective: \{name: answers, loss: dpo\}`",
     ):
         read_voted([run], 6)
     path.write_text(before)

@@ -7,6 +7,8 @@ import pytest
 
 from flowgrpo.rewards.worker import GaveUp, Worker
 
+pytestmark = pytest.mark.slow
+
 FUNCTIONS = """
 import os
 

@@ -167,6 +167,18 @@ def plans(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
 
 
+ENDS_AT_A_PROBE = Plan(
+    FIVE,
+    (
+        StepPlan(FLOW, side=1, side_kernel=DANCE, trained=True),
+        StepPlan(FLOW, side=1, side_kernel=ODE, trained=True),
+        *(StepPlan(),) * 3,
+    ),
+    main_leaf=False,
+)
+"""Step 1 is to be trained, and the main line goes no further than its probe."""
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(plans(), st.integers(1, 9), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_every_leaf_is_the_end_of_its_own_chain(plan: Plan, batch: int, dtype: torch.dtype) -> None:
@@ -183,6 +195,7 @@ def test_every_leaf_is_the_end_of_its_own_chain(plan: Plan, batch: int, dtype: t
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(plans(), st.integers(1, 9))
+@example(ENDS_AT_A_PROBE, 2)
 def test_counts_are_what_is_evaluated_and_what_the_paths_have_in_common(plan: Plan, batch: int) -> None:
     keys, counts, paths = (1, 2, 3), plan.counts(), leaf_paths(plan)
     rollout, model = run(plan, keys, batch=batch)

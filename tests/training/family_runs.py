@@ -39,7 +39,7 @@ def overrides(name: str, folder: Path, train: str) -> list[str]:
     return [
         f"model={{path: {folder / 'pipeline'}, train: {train}, lora: {{rank: 2, alpha: 4}}}}",
         f"data={{train: {folder / 'prompts.txt'}, heldout: {folder / 'prompts.txt'}}}",
-        f"sampler={{steps: {TINY[name].steps}, window: {{kind: all}}}}",
+        f"sampler={{steps: {TINY[name].steps}, plan: {{window: all}}}}",
         "rollout={prompts: 2, group: 2, batch: 4, decode_batch: 2}",
         f"rewards=[{{name: '{folder / 'reward.py'}:level'}}]",
         "evaluate={every: 1, seeds: 2}",
@@ -61,7 +61,7 @@ def evaluations(run: Path, iteration: int) -> list[dict[str, Any]]:
     return [line for line in lines if line["phase"] == "eval" and line["iteration"] == iteration]
 
 
-def last_scores(run: Path) -> dict[str, float]:
-    """What the last evaluation of a run gave, by reward."""
-    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    return {key.removeprefix("eval/"): value for key, value in last.items() if key.startswith("eval/")}
+def scores_of(run: Path, line: int = -1) -> dict[str, float]:
+    """What an evaluation of a run gave, by reward; the last one, or that of a line of its metrics."""
+    found = json.loads((run / "metrics.jsonl").read_text().splitlines()[line])
+    return {key.removeprefix("eval/"): value for key, value in found.items() if key.startswith("eval/")}

@@ -1,17 +1,46 @@
-"""Runs commands of flowgrpo, each in one or several processes as a launcher starts them: `python ranks.py JOBS.json`.
+"""Runs commands of flowgrpo, each in one or several processes as a launcher starts them: `run_all(JOBS)`.
 
 A job has the `words` of the command, the `count` of processes and a `log`, the stem of the files for what each prints;
-`environment` holds what its launcher sets beside.
-The statuses with which they ended are written to `LOG.json`. Libraries are imported once, and processes forked.
+`environment` holds what its launcher sets beside, and `folder` is where they are started.
+The statuses with which they ended are written to `LOG.json`. This file is started once as a program, which imports the
+libraries and forks for every job that it reads, a list a line; it ends with the tests.
 """
 
+import gc
 import json
 import multiprocessing
 import os
+import select
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+
+@cache
+def launcher() -> "subprocess.Popen[str]":
+    """The program, with one thread for all it starts: with another number of threads sums round differently."""
+    return subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def run_all(jobs: Sequence[dict[str, Any]], patience: float = 1500) -> None:
+    """Do these jobs one after the other."""
+    asked = launcher()
+    assert asked.stdin is not None
+    assert asked.stdout is not None
+    asked.stdin.write(json.dumps(list(jobs)) + "\n")
+    asked.stdin.flush()
+    answers = select.select([asked.stdout], [], [], patience)[0]
+    if not answers or asked.stdout.readline() != "done\n":
+        asked.kill()
+        launcher.cache_clear()
+        raise RuntimeError("the launcher of processes did not get to the end of its jobs")
 
 
 def entry(job: dict[str, Any], rank: int, port: int) -> None:
@@ -21,6 +50,7 @@ def entry(job: dict[str, Any], rank: int, port: int) -> None:
         "LOCAL_WORLD_SIZE": str(job["count"]), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true", **job.get("environment", {}),
     }  # fmt: skip
+    os.chdir(job.get("folder", "."))
     log = os.open(f"{job['log']}-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -49,10 +79,21 @@ def run(job: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     import peft  # noqa: F401
+    import transformers
     from diffusers import StableDiffusion3Pipeline  # noqa: F401
+    from PIL import Image
 
+    import flowgrpo.cli
     import flowgrpo.gallery.build
+    import flowgrpo.rewards.scenes
     import flowgrpo.training.session  # noqa: F401
 
-    for one in json.loads(Path(sys.argv[1]).read_text()):
-        run(one)
+    dir(transformers)  # This and the next are done once and kept, and are slow.
+    Image.init()
+    # What is imported stays: the collectors of garbage of the processes need not look through it, nor copy it.
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        for one in json.loads(line):
+            run(one)
+        print("done", flush=True)

@@ -21,13 +21,15 @@ from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.text.parts import Parts
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.advantages import node_advantages
+from flowgrpo.training.credit.from_scores import Credit
+from flowgrpo.training.credit.pooling import pooled
+from flowgrpo.training.credit.strata import stratum_of
 from flowgrpo.training.critic import Critic
 from flowgrpo.training.data import PromptRow
-from flowgrpo.training.memory import Memory
-from flowgrpo.training.pooled import pooled
+from flowgrpo.training.extensions.chosen import Extensions
 from flowgrpo.training.processes import Processes
 from flowgrpo.training.readings import as_reported
+from flowgrpo.training.samples import Batch
 from flowgrpo.training.tasks import FlowTask
 from flowgrpo.training.text_policy import Completions
 
@@ -59,6 +61,7 @@ class Path:
     base: str = "default"
     lines: tuple[str, ...] = ()
     kind: str = "chains"
+    compares: bool = True
     values: str = "any"
     first: str = ""
     second: str = ""
@@ -76,63 +79,67 @@ class Path:
 
 
 def _advantage(*lines: str, **more: Any) -> Path:
-    return Path(lines=tuple(f"advantage.{line}" for line in lines), **more)
+    return Path(lines=lines, **more)
 
 
 def _text(*lines: str, **more: Any) -> Path:
-    return Path("text", tuple(f"advantage.{line}" for line in lines), "text", **more)
+    return Path("text", lines, "text", **more)
 
 
-def _estimator(name: str, *lines: str, **more: Any) -> Path:
-    return _advantage("scale=group", f"estimator={name}", *lines, **more)
+def _credit(base: str, kind: str, *lines: str) -> Path:
+    """A credit that compares by itself."""
+    return Path(base, ("advantage=null", *lines), kind, compares=False)
+
+
+BY_GROUP = "advantage.scale=group"
 
 
 GATE, CLOSED = "gate: {reward: g}", "gate: {reward: g, closed: null}"
-TINY = "estimator_options={eps: 1.0e-12}"
+TINY = "advantage.eps=1.0e-12"
 PATHS: dict[str, Path] = {
     **{
-        f"{baseline}/{scale}/{how}": _advantage(f"baseline={baseline}", f"scale={scale}", f"how={how}")
+        f"{baseline}/{scale}/{how}": _advantage(
+            f"advantage={{name: {name}, baseline: {baseline}, scale: {scale}, eps: 0.0}}"
+        )
         for baseline in ("mean", "loo", "none")
         for scale in ("group", "batch", "none")
-        for how in ("sum", "gdpo")
+        for how, name in (("sum", "group"), ("gdpo", "gdpo"))
     },
-    "worst": _advantage("scale=group", "how=worst"),
-    "agreement": _advantage("scale=group", "how=agreement"),
-    "anchored": _estimator("anchored", TINY),
-    "quantile": _estimator("quantile", TINY),
-    "consistency": _estimator("consistency", TINY),
-    "stratified": _estimator("stratified", "stratum={reward: g}", TINY),
-    "virtual_maximum": _estimator("virtual_maximum", "estimator_options={maximum: 99.0}"),
-    "beta": _estimator("beta", values="binary", weights=(1.0, 1.0)),
-    "tracked": _estimator("tracked", values="unit", visits=2),
-    "cumulative": _estimator("cumulative", visits=2),
-    "spine": _advantage("scale=group", kind="spine"),
-    "tree": _advantage("scale=group", kind="tree"),
-    "depth": Path("branchgrpo", kind="tree"),
-    "depth/path": Path("branchgrpo", ("advantage.fusion=path",), "tree"),
-    "turning": Path("tp_grpo", kind="probed"),
-    "turning/total": Path("tp_grpo", ("advantage.options={main: total}",), "probed"),
-    "value": Path("vgpo", kind="probed"),
-    "minimum": Path("vgpo", ("advantage.credit=minimum", "advantage.options={}", "advantage.scale=group"), "probed"),
-    "soft minimum": Path(
-        "vgpo", ("advantage.credit=minimum", "advantage.options={temperature: 0.5}", "advantage.scale=group"), "probed"
-    ),
+    "worst": _advantage(BY_GROUP, "combine=worst"),
+    "agreement": _advantage(BY_GROUP, "combine=agreement"),
+    "anchored": _advantage("advantage=anchored", TINY),
+    "quantile": _advantage("advantage=quantile", TINY),
+    "consistency": _advantage("advantage=consistency", TINY),
+    "stratified": _advantage("advantage={name: stratified, stratum: {reward: g}}", TINY),
+    "virtual_maximum": _advantage("advantage={name: virtual_maximum, maximum: 99.0}"),
+    "beta": _advantage("advantage=beta", values="binary", weights=(1.0, 1.0)),
+    "tracked": _advantage("advantage={name: tracked, eps: 0.0}", values="unit", visits=2),
+    "cumulative": _advantage("advantage={name: cumulative, eps: 0.0}", visits=2),
+    "spine": _advantage(BY_GROUP, kind="spine"),
+    "tree": _advantage(BY_GROUP, kind="tree"),
+    "depth": _credit("branchgrpo", "tree"),
+    "depth/path": _credit("branchgrpo", "tree", "credit.fusion=path"),
+    "turning": _credit("tp_grpo", "probed", "credit.eps=0.0"),
+    "turning/total": _credit("tp_grpo", "probed", "credit.eps=0.0", "credit.main=total"),
+    "value": _credit("vgpo", "probed", "credit.eps=0.0"),
+    "minimum": _credit("vgpo", "probed", "credit={name: minimum, eps: 0.0}"),
+    "soft minimum": _credit("vgpo", "probed", "credit={name: minimum, temperature: 0.5, eps: 0.0}"),
     "critic": Path("ac_flow"),
-    "process": Path("euphonium"),
-    "anchor": Path("branchgrpo", ("advantage.credit=anchor", "advantage.scale=group"), "tree"),
-    "gate": _advantage("scale=group", second=GATE),
-    "gate/closed": _advantage("scale=group", second=CLOSED),
-    "gate/share": _advantage("scale=group", second="gate: {reward: g, share: 0.5}"),
-    "gate/apart": _advantage("scale=group", second="gate: {reward: g, apart: true}"),
-    "constraint": _advantage("scale=group", "multipliers={initial: 0.5}", second="at_least: 0.9"),
+    "process": Path("euphonium", ("credit.eps=0.0",)),
+    "anchor": Path("branchgrpo", (BY_GROUP, "credit={name: anchor, eps: 0.0}"), "tree"),
+    "gate": _advantage(BY_GROUP, second=GATE),
+    "gate/closed": _advantage(BY_GROUP, second=CLOSED),
+    "gate/share": _advantage(BY_GROUP, second="gate: {reward: g, share: 0.5}"),
+    "gate/apart": _advantage(BY_GROUP, second="gate: {reward: g, apart: true}"),
+    "constraint": _advantage(BY_GROUP, "extensions=[{name: multipliers, initial: 0.5}]", second="at_least: 0.9"),
     "text": _text(),
-    "text/length": _text("baseline=length"),
+    "text/length": _text("advantage.baseline=length"),
     "text/unlikely": _text(second="unlikely: 0.5"),
-    "text/quantile": _text("estimator=quantile", TINY),
-    "text/prefix": _text("credit=prefix"),
-    "text/anchor": _text("credit=anchor", "options={gamma: 0.9}"),
-    "text/parts": Path("text", ("advantage.credit=parts", "parts={cut: lines}"), "text"),
-    "text/minimum": Path("text", ("advantage.credit=minimum", "parts={cut: lines}"), "text"),
+    "text/quantile": _text("advantage=quantile", TINY),
+    "text/prefix": _credit("text", "text", "credit={name: prefix, eps: 0.0}"),
+    "text/anchor": _text("credit={name: anchor, gamma: 0.9, eps: 0.0}"),
+    "text/parts": _credit("text", "text", "credit={name: parts, eps: 0.0}", "parts={cut: lines}"),
+    "text/minimum": _credit("text", "text", "credit={name: minimum, eps: 0.0}", "parts={cut: lines}"),
 }
 """What of these is no odd function of the rewards, or not of their scale, `test_score_signs.py` says by name."""
 
@@ -147,7 +154,8 @@ def recipe_of(path: Path, weights: tuple[float, ...]) -> AnyRecipe:
     ]
     if path.asks:
         entries.append(f"{{name: {path.name}, label: g, weight: 0.0}}")
-    lines = [f"rewards=[{', '.join(entries)}]", "advantage.eps=0.0", "advantage.clamp=null", *path.lines]
+    eps = ["advantage.eps=0.0"] if path.compares else []
+    lines = [f"rewards=[{', '.join(entries)}]", *eps, "clamp=null", *path.lines]
     return load_recipe(path.base, lines)
 
 
@@ -204,12 +212,13 @@ def advantages_of(path: Path, values: Tensor, weights: Sequence[float], *earlier
     e = rollout_of(path.kind)
     batches = [batch_of(path, one, weights) for one in (*earlier, values)]
     recipe = as_reported(recipe_of(path, tuple(weights)), batches[0].names)
-    memory, critic = Memory(recipe), None
+    credit, critic = Credit(recipe), None
+    extensions = Extensions.of(recipe, batches[0].names, batches[0].names)
     if path.base in ("ac_flow", "euphonium"):
         critic = Odd(CriticConfig(warmup=0, passes=1), (4, 4, 4), lambda prompt: torch.ones(2), "", seed=3)
         FlowTask.learn(SimpleNamespace(critic=critic), e, batches[-1])  # type: ignore[arg-type]
     rows = [PromptRow(p, f"prompt {p}") for p in range(PROMPTS)]
     for batch in batches:
-        everyone = pooled(Processes(), list(range(PROMPTS)), rows, e, batch, recipe.advantage.stratum)
-        found = node_advantages(recipe, memory, everyone, batch, e, critic)
+        everyone = pooled(Processes(), list(range(PROMPTS)), rows, e, batch, stratum_of(recipe.advantage))
+        found = credit.advantages(everyone, Batch(list(range(PROMPTS)), rows, e, batch), critic, extensions)
     return found

@@ -8,30 +8,25 @@ from safetensors.torch import load_file
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
-from flowgrpo.configs.sections import AdvantageConfig
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.plans import branch_plan, window_plan
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.credit import credit_of
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.text_policy import Completions
 from flowgrpo.training.trainer import Trainer
+from tests.training.judging import credited
 from tests.training.test_credit import FIVE, FLOW, experience, scores
 from tests.training.test_text_processes import lines_of
 
 HALF = 2**-0.5
-BRANCH = "sampler={plan: branch, steps: 4, splits: [0, 2], window: {kind: all}}"
-
-
-def settings(**more: object) -> AdvantageConfig:
-    return AdvantageConfig.model_validate({"credit": "anchor", "eps": 0.0, **more})
+BRANCH = "sampler={steps: 4, plan: {name: branch, splits: [0, 2]}}"
 
 
 def credit(e: object, values: list[float], **more: object) -> torch.Tensor:
-    chosen = settings(**more)
-    return credit_of(chosen)(e, scores(torch.tensor(values)), chosen, None)
+    chosen = {"name": "anchor", "eps": 0.0, **more}
+    return credited(e, scores(torch.tensor(values)), chosen, {"name": "group", "eps": 0.0})
 
 
 def test_edges_of_a_tree() -> None:
@@ -48,7 +43,7 @@ def test_edges_of_a_tree() -> None:
     assert by_depth[3] == pytest.approx([1.5 + HALF, -0.5, -0.5, -0.5 - HALF])
     assert by_depth[5] == pytest.approx([1.5, -0.5, -0.5, -0.5])
     assert found[rollout.prompt == 1].abs().max() == 0
-    twice = credit(e, [1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5], options={"omega": 2.0})
+    twice = credit(e, [1.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5], omega=2.0)
     assert sorted(twice[first & (rollout.depth == 1)].tolist()) == pytest.approx([-1.5, 1.5])
 
 
@@ -65,7 +60,7 @@ def test_tokens_after_a_prefix() -> None:
     sampled = Sampled(ids, [[-1.0] * len(one) for one in ids], [True, True, True, False])
     batch = RewardBatch(torch.tensor([[1.0], [0.0], [0.0], [9.0]]), ("right",), torch.ones(1), {}, {}, {})
     e = Completions([[1]], sampled, [""] * 4, [0, 0, 0, 0], drop_truncated=True)
-    found = credit_of(settings(scale="none"))(e, batch, settings(scale="none"), None)
+    found = credited(e, batch, {"name": "anchor", "scale": "none"}, {"scale": "none"})
     # The last was cut off: without it the mean is 1/3, after 5 it is 1/2, and after 8 one is alone.
     assert found.tolist() == [
         pytest.approx(row)
@@ -74,16 +69,16 @@ def test_tokens_after_a_prefix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "message"),
     [
-        ({"omega": -1.0}, "omega is -1 and gamma 1; use a weight of 0 or more"),
-        ({"gamma": 0.0}, "omega is 1 and gamma 0; use"),
-        ({"root": True}, "which credit anchor does not take; it takes omega, gamma"),
+        ("omega=-1.0", "credit.omega: Input should be greater than or equal to 0"),
+        ("gamma=0.0", "credit.gamma: Input should be greater than 0"),
+        ("root=true", "credit anchor has no option 'root'; its options are omega, gamma, scale, eps, ddof"),
     ],
 )
-def test_options_it_cannot_take_are_named(options: dict[str, float], message: str) -> None:
+def test_options_it_cannot_take_are_named(option: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        credit_of(settings(options=options))
+        load_recipe("text", ["credit=anchor", f"credit.{option}"])
 
 
 @pytest.fixture
@@ -91,16 +86,20 @@ def of(request: pytest.FixtureRequest) -> AnyRecipe:
     base, more = request.param
     small = request.getfixturevalue({"default": "small", "text": "small_text"}[base])
     kept = [line for line in small if not line.startswith("sampler.") or "branch" not in str(more)]
-    return load_recipe(base, [*kept, "advantage.credit=anchor", "data.heldout=null", *more])
+    return load_recipe(base, [*kept, "credit=anchor", "data.heldout=null", *more])
 
 
-RUNS = [("default", (BRANCH,)), ("default", ()), ("text", ("advantage.options={omega: 0.5}", "rollout.group=8"))]
+RUNS = [
+    ("default", (BRANCH, "credit.scale=none")), ("default", ("credit.scale=none",)),
+    ("text", ("credit.omega=0.5", "rollout.group=8")),
+]  # fmt: skip
 
 
 def trainer(recipe: AnyRecipe, folder: Path) -> Trainer:
     return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", RUNS, indirect=True)
 def test_runs_train_and_resume_to_the_last_bit(of: AnyRecipe, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -123,6 +122,7 @@ def test_runs_train_and_resume_to_the_last_bit(of: AnyRecipe, tmp_path: Path) ->
     assert all(torch.equal(ours[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", RUNS, indirect=True)
 def test_steps_of_one_sample_differ(of: AnyRecipe, tmp_path: Path) -> None:
     found = trainer(of, tmp_path / "run")
@@ -139,17 +139,25 @@ def test_steps_of_one_sample_differ(of: AnyRecipe, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "more", "message"),
     [
-        ("default", ["sampler.shared_noise=false"], "here no two images share one; use sampler.plan branch"),
-        ("tempflow_grpo", [], "side branches are compared with those from the same state as it is"),
+        (
+            "default",
+            ["sampler.plan.shared_noise=false"],
+            "here each image has a tree of its own; use sampler.plan branch",
+        ),
+        (
+            "tempflow_grpo",
+            [],
+            "compares steps from one state, and sampler.plan is spine; use sampler.plan branch",
+        ),
         ("diffusion_nft", [], "needs trained transitions"),
-        ("default", ["advantage.scale=batch"], "use advantage.scale group or none"),
-        ("text", ["advantage.estimator=beta"], "use advantage.estimator group and how sum"),
-        ("text", ["objective.conflict=2.0"], "with advantage.credit anchor a token has an advantage of its own"),
-        ("text", ["objective.form=dpo", "objective.options={}"], "use objective.form tokens, not dpo"),
-        ("text", ["rollout.budget={}"], "use advantage.credit leaf"),
-        ("text", ["advantage.estimator=tracked"], "remembers prompts, not steps"),
+        ("default", ["advantage.scale=batch"], "use advantage group, with scale group or none"),
+        ("text", ["advantage=beta"], "use advantage group, with scale group or none"),
+        ("text", ["objective.conflict=2.0"], "with credit anchor a token has an advantage of its own"),
+        ("text", ["objective=answers"], "use objective tokens, not answers"),
+        ("text", ["rollout.budget={}"], "use credit leaf"),
+        ("text", ["advantage=tracked"], "compares samples, not steps or tokens"),
     ],
 )
 def test_where_no_state_is_shared_it_is_refused(base: str, more: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe(base, ["advantage.credit=anchor", *more])
+        load_recipe(base, ["credit=anchor", *more])

@@ -49,28 +49,25 @@ def test_bounds_out_of_order_are_refused() -> None:
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("text", ["objective.balance={}", "optimizer.updates=2"], "a setting of surrogate bapo, not of clip"),
-        ("text", ["objective.surrogate=bapo", "objective.options={}", "objective.balance={}"], "never leaves"),
+        ("text", ["objective.balance={}", "optimizer.updates=2"], "the bounds of surrogate bapo, not of clip"),
+        ("text", ["objective.surrogate=bapo", "objective.balance={}"], "never leaves"),
         (
             "text",
-            ["objective.surrogate=bapo", "objective.options={upper: 2}", "objective.balance={}", "optimizer.updates=2"],
-            "leave one of them out",
-        ),
-        (
-            "text",
-            ["objective.surrogate=bapo", "objective.options={}", "objective.balance={}", "optimizer.updates=2",
+            ["objective.surrogate=bapo", "objective.balance={}", "optimizer.updates=2",
              "objective.level=sequence"],
             "counts tokens",
         ),
-        ("text", ["objective.llds=0.1"], "one optimizer step per rollout never leaves"),
+        ("text", ["penalties=[{name: llds, weight: 0.1}]"], "which one optimizer step per rollout never does"),
         (
-            "text", ["objective.llds=0.1", "objective.form=dpo", "objective.options={}", "optimizer.epochs=2"],
-            "llds belongs to objective.form tokens",
+            "text", ["penalties=[{name: llds, weight: 0.1}]", "objective=answers", "optimizer.epochs=2"],
+            "token penalty llds is of tokens",
         ),
-        ("text", ["objective.llds_rows=good"], "says which rows objective.llds is of"),
-        ("default", ["objective.llds=0.1", "optimizer.epochs=2"], "guard is not the ratio of its densities"),
-        ("diffusion_nft", ["objective.llds=0.1", "optimizer.epochs=2"], "belongs to objective.form transition"),
-        ("diffusion_nft", ["objective.balance={}", "optimizer.epochs=2"], "belongs to objective.form transition"),
+        ("text", ["penalties=[{name: kl, weight: 0.1, rows: good}]"], "'rows' is an option of penalty llds"),
+        ("text", ["penalties=[{name: kl, weight: 1}, {name: kl, weight: 2}]"], "penalties has kl more than once"),
+        ("text", ["penalties=[kl]"], r"penalties\.0\.weight: .*required"),
+        ("default", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "guard is not the ratio of its densities"),
+        ("diffusion_nft", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "penalty llds is of steps with noise"),
+        ("diffusion_nft", ["objective.balance={}", "optimizer.epochs=2"], "'balance' is an option of objective trans"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(base: str, lines: list[str], message: str) -> None:

@@ -29,6 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param, path
 
 
+@pytest.mark.slow
 def test_a_folder_without_weights_gives_its_pipeline_with_random_ones(folder: tuple[str, Path]) -> None:
     name, path = folder
     call = dict(run.TINY[name].call)
@@ -47,6 +48,7 @@ def test_a_folder_without_weights_gives_its_pipeline_with_random_ones(folder: tu
     assert bool(one.any())
 
 
+@pytest.mark.slow
 def test_drawing_weights_leaves_the_random_state_and_the_default_format_alone(folder: tuple[str, Path]) -> None:
     before = torch.get_rng_state()
     pipe = random_pipeline(str(folder[1]), {}, torch.bfloat16, CPU)
@@ -66,6 +68,7 @@ def test_u_nets_are_refused(model: str) -> None:
         random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS])
 def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
     """At real size on `meta`: what the pipeline's constructor and its first look need is there."""
@@ -76,6 +79,7 @@ def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) ->
     assert sum(p.numel() for p in pipe.transformer.parameters()) == expected
 
 
+@pytest.mark.slow
 def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the_recipe_at_hand(
     tmp_path: Path,
 ) -> None:
@@ -83,7 +87,7 @@ def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the
     run.TINY["StableDiffusion3Pipeline"].fresh().save_pretrained(path)
     words = ["flow_grpo_fast+sd35_medium+pickscore+gpus1", f"model.path={path}", "rollout.prompts=2", "rollout.group=2"]
     words += ["model.call={height: 16, width: 16, guidance_scale: 1.0}", "model.dtype=float32", "evaluate.steps=2"]
-    words += ["sampler.steps=4", "sampler.window={size: 1, stop: 2}", "optimizer.updates=1"]
+    words += ["sampler.steps=4", "sampler.plan.window={size: 1, stop: 2}", "optimizer.updates=1"]
     result = CliRunner().invoke(app, ["bench", "iteration", *words, "--out", str(tmp_path / "figures.json")])
     assert result.exit_code == 0, result.output
     assert "StableDiffusion3Pipeline" in result.output

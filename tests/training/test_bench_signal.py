@@ -40,9 +40,15 @@ def test_two_gradients_are_refused() -> None:
         signal_share(torch.ones(2, 4))
 
 
+@pytest.mark.slow
 def test_a_recipe_is_measured_by_the_steps_that_it_trains(tmp_path: Path) -> None:
-    small = ["rollout.prompts=4", "rollout.group=4", "sampler.steps=4", "sampler.window={kind: progressive, size: 1}"]
-    recipe = load_image_recipe("default", [*small, "sampler.window.interval=3", "sampler.window.stop=2"])
+    small = [
+        "rollout.prompts=4",
+        "rollout.group=4",
+        "sampler.steps=4",
+        "sampler.plan.window={name: progressive, size: 1}",
+    ]
+    recipe = load_image_recipe("default", [*small, "sampler.plan.window.interval=3", "sampler.plan.window.stop=2"])
     lines: list[str] = []
     found, again = (signal(recipe, tmp_path / name, lines.append, batches=7) for name in ("one", "two"))
     assert {steps: row["batches"] for steps, row in found["steps"].items()} == {"0": 4, "1": 3}
@@ -54,11 +60,10 @@ def test_a_recipe_is_measured_by_the_steps_that_it_trains(tmp_path: Path) -> Non
     assert sum("±" in line for line in lines) == 4
 
 
+@pytest.mark.slow
 def test_steps_with_too_few_batches_are_named_and_left_out(tmp_path: Path) -> None:
-    small = ["rollout.prompts=1", "rollout.group=2", "sampler.steps=3", "sampler.window={kind: frozen, size: 1}"]
+    small = ["rollout.prompts=1", "rollout.group=2", "sampler.steps=3", "sampler.plan.window={name: frozen, size: 1}"]
     lines: list[str] = []
-    found = signal(
-        load_image_recipe("default", [*small, "sampler.window.stop=null"]), tmp_path / "run", lines.append, 2
-    )
+    found = signal(load_image_recipe("default", small), tmp_path / "run", lines.append, 2)
     assert found["steps"] == {}
     assert "too few" in lines[-1]

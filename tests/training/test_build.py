@@ -54,6 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) -> None:
     out, _ = built
     assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "denoiser", "pipeline", "proxy"]
@@ -69,6 +70,7 @@ def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) 
     assert not [file for file in out.rglob("*.json") if str(out) in file.read_text()]
 
 
+@pytest.mark.slow
 def test_it_is_measured_on_every_skill(built: tuple[Path, list[str]]) -> None:
     out, lines = built
     record = json.loads((out / "build.json").read_text())
@@ -82,6 +84,7 @@ def test_it_is_measured_on_every_skill(built: tuple[Path, list[str]]) -> None:
     assert any(line.startswith("gold ") and "24 held-out prompts" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_finished_build_is_refused(built: tuple[Path, list[str]]) -> None:
     with pytest.raises(ValueError, match="finished build"):
         build_all(built[0], seed=3, scale=SCALE, report=silent)

@@ -45,7 +45,7 @@ def overrides(small: list[str], rewards: Path, chunk: int | None, **rollout: str
     """Three prompts of three images, in batches of a group; see `test_processes.recipes` on `eps`."""
     sizes = {"prompts": 3, "group": 3, "batch": 3, "decode_batch": 3, "chunk": chunk or "null", **rollout}
     return [
-        *small, "sampler.shared_noise=false",
+        *small, "sampler.plan.shared_noise=false",
         f"rollout={{{', '.join(f'{key}: {value}' for key, value in sizes.items())}}}",
         f"rewards=[{{name: '{rewards}:level'}}, {{name: '{rewards}:far', weight: 0.5}}]",
         f"evaluate={{every: 2, prompts: 3, seeds: 3, rewards: [{{name: '{rewards}:level'}}]}}",
@@ -64,7 +64,7 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
     budget = "{choice: variance, rounds: 2, most: 4}"
     kinds: dict[str, tuple[list[str], dict[str, str]]] = {
         "updates": (["optimizer.updates=2", "advantage.scale=batch"], {}),
-        "rounds": (["advantage.estimator=cumulative"], {"budget": budget}),
+        "rounds": (["advantage=cumulative"], {"budget": budget}),
         "shards": (["model.train=full"], {}),
     }
 

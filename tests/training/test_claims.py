@@ -57,7 +57,7 @@ def tiny(random_pipeline: Path) -> tuple[str, ...]:
     return (
         f"model.path={random_pipeline}",
         "sampler.steps=4",
-        "sampler.window={kind: frozen, size: 2, start: 0}",
+        "sampler.plan.window={name: frozen, size: 2, start: 0}",
         "rollout={prompts: 2, group: 3, batch: 6, decode_batch: 6}",
         "rewards=[{name: jpeg_compressibility}]",
         "evaluate.prompts=2",
@@ -96,7 +96,7 @@ def test_a_result_holds_what_was_spent_and_found(measured: Settings) -> None:
     curves, marks = result["curves"], result["evaluation"]
     assert curves["iteration"] == [0, 1, 2, 3]
     # 2 prompts, and nothing but the states of the plan and the reference: no evaluation, no check of the pipeline.
-    assert recipe.objective.kl > 0
+    assert [penalty.name for penalty in recipe.penalties] == ["kl"]
     assert curves["evaluations"] == [2 * counts.evaluations] * 4
     assert curves["forward"] == [2 * (counts.evaluations + counts.trained_states)] * 4
     assert curves["trained_states"] == [2 * counts.trained_states] * 4

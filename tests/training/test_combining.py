@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import AdvantageConfig, GateConfig, NoiseConfig, RewardConfig
+from flowgrpo.configs.sections import GateConfig, NoiseConfig, RewardConfig
+from flowgrpo.parts.choice import chosen
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.training.combining import combine
+from flowgrpo.training.credit.combining import combine
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,7 @@ def batch(*columns: list[float], weights: tuple[float, ...] | None = None) -> Re
 
 
 def combined(scores: RewardBatch, *rewards: RewardConfig, how: str = "sum") -> Tensor:
-    settings = AdvantageConfig.model_validate({"how": how})
-    return combine(scores, Samples(), rewards, settings).values
+    return combine(scores, Samples(), rewards, chosen("combination", how).make()).values
 
 
 def test_a_gate_opens_by_sample() -> None:
@@ -70,23 +70,32 @@ def test_what_is_compared_apart_is_silent_behind_a_closed_gate() -> None:
     assert found[:, 1].nan_to_num(-9).tolist() == [3.0, -9.0, 5.0, 5.0]
 
 
-@pytest.mark.parametrize("line", ["scale=none", "baseline=loo", "how=gdpo", "credit=prefix", "estimator=anchored"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "advantage.scale=none",
+        "advantage.baseline=loo",
+        "advantage=gdpo",
+        "credit=prefix",
+        "advantage=anchored",
+        "combine=worst",
+    ],
+)
 def test_a_reward_apart_has_a_scale_of_its_own(line: str) -> None:
     rewards = "rewards=[{name: gold}, {name: jpeg_compressibility, gate: {reward: gold, apart: true}}]"
-    with pytest.raises(ValueError, match="a scale of its own: use advantage"):
-        load_recipe("text", [rewards, "advantage.scale=group", f"advantage.{line}"])
+    with pytest.raises(ValueError, match="a scale of its own: use combine sum"):
+        load_recipe("text", [rewards, "advantage.scale=group", line])
 
 
 def test_a_likely_success_is_worth_less() -> None:
     """Of two samples the likelier loses beta / 2, the other nothing; failures stay, and so does what does not apply."""
     scores = batch([1.0, 2.0, 0.0, -1.0])
     log_probs = torch.tensor([-3.0, -7.0, -1.0, -2.0])
-    settings = AdvantageConfig()
     rewards = [RewardConfig(name="a", unlikely=0.5)]
-    found = combine(scores, Samples(log_probs), rewards, settings).values
+    found = combine(scores, Samples(log_probs), rewards).values
     assert found[:, 0].tolist() == [0.75, 2.0, 0.0, -1.0]
     # Rewards that do not ask stay as they are, and so does what is saved.
-    assert combine(scores, Samples(), [RewardConfig(name="a")], settings).values.tolist() == scores.values.tolist()
+    assert combine(scores, Samples(), [RewardConfig(name="a")]).values.tolist() == scores.values.tolist()
     assert scores.values[:, 0].tolist() == [1.0, 2.0, 0.0, -1.0]
 
 
@@ -102,11 +111,11 @@ def test_ensembles() -> None:
     ("line", "message"),
     [
         ("rewards=[{name: jpeg_compressibility, gate: {reward: gold}}]", "asks 'gold'"),
-        ("rewards=[{name: gold, at_least: 0.5}]", "every reward that counts has `at_least`"),
+        ("rewards=[{name: gold, at_least: 0.5}]|extensions=[multipliers]", "every reward that counts has `at_least`"),
         ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
         ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
         ("rewards=[{name: gold, unlikely: 0.5}]", "how large their noise"),
-        ("optimizer.updates=2 rollout.budget={}", "one optimizer step"),
+        ("optimizer.updates=2|rollout.budget={}", "one optimizer step"),
         ("rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true, share: 0.5}}]", "which is of "),
         ("rewards=[{name: gold}, {name: ocr, weight: -1.0, gate: {reward: gold, apart: true}}]", "turn the sign"),
         (
@@ -118,10 +127,9 @@ def test_ensembles() -> None:
             "rewards=[{name: gold}, {name: ocr, at_least: 0.5}, {name: proxy, gate: {reward: gold, apart: true}}]",
             "a scale of its own",
         ),
-        ("advantage.estimator=tracked advantage.credit=depth", "remembers prompts, not steps"),
+        ("advantage=tracked|credit=depth", "compares samples, not steps or tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused(line: str, message: str) -> None:
-    words = line.split(" ") if "updates" in line or "tracked" in line else [line]
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", words)
+        load_recipe("default", line.split("|"))

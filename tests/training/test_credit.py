@@ -6,18 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flowgrpo.configs.sections import AdvantageConfig, SelectConfig
+from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import Experience
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.training.credit import credit_of, kept_nodes, step_rewards
+from flowgrpo.training.credit.selecting import kept_nodes
+from flowgrpo.training.credit.step_credits import step_rewards
+from tests.training.judging import credited, selections
 
 FIVE = shifted_sigmas(5, 3.0)
 FLOW = Kernel("flow_sde", 0.7)
-PLAIN = AdvantageConfig(scale="none", clamp=None)
+PLAIN = {"scale": "none"}
 
 
 def experience(plan: Plan, prompts: int = 2) -> Experience:
@@ -30,14 +32,14 @@ def scores(values: torch.Tensor) -> RewardBatch:
     return RewardBatch(values.reshape(len(values), -1), ("r",), torch.ones(1), {}, {}, {})
 
 
-def credit(e: Experience, values: torch.Tensor, settings: AdvantageConfig) -> torch.Tensor:
-    return credit_of(settings)(e, scores(values), settings, None)
+def credit(e: Experience, values: torch.Tensor, name: object = "leaf", advantage: object = None) -> torch.Tensor:
+    return credited(e, scores(values), name, advantage)
 
 
 def test_images_of_a_chain_give_their_advantage_to_each_of_its_steps() -> None:
     e = experience(window_plan(FIVE, [1, 2], FLOW, samples=3))
     values = torch.tensor([0.0, 1.0, 2.0, 5.0, 5.0, 5.0])
-    found = credit(e, values, PLAIN)
+    found = credit(e, values, "leaf", PLAIN)
     for t in e.rollout.transitions:
         assert found[t.node].tolist() == [-1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
 
@@ -47,7 +49,7 @@ def test_completions_of_a_branch_are_compared_with_their_own_kind() -> None:
     e = experience(spine_plan(FIVE, [0], FLOW, branches=2, completions=(1, 2)), prompts=1)
     fine = e.rollout.stride[e.rollout.leaf] == 1
     values = torch.where(fine, 10.0, 0.0) + torch.where(_branch(e) == _branch(e).min(), 1.0, 3.0)
-    found = credit(e, values, PLAIN)
+    found = credit(e, values, "leaf", PLAIN)
     assert len(e.groups.unique()) == 2
     (t,) = e.rollout.transitions
     assert sorted(found[t.node].tolist()) == [-1.0, 1.0]
@@ -89,7 +91,7 @@ def test_gains_are_compared_within_a_step_and_a_prompt() -> None:
     # The second chain's state after step 1 is better by 2 and stays so; nothing else differs.
     second = e.rollout.root[e.rollout.leaf] == 1
     values[second & (e.rollout.branch[e.rollout.leaf] != 1) & (e.rollout.branch[e.rollout.leaf] != 2)] = 2.0
-    found = credit(e, values, AdvantageConfig(credit="turning", scale="none"))
+    found = credit(e, values, {"name": "turning", "scale": "none"})
     by_step = [found[t.node].tolist() for t in e.rollout.transitions]
     # R of the second chain: 0, 0, 2, 2. d = 0, 2, 0, against 0; nothing turned against the trend before.
     assert by_step == [[0.0, 0.0], [-1.0, 1.0], [0.0, 0.0]]
@@ -99,8 +101,8 @@ def test_values_without_diversity_learn_from_their_level() -> None:
     """Two prompts, each of equal rewards, one above the other: plain groups are silent, anchored ones are not."""
     e = experience(window_plan(FIVE, [0, 1], FLOW, samples=2, probe=0, shared_noise=False))
     values = e.rollout.leaf_prompt.float()
-    assert credit(e, values, AdvantageConfig()).nan_to_num().abs().max() == 0
-    found = credit(e, values, AdvantageConfig(credit="value", ddof=0, eps=0.0))
+    assert credit(e, values, "leaf", "group").nan_to_num().abs().max() == 0
+    found = credit(e, values, {"name": "value", "ddof": 0, "eps": 0.0})
     for t in e.rollout.transitions:
         torch.testing.assert_close(found[t.node], torch.tensor([-1.0, -1.0, 1.0, 1.0]))
 
@@ -115,9 +117,9 @@ def test_previews_do_not_count_as_outcomes() -> None:
 def test_path_fusion_prefers_likelier_branches() -> None:
     e = experience(branch_plan(FIVE, [0, 1, 2], FLOW), prompts=1)
     values = torch.arange(8.0).square()
-    mean = credit(e, values, AdvantageConfig(credit="depth", eps=0.0))
-    path = credit(e, values, AdvantageConfig(credit="depth", fusion="path", eps=0.0, options={"beta": 5.0}))
-    flat = credit(e, values, AdvantageConfig(credit="depth", fusion="path", eps=0.0, options={"beta": 0.0}))
+    mean = credit(e, values, {"name": "depth", "eps": 0.0})
+    path = credit(e, values, {"name": "depth", "fusion": "path", "eps": 0.0, "beta": 5.0})
+    flat = credit(e, values, {"name": "depth", "fusion": "path", "eps": 0.0, "beta": 0.0})
     torch.testing.assert_close(flat, mean)
     assert not torch.allclose(path, mean)
     # Below the last split there is one leaf to each node, whose weight is its own.
@@ -128,14 +130,13 @@ def test_path_fusion_prefers_likelier_branches() -> None:
 def test_selection_leaves_out_images_and_what_leads_to_them_alone() -> None:
     e = experience(window_plan(FIVE, [1, 2], FLOW, samples=4))
     values = torch.tensor([0.0, 1.0, 2.0, 3.0] * 2)
-    settings = AdvantageConfig(select=SelectConfig(keep=2))
-    keep = kept_nodes(e, scores(values), settings)
+    keep = kept_nodes(e, scores(values), selections({"name": "extremes", "keep": 2}))
     assert keep is not None
     assert keep[e.rollout.leaf].tolist() == [True, False, False, True] * 2
     for t in e.rollout.transitions:
         assert keep[t.node].tolist() == [True, False, False, True] * 2
     assert keep[e.rollout.parent == -1].all()
-    assert kept_nodes(e, scores(values), AdvantageConfig()) is None
+    assert kept_nodes(e, scores(values), []) is None
 
 
 def test_previews_are_neither_chosen_nor_in_the_way_of_a_choice() -> None:
@@ -143,7 +144,7 @@ def test_previews_are_neither_chosen_nor_in_the_way_of_a_choice() -> None:
     image = e.outcomes
     values = torch.where(image, 0.0, 100.0)
     values[image] = torch.tensor([0.0, 1.0, 2.0, 3.0] * 2)
-    keep = kept_nodes(e, scores(values), AdvantageConfig(select=SelectConfig(keep=2)))
+    keep = kept_nodes(e, scores(values), selections({"name": "extremes", "keep": 2}))
     assert keep is not None
     for t in e.rollout.transitions:
         assert keep[t.node].tolist() == [True, False, False, True] * 2
@@ -154,15 +155,14 @@ def test_a_first_stochastic_step_may_turn_also_after_a_deterministic_prefix() ->
     e = experience(window_plan(FIVE, [2, 3], FLOW, samples=2, probe=1, shared_noise=False), prompts=1)
     branch, second = e.rollout.branch[e.rollout.leaf], e.rollout.root[e.rollout.leaf] == 1
     values = (second & (branch != 3)).float()
-    found = credit(e, values, AdvantageConfig(credit="turning", scale="none"))
+    found = credit(e, values, {"name": "turning", "scale": "none"})
     assert [found[t.node].tolist() for t in e.rollout.transitions] == [[-1.0, 1.0], [0.0, 0.0]]
 
 
 def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> None:
     e = experience(branch_plan(FIVE, [0, 2], FLOW), prompts=1)
     values = torch.tensor([0.0, 1.0, 9.0, 3.0])
-    settings = AdvantageConfig(credit="depth", select=SelectConfig(keep=1, among="split", choice="best"))
-    keep = kept_nodes(e, scores(values), settings)
+    keep = kept_nodes(e, scores(values), selections({"name": "best", "keep": 1, "among": "split"}))
     assert keep is not None
     assert keep[e.rollout.leaf].tolist() == [False, True, True, False]
     assert keep[e.rollout.depth <= 2].all()
@@ -170,30 +170,31 @@ def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> No
 
 
 def test_unknown_options_of_a_credit_are_named() -> None:
-    with pytest.raises(ValueError, match="has 'beta', which credit leaf does not take; it takes none"):
-        credit_of(AdvantageConfig(options={"beta": 1.0}))
-    with pytest.raises(ValueError, match="credit value does not take; it takes gamma, k"):
-        credit_of(AdvantageConfig(credit="value", options={"main": "step"}))
+    with pytest.raises(ValueError, match=r"credit.beta: credit leaf has no option 'beta'; it has none.*credit depth"):
+        load_recipe("default", ["credit.beta=1"])
+    with pytest.raises(ValueError, match=r"credit value has no option 'main'; its options are gamma, k, eps, ddof"):
+        load_recipe("vgpo", ["credit.main=step"])
 
 
 @pytest.mark.parametrize(
-    ("credit", "options", "said"),
+    ("name", "option", "said"),
     [
-        ("turning", {"main": "both"}, "`main` is 'both'"),
-        ("value", {"gamma": 2.0}, "`gamma` is 2.0"),
-        ("value", {"k": 0.0}, "`k` is 0.0"),
+        ("turning", "main: both", "credit.main: Input should be 'step' or 'total'"),
+        ("value", "gamma: 2.0", "credit.gamma: Input should be less than or equal to 1"),
+        ("value", "k: 0.0", "credit.k: Input should be greater than 0"),
+        ("depth", "beta: 2.0", "credit.beta is of credit.fusion path"),
     ],
 )
-def test_values_an_option_cannot_take_are_named_before_any_rollout(credit: str, options: dict, said: str) -> None:
+def test_values_an_option_cannot_take_are_named_before_any_rollout(name: str, option: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        credit_of(AdvantageConfig.model_validate({"credit": credit, "options": options}))
+        load_recipe("branchgrpo", [f"credit={{name: {name}, {option}}}"])
 
 
 def test_several_rewards_are_added_up_for_credits_of_steps() -> None:
     e, values = probed({1: 1.0, 2: 2.0, 3: 3.0, 0: 9.0})
     both = RewardBatch(torch.stack([values, values], 1), ("a", "b"), torch.tensor([0.25, 0.75]), {}, {}, {})
-    settings = AdvantageConfig(credit="turning", scale="none")
-    one = credit(e, values, settings)
-    torch.testing.assert_close(credit_of(settings)(e, both, settings, None), one)
+    chosen = {"name": "turning", "scale": "none"}
+    one = credit(e, values, chosen)
+    torch.testing.assert_close(credited(e, both, chosen), one)
     missing = replace(both, values=both.values.index_fill(0, torch.tensor([0]), torch.nan))
-    assert credit_of(settings)(e, missing, settings, None).isfinite().all()
+    assert credited(e, missing, chosen).isfinite().all()

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from flowgrpo.gallery.thumbnails import Thumbnails
+from flowgrpo.pipelines import saving
 from flowgrpo.training.checkpoint import verify_checkpoint, write_checkpoint
 from flowgrpo.training.files import NoRoom, explained, write_text, writing
 from flowgrpo.training.run_folder import RunFolder, save_image
@@ -98,6 +99,19 @@ def test_the_writers_of_libraries_say_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "Error while serializing: I/O error: File too large (os error 27)",
+        'Error while serializing: IoError(Os { code: 27, kind: FileTooLarge, message: "File too large" })',
+    ],
+)
+def test_safetensors_says_it_in_two_ways(tmp_path: Path, words: str) -> None:
+    with pytest.raises(NoRoom) as failed, writing(tmp_path / "a.safetensors"):
+        raise RuntimeError(words)
+    assert failed.value.errno == 27
+
+
+@pytest.mark.parametrize(
     ("number", "words"),
     [
         (errno.ENOSPC, "the disk is full: no room to write {file}, "),
@@ -133,6 +147,18 @@ def test_a_thumbnail_without_room_is_no_unreadable_picture(tmp_path: Path, monke
     assert not list((tmp_path / "gallery").rglob("*.tmp"))
 
 
+def test_a_result_that_cannot_be_flushed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter.safetensors").write_bytes(b"1")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"adapter\.safetensors"):
+        saving._flush(tmp_path)
+
+
+@pytest.mark.slow
 def test_the_command_says_how_the_run_goes_on(
     small_text: list[str], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +166,7 @@ def test_the_command_says_how_the_run_goes_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr("flowgrpo.training.run_folder.append_lines", full)
-    words = ("data.heldout=null", "evaluate.guards=[]", "run.iterations=1")
+    words = ("data.heldout=null", "extensions=[]", "run.iterations=1")
     status, _, errors = command("train", "text", *small_text, *words, "--out", "run")
     assert status == 1
     assert "Traceback" not in errors

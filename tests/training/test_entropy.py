@@ -40,13 +40,14 @@ def test_the_bonus_is_the_gradient_of_the_entropy(small_text: list[str], tmp_pat
     assert max(float(g.abs().max()) for g in found.values()) > 1e-4
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_the_same_bonus(small_text: list[str], tmp_path: Path) -> None:
     lines = [*small_text, BONUS, "optimizer.epochs=2"]
     whole = trainer_of(lines, tmp_path / "whole")
     whole.train()
     part = trainer_of(lines, tmp_path / "part")
     for k in range(2):
-        part.run.log(part.evaluate(k) | part.iterate(k) if k == 0 else part.iterate(k))
+        part.run.log(part.evaluations.make(k) | part.iterate(k) if k == 0 else part.iterate(k))
         part.next_iteration = k + 1
         part.keeper.write(part.next_iteration)
     again = Session(part.recipe, part.run).trainer(Silent())
@@ -64,11 +65,11 @@ def test_an_interrupted_run_goes_on_with_the_same_bonus(small_text: list[str], t
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("default", ["objective.entropy={target: 0.5}"], "entropy of a Gaussian step follows from its"),
+        ("default", ["objective.entropy={target: 0.5}"], "objective transition has no option 'entropy'"),
         ("text", ["objective.entropy={target: 0.5, value: 0.2}"], "value is 0.2, above its highest, 0.1"),
         (
-            "text", ["objective.entropy={target: 0.5}", "objective.form=dpo", "objective.options={}"],
-            "objective.entropy belongs to objective.form tokens",
+            "text", ["objective={name: answers, entropy: {target: 0.5}}"],
+            "'entropy' is an option of text objective tokens",
         ),
     ],
 )  # fmt: skip

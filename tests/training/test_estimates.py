@@ -15,22 +15,28 @@ from flowgrpo.training.estimates import GIB, GPUS, Estimate, duration, estimate,
 from flowgrpo.training.loading import model_folder
 from flowgrpo.training.planning import forecast
 
-WINDOW = {"kind": "frozen", "size": 2}
+WINDOW = {"name": "frozen", "size": 2}
 ELEMENTS = 8 * 8 * 8
+
+
+KL = {"name": "kl", "weight": 0.1}
 
 
 def recipe(**sections: Any) -> Recipe:
     plain: dict[str, Any] = {
         "rewards": [{"name": "gold"}],
         "model": {"lora": {"rank": 4, "alpha": 8.0}, "release_text_encoders": False},
-        "sampler": {"steps": 5, "shared_noise": False, "window": WINDOW},
+        "sampler": {"steps": 5, "plan": {"shared_noise": False, "window": WINDOW}},
         "rollout": {"prompts": 8, "group": 3, "batch": 6, "decode_batch": 4},
         "optimizer": {"updates": 2},
         "run": {"iterations": 10},
         "evaluate": {"every": 4, "prompts": 16},
     }
-    return Recipe.model_validate({k: {**plain.get(k, {}), **sections.get(k, {})} if isinstance(plain.get(k, {}), dict)
-                                  else sections.get(k, plain[k]) for k in {**plain, **sections}})  # fmt: skip
+    given = {**plain, **sections}
+    for name, section in plain.items():
+        if isinstance(section, dict):
+            given[name] = {**section, **sections.get(name, {})}
+    return Recipe.model_validate(given)
 
 
 def of(gpus: int = 1, **sections: Any) -> Estimate:
@@ -104,14 +110,14 @@ def test_quantised_linear_layers_take_a_byte_a_number_and_a_scale_a_row():
 
 
 def test_a_penalty_to_the_base_asks_it_once_for_each_trained_state():
-    plain, held = of(), of(objective={"kl": 0.1})
+    plain, held = of(), of(penalties=[KL])
     added = held.flops["training"] - plain.flops["training"]
     assert added == pytest.approx(8 * 6 * model_of(recipe().model).evaluation.forward)
     assert held.resting == plain.resting
 
 
 def test_a_search_for_bounds_asks_it_before_every_optimizer_step_but_the_first():
-    lines = {"surrogate": "bapo", "options": {}}
+    lines = {"surrogate": "bapo"}
     two = {"updates": 2, "epochs": 2}
     plain, searched = of(objective=lines, optimizer=two), of(objective={**lines, "balance": {}}, optimizer=two)
     added = searched.flops["training"] - plain.flops["training"]
@@ -120,7 +126,7 @@ def test_a_search_for_bounds_asks_it_before_every_optimizer_step_but_the_first()
 
 def test_full_weights_are_trained_in_float32_and_may_have_a_reference():
     model = model_of(recipe(model={"train": "full"}).model)
-    found = of(model={"train": "full"}, objective={"kl": 0.1})
+    found = of(model={"train": "full"}, penalties=[KL])
     assert found.resting["denoiser"] >= 4 * model.trained
     assert found.resting["LoRA"] == 0
     assert found.resting["reference"] == 4 * model.trained
@@ -152,7 +158,7 @@ def test_gpus_share_prompts_and_wait_for_the_busiest_in_each_optimizer_step(gpus
 
 def test_a_loss_of_the_forward_process_evaluates_images_at_its_noise_levels():
     found = of(
-        sampler={"plan": "ode"}, objective={"form": "diffusion_nft", "surrogate": "reinforce", "times": 2},
+        sampler={"plan": "ode"}, objective={"name": "forward", "times": 2},
     )  # fmt: skip
     cost = model_of(recipe().model).evaluation
     assert found.flops["training"] == pytest.approx(8 * 3 * 2 * (cost.forward + cost.backward))

@@ -34,7 +34,7 @@ MODEL = Model(
 
 def memory(sharding: str | None, processes: int, **sections: Any) -> tuple[dict[str, int], dict[str, int]]:
     """What stays and what passes, of a run with an average and a reference; the states of the rollout left out."""
-    made = recipe(**{"model": FULL, "objective": {"kl": 0.1}, "rollout": ROLLOUT, **sections})
+    made = recipe(**{"model": FULL, "penalties": [{"name": "kl", "weight": 0.1}], "rollout": ROLLOUT, **sections})
     shares = Shares.of(made, processes, sharding)
     stays = resting(made, MODEL, forecast(made), 1, shares)
     return {name: stays[name] for name in WITHOUT}, passing(made, MODEL, shares)
@@ -72,7 +72,7 @@ def test_zero2_shares_out_gradients_and_optimizer_and_has_whole_gradients_for_a_
 
 
 def test_a_lora_is_whole_under_fsdp2_and_its_optimizer_in_parts_under_zero2() -> None:
-    lora = {"model": {}, "objective": {}}
+    lora = {"model": {}, "penalties": []}
     assert memory("fsdp2", 8, **lora) == memory(None, 8, **lora)
     stays, _ = memory("zero2", 8, **lora)
     assert (stays["denoiser"], stays["LoRA"], stays["gradients"], stays["optimizer"]) == (4100, 4000, 500, 1500)

@@ -14,6 +14,8 @@ from flowgrpo.training.estimated_models import Model, model_of
 from flowgrpo.training.estimates import estimate
 from tests.training.test_estimates import recipe
 
+pytestmark = pytest.mark.slow
+
 CALL = {"height": 16, "width": 16, "guidance_scale": 5.0}
 CLASSES = ["StableDiffusionPipeline", "StableDiffusionXLPipeline"]
 

@@ -1,21 +1,25 @@
 """SPO's tracker forgets a prompt by how far the policy has moved since it last saw it."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.core.trackers import ValueTracker
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.clock import Clock
+from flowgrpo.training.credit.remembering import Tracked
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.extensions import Visits
 from flowgrpo.training.processes import Processes
 from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.samples import Batch
 from flowgrpo.training.session import Session
 from flowgrpo.training.text_policy import Completions
-from flowgrpo.training.text_visits import Visits, moved_since
 from tests.training.test_processes import Threads
 from tests.training.test_text import made_up, task_of
 from tests.training.test_text_processes import launched, lines_of
@@ -23,7 +27,7 @@ from tests.training.text_runs import trainer_of
 
 ROWS = [PromptRow(4, "a"), PromptRow(9, "b")]
 LINES = [
-    "advantage={estimator: tracked, forget: divergence, baseline: none, clamp: null}", "rollout.group=2",
+    "advantage=tracked", "clamp=null", "extensions=[visits]", "rollout.group=2",
     "data.heldout=null",
 ]  # fmt: skip
 
@@ -47,13 +51,26 @@ def completions(*ids: list[int], owner: list[int]) -> Completions:
     return found
 
 
+def visits_of(policy: Fixed, processes: Processes | None = None) -> Visits:
+    visits = Visits()
+    task = SimpleNamespace(policy=policy, update_part="scoring")
+    visits.begin(task, processes or Processes(), Clock(torch.device("cpu"), ("scoring", "rest")))
+    return visits
+
+
+def distances(visits: Visits, rows: list[PromptRow], found: Completions, places: Sequence[int]) -> list[float]:
+    batch = visits.samples_scored(Batch(places, rows, found, scores=None))  # type: ignore[arg-type]
+    return list(batch.columns["divergence"])
+
+
 def test_the_distance_is_that_of_the_last_visits_completion() -> None:
     """Ids 1, 3 and then a factor of 1.5: distances of 0.5 and 1.5, 1 in the mean. The second visit had id 8 alone."""
-    visits, policy = Visits(), Fixed(load_recipe("text"))
+    policy = Fixed(load_recipe("text"))
+    visits = visits_of(policy)
 
     def moved(*ids: list[int], rows: list[PromptRow] = ROWS) -> list[float]:
         owner = [p for p in range(len(rows)) for _ in range(2)]
-        return moved_since(visits, policy, rows, completions(*ids, owner=owner), Processes(), range(len(rows)))  # type: ignore[arg-type]
+        return distances(visits, rows, completions(*ids, owner=owner), range(len(rows)))
 
     assert all(map(math.isnan, moved([1, 3], [7], [2], [5])))
     policy.factor = 1.5
@@ -67,7 +84,7 @@ def test_the_distance_is_that_of_the_last_visits_completion() -> None:
 
 def test_visits_survive_a_checkpoint(tmp_path: Path) -> None:
     visits, again = Visits(), Visits()
-    visits.remember(3, torch.tensor([5, 6]), torch.tensor([-0.25, -1.5]))
+    visits.load_state_dict({"items": {3: [torch.tensor([5, 6]), torch.tensor([-0.25, -1.5])]}})
     torch.save(visits.state_dict(), tmp_path / "visits.pt")
     again.load_state_dict(torch.load(tmp_path / "visits.pt", weights_only=True))
     ids, log_probs = again.last(3) or ()
@@ -79,10 +96,10 @@ def test_all_processes_remember_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     recipe = load_recipe("text")
 
     def work(mine: Processes) -> list[tuple[list[int], list[float]]]:
-        visits, places = Visits(), mine.share(3)
+        visits, places = visits_of(Fixed(recipe), mine), mine.share(3)
         rows = [PromptRow(10 + place, "p") for place in places]
         own = completions(*[[place + 1] for place in places], owner=list(range(len(places))))
-        moved_since(visits, Fixed(recipe), rows, own, mine, places)  # type: ignore[arg-type]
+        distances(visits, rows, own, places)
         found = [visits.last(10 + place) for place in range(3)]
         return [(ids.tolist(), values.tolist()) for ids, values in found]  # type: ignore[misc]
 
@@ -118,16 +135,19 @@ def test_the_tracker_forgets_by_it(small_text: list[str], tmp_path: Path, right:
         tmp_path / "run",
         *lines(right),
         "optimizer.learning_rate=0.05",
-        "advantage.estimator_options={half_life: 1.0, low: 0.1, high: 0.99}",
+        "advantage.half_life=1.0",
+        "advantage.low=0.1",
+        "advantage.high=0.99",
     )
     assert "divergence" not in trainer.iterate(0)
-    tracker = trainer.memory.tracker
-    assert isinstance(tracker, ValueTracker)
+    remembers = trainer.credit._advantage
+    assert isinstance(remembers, Tracked)
+    tracker = remembers._tracker
     before = {int(k): row.clone() for k, row in zip(tracker._table.ids, tracker._table.rows)}
     rows, e = trainer.collect(1)
     scores = trainer.score(trainer.rewards, rows, e)
-    visits = trainer.memory.visits
-    assert visits is not None
+    visits = trainer.extensions.each["visits"]
+    assert isinstance(visits, Visits)
     expected = {}
     for p, row in enumerate(rows):
         if (known := visits.last(row.id)) is not None:
@@ -136,7 +156,7 @@ def test_the_tracker_forgets_by_it(small_text: list[str], tmp_path: Path, right:
                 now = task_of(trainer).policy.log_probs(one, [0])[0][0].cpu()
             expected[row.id] = float((known[1] - now).abs().mean())
     assert expected
-    trainer.advantages(scores, e, rows)
+    _, everyone, _ = trainer._compared(Batch(trainer.collector.places, rows, e, scores))
     for k, row in zip(tracker._table.ids.tolist(), tracker._table.rows):
         mine = scores.values[[r for r, p in enumerate(e.prompt_of_sample) if rows[p].id == k], 0]
         if k in expected:
@@ -144,9 +164,11 @@ def test_the_tracker_forgets_by_it(small_text: list[str], tmp_path: Path, right:
             new = torch.tensor([mine.sum(), (1 - mine).sum()], dtype=torch.float64)
             assert torch.allclose(row, factor * before[k] + new, atol=1e-5)
     assert all(0.02 < distance < 3.0 for distance in expected.values())
-    assert trainer.memory.record()["divergence"] == pytest.approx(sum(expected.values()) / len(expected), rel=1e-4)
+    visits.update_done(everyone, {})
+    assert visits.record()["divergence"] == pytest.approx(sum(expected.values()) / len(expected), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_last_bit(small_text: list[str], tmp_path: Path, right: str) -> None:
     recipe = load_recipe("text", [*small_text, *lines(right)])
     folders = [tmp_path / name for name in ("whole", "cut")]
@@ -156,7 +178,7 @@ def test_a_run_resumes_to_the_last_bit(small_text: list[str], tmp_path: Path, ri
         first.run.log(first.iterate(iteration))
         first.next_iteration = iteration + 1
     first.keeper.write(first.next_iteration)
-    assert (folders[1] / "checkpoints" / "iter-000002" / "visits.pt").is_file()
+    assert (folders[1] / "checkpoints" / "iter-000002" / "extensions" / "visits.pt").is_file()
     again = Session(recipe, RunFolder.open(folders[1])).trainer(Silent())
     again.resume()
     again.train()
@@ -168,12 +190,13 @@ def test_a_run_resumes_to_the_last_bit(small_text: list[str], tmp_path: Path, ri
     assert any("divergence" in line for line in mine[2:4])
 
 
+@pytest.mark.slow
 def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Path, right: str) -> None:
     small = [line for line in small_text if not line.startswith("optimizer")]
     more = [
         *small, *lines(right), "optimizer={learning_rate: 0.01, eps: 1.0e-3}", "run.iterations=3",
-        "advantage.uncertainty={reward: right, alpha: 0.5}", "advantage.shaping={reward: right, sub_score: size}",
-        "data.curriculum={diversity: {reward: right}}",
+        "extensions=[visits, {name: uncertainty, reward: right, alpha: 0.5}, {name: shaping, reward: right, "
+        "sub_score: size}, {name: curriculum, diversity: {reward: right}}]",
     ]  # fmt: skip
     records = []
     for count in (1, 2):
@@ -193,13 +216,13 @@ def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("base", "more", "message"),
     [
-        ("text", ["advantage.estimator=group"], "is of what advantage.estimator tracked remembers"),
+        ("text", ["advantage=group"], "tells a tracker how fast to forget, and advantage is group"),
         ("default", [], "the latents of an image cannot"),
-        ("text", ["rollout.budget={}"], "is sampled in several rounds"),
-        ("text", ["data.templates=['{prompt}', 'Say: {prompt}']"], "is sampled in several rounds"),
-        ("text", ["rollout.replay=2"], "puts back what an older one wrote"),
+        ("text", ["rollout.budget={}"], "samples a prompt in several rounds"),
+        ("text", ["data.templates=['{prompt}', 'Say: {prompt}']"], "samples a prompt in several rounds"),
+        ("text", ["extensions=[visits, replay]"], "puts back what an older one wrote"),
     ],
 )
 def test_where_the_divergence_is_not_known_it_is_refused(base: str, more: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe(base, ["advantage.estimator=tracked", "advantage.forget=divergence", *more])
+        load_recipe(base, ["advantage=tracked", "extensions=[visits]", *more])

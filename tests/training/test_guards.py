@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.rewards.guards import Alarm
 from flowgrpo.training.bench import Silent
+from flowgrpo.training.reporting import Alarm
 from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 
@@ -52,20 +52,22 @@ def metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_warning_and_the_run_goes_on(falling: list[str], tmp_path: Path) -> None:
-    heard = train([*falling, "evaluate.guards=[{reward: watched, fall: 1.5}]"], tmp_path / "run")
+    heard = train([*falling, "extensions=[{name: guard, reward: watched, fall: 1.5}]"], tmp_path / "run")
     [alarm] = heard.alarms
     # 10, 9, 8: two below the start for the first time at iteration 2.
-    assert (alarm.iteration, alarm.value, alarm.reference) == (2, 8.0, 10.0)
+    assert str(alarm) == "guard: watched fell to 8 at iteration 2, from 10 at the start; that is more than 1.5"
     rows = metrics(tmp_path / "run")
     assert [row["iteration"] for row in rows] == list(range(7))
     assert [row.get("guard/watched") for row in rows] == [None, None, 1.0, None, None, None, None]
 
 
+@pytest.mark.slow
 def test_the_run_ends_and_can_go_on(falling: list[str], tmp_path: Path) -> None:
-    guard = "evaluate.guards=[{reward: watched, fall: 1.5, action: stop}]"
+    guard = "extensions=[{name: guard, reward: watched, fall: 1.5, action: stop}]"
     heard = train([*falling, guard], tmp_path / "run")
-    assert [alarm.iteration for alarm in heard.alarms] == [2]
+    assert [(alarm.metric, alarm.ends) for alarm in heard.alarms] == [("guard/watched", True)]
     folder = RunFolder.open(tmp_path / "run")
     assert [row["iteration"] for row in metrics(folder.path)] == [0, 1, 2]
     assert [path.name for path in folder.list_checkpoints()] == ["iter-000002"]
@@ -77,7 +79,7 @@ def test_the_run_ends_and_can_go_on(falling: list[str], tmp_path: Path) -> None:
     trainer = session.trainer(again)
     trainer.resume()
     assert trainer.next_iteration == 2
-    assert trainer.guards.state_dict()["first"] == {"watched": [10.0]}
+    assert trainer.extensions.each["guard"].state_dict()["first"] == [10.0]
     trainer.train()
     assert again.alarms == []
     assert [row["iteration"] for row in metrics(folder.path)] == list(range(7))
@@ -86,9 +88,8 @@ def test_the_run_ends_and_can_go_on(falling: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("evaluate.guards=[{reward: other, fall: 1}]", "not measured; measured: aimed, watched"),
-        ("evaluate.guards=[{reward: watched, fall: 1}, {reward: watched, fall: 2}]", "two guards watch 'watched'"),
-        ("evaluate.guards=[{reward: watched, fall: -1}]", "fall"),
+        ("extensions=[{name: guard, reward: other, fall: 1}]", "not measured; measured: aimed, watched"),
+        ("extensions=[{name: guard, reward: watched, fall: -1}]", "extensions.0.fall: .*greater than or equal to 0"),
     ],
 )  # fmt: skip
 def test_guards_that_cannot_watch(falling: list[str], tmp_path: Path, line: str, message: str) -> None:
@@ -98,8 +99,8 @@ def test_guards_that_cannot_watch(falling: list[str], tmp_path: Path, line: str,
 
 
 def test_what_is_optimised_is_no_guard(falling: list[str], tmp_path: Path) -> None:
-    words = [*falling, "evaluate.rewards=null", "evaluate.guards=[{reward: aim, fall: 1}]"]
+    words = [*falling, "evaluate.rewards=null", "extensions=[{name: guard, reward: aim, fall: 1}]"]
     with pytest.raises(ValueError, match="'aim', which is optimised"):
         start(load_recipe("text", words), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"data\.heldout is null"):
+    with pytest.raises(ValueError, match=r"data\.heldout is left out"):
         start(load_recipe("text", [*words, "data.heldout=null"]), tmp_path / "other")

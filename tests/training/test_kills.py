@@ -10,12 +10,21 @@ from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.text.arithmetic import build_character_tokenizer, build_model, save_tokenizer
 from flowgrpo.training.kills import HOW
 
+pytestmark = pytest.mark.slow
+
 # In a process of its own, which has not used torch: its children would wait for threads that they do not have.
 SCRIPT = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
+import peft, transformers
+from PIL import Image
+import flowgrpo.cli, flowgrpo.gallery.build
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.kills import kills
+# What every child would do again: look for names, and through all that is imported for garbage.
+dir(transformers)
+Image.init()
+gc.freeze()
 recipe, folder, every = sys.argv[1:]
 print(json.dumps(kills(load_recipe(recipe), Path(folder), lambda text: None, every=int(every))))
 """

@@ -46,11 +46,13 @@ def holder(run: RunFolder) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_told_who_the_first_is(run: RunFolder, holder: subprocess.Popen[str]) -> None:
     with pytest.raises(ValueError, match=rf"is being written by process {holder.pid} on \S+ since 2.*UTC"):
         run.claim()
 
 
+@pytest.mark.slow
 def test_the_command_refuses_a_run_that_is_being_written(
     run: RunFolder, holder: subprocess.Popen[str], command: Command
 ) -> None:
@@ -62,6 +64,7 @@ def test_the_command_refuses_a_run_that_is_being_written(
     assert run.metrics.read_text(encoding="utf-8") == '{"iteration": 0}\n'
 
 
+@pytest.mark.slow
 def test_a_killed_process_bars_nobody(run: RunFolder, holder: subprocess.Popen[str]) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -69,6 +72,7 @@ def test_a_killed_process_bars_nobody(run: RunFolder, holder: subprocess.Popen[s
     assert json.loads((run.path / lock.NAME).read_text(encoding="utf-8"))["process"] == os.getpid()
 
 
+@pytest.mark.slow
 def test_two_that_make_one_run_do_not_both(tmp_path: Path, holder: subprocess.Popen[str], run: RunFolder) -> None:
     """The first of two `train --out` has its lock, and has not written its config yet."""
     run.config.unlink()

@@ -8,19 +8,17 @@ import torch
 from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import AdvantageConfig, BudgetConfig, SelectConfig
-from flowgrpo.core.replay import Successes, VarianceCurriculum
+from flowgrpo.configs.sections import BudgetConfig
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.training.combining import total_reward
-from flowgrpo.training.credit import kept_nodes
-from flowgrpo.training.data import PromptRow
-from flowgrpo.training.memory import Memory
-from flowgrpo.training.pooled import Pooled
+from flowgrpo.training.credit.combining import total_reward
+from flowgrpo.training.credit.pooling import Pooled
+from flowgrpo.training.credit.selecting import kept_nodes
+from flowgrpo.training.extensions import Curriculum
 from flowgrpo.training.records import reward_record
-from flowgrpo.training.rounds import collect_rounds
-from flowgrpo.training.text_replay import replay_successes
+from flowgrpo.training.uneven_groups import collect_rounds
+from tests.training.judging import selections
 from tests.training.score_paths import PATHS, Path, advantages_of, rollout_of, values_of
-from tests.training.test_text_replay import completions
+from tests.training.test_text_replay import completions, mended, replay
 
 NAN = math.nan
 APART = {
@@ -145,10 +143,10 @@ def test_selection_budgets_replays_and_curricula_read_the_same_sums() -> None:
     e = completions("a", "b", "c", "d")
     batch = scores([0.0, 0.0, 0.0, NAN], [1.0, NAN, 0.0, NAN], [NAN, 9.0, 9.0, 9.0], weights=[1.0, 1.0, 0.0])
     assert total_reward(batch, e).nan_to_num(-9).tolist() == [1.0, 1.0, 0.0, -9.0]
-    settings = AdvantageConfig(select=SelectConfig(keep=1, choice="best"), degenerate="skip")
-    assert kept_nodes(e, batch, settings).tolist() == [False] * 4  # type: ignore[union-attr]
+    chosen = selections({"name": "best", "keep": 1}, "varied")
+    assert kept_nodes(e, batch, chosen).tolist() == [False] * 4  # type: ignore[union-attr]
     # Sample 1 counts as the success that sample 0 is, and sample 3, of which nothing is known, as neither.
-    rows, drawn = [PromptRow(7, "one"), PromptRow(9, "two")], []
+    drawn: list[list[int]] = []
 
     def sample(prompts: list[int], numbers: list[int]) -> object:
         drawn.append(list(prompts))
@@ -160,14 +158,13 @@ def test_selection_budgets_replays_and_curricula_read_the_same_sums() -> None:
     budget = BudgetConfig(rounds=2, positives=2, negatives=0)
     collect_rounds(budget, 2, 1, 2, sample, scored)  # type: ignore[arg-type]
     assert drawn == [[0, 1], [1]]
-    memory = Successes(2)
-    replay_successes(memory, rows, e, batch)
-    assert len(memory.of(7)) == 2
-    assert not memory.of(9)
-    remembers = Memory(load_recipe("text", ["data.curriculum={}"]))
+    memory = replay()
+    mended(memory, e, batch)
+    assert len(memory.successes.of(7)) == 2
+    assert not memory.successes.of(9)
+    remembers = Curriculum(recipe=load_recipe("text"), trained=["a"])
     ids = [7, 7, 9, 9]
-    remembers.observe(Pooled(batch, ids, e.groups, e.outcomes, None, None, None, [0, 1, 2, 3]))
-    assert isinstance(remembers.curriculum, VarianceCurriculum)
+    remembers.update_done(Pooled(batch, ids, e.groups, e.outcomes, None, None, None, [0, 1, 2, 3]), {})
     assert (remembers.curriculum.rate(7), remembers.curriculum.rate(9)) == (1.0, 0.0)
 
 

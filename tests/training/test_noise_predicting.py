@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
@@ -12,6 +13,7 @@ from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import start
 
 
+@pytest.mark.slow
 def test_stable_diffusion_trains_with_ddim(tmp_path: Path) -> None:
     pipe = TINY["StableDiffusionPipeline"].fresh()
     pipe.save_pretrained(tmp_path / "model")
@@ -19,8 +21,9 @@ def test_stable_diffusion_trains_with_ddim(tmp_path: Path) -> None:
         "dance_grpo",
         [
             f"model.path={tmp_path / 'model'}", "model.call={height: 16, width: 16, guidance_scale: 5.0}",
-            "sampler={kernel: ddim, eta: 1.0, steps: 5, window: {size: 2}}", "rollout={prompts: 2, group: 4}",
-            "rewards=[{name: jpeg_compressibility}]", "evaluate={every: 2, prompts: 1, steps: null}",
+            "sampler={kernel: {name: ddim, eta: 1.0}, steps: 5, plan: {window: {size: 2}}}",
+            "rollout={prompts: 2, group: 4}", "rewards=[{name: jpeg_compressibility}]",
+            "evaluate={every: 2, prompts: 1, steps: null}",
             "run={iterations: 2}", "optimizer={learning_rate: 0.01}",
         ],
     )  # fmt: skip

@@ -6,7 +6,8 @@ import pytest
 
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.training.planning import clip_bounds, forecast, planner, step_ranges, window_schedule
+from flowgrpo.samplers.windows import progressive
+from flowgrpo.training.planning import clip_bounds, forecast, planner, step_ranges
 
 KINDS = ("progressive", "random", "decay", "exp_decay", "frozen", "all")
 
@@ -16,16 +17,15 @@ def recipe(**sections: Any) -> Recipe:
 
 
 def windowed(**window: Any) -> Recipe:
-    return recipe(sampler={"steps": 10, "window": window})
+    return recipe(sampler={"steps": 10, "plan": {"window": window}})
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flash", [None, 0.4])
 def test_the_last_step_is_never_trained(kind: str, flash: float | None):
-    made = recipe(
-        sampler={"steps": 10, "flash_ratio": flash, "window": {"kind": kind, "size": 3, "interval": 2}},
-        rollout={"group": 3},
-    )
+    options = {"all": {}, "frozen": {"size": 3}}.get(kind, {"size": 3, "interval": 2})
+    chain = {"flash_ratio": flash, "window": {"name": kind, **options}}
+    made = recipe(sampler={"steps": 10, "plan": chain}, rollout={"group": 3})
     plan_for = planner(made, shifted_sigmas(10, 3.0))
     reached = set()
     for iteration in range(60):
@@ -40,17 +40,16 @@ def test_the_last_step_is_never_trained(kind: str, flash: float | None):
 
 def test_the_window_is_the_schedules_for_every_iteration():
     made = windowed(size=2, stride=2, interval=3, start=1, stop=6)
-    schedule = window_schedule(made, made.sampler.window, 10)
     plan_for = planner(made, shifted_sigmas(10))
-    assert [plan_for(i).trained_steps for i in range(20)] == [tuple(schedule.window(i)) for i in range(20)]
+    expected = [tuple(progressive(i, 10, 0, size=2, stride=2, interval=3, start=1, stop=6)) for i in range(20)]
+    assert [plan_for(i).trained_steps for i in range(20)] == expected
     assert [plan_for(i).trained_steps[0] for i in range(10)] == [1, 1, 1, 3, 3, 3, 4, 4, 4, 1]
 
 
 def test_random_windows_follow_the_runs_seed():
     def windows(seed: int) -> list[tuple[int, ...]]:
-        made = recipe(
-            sampler={"window": {"kind": "random", "size": 2, "interval": 1}}, run={"seed": seed}, rollout={"group": 2}
-        )
+        chain = {"window": {"name": "random", "size": 2, "interval": 1}}
+        made = recipe(sampler={"plan": chain}, run={"seed": seed}, rollout={"group": 2})
         plan_for = planner(made, shifted_sigmas(10))
         return [plan_for(i).trained_steps for i in range(30)]
 
@@ -59,24 +58,23 @@ def test_random_windows_follow_the_runs_seed():
 
 
 def test_only_the_window_is_stochastic():
-    plan = planner(windowed(size=4, start=2, kind="frozen"), shifted_sigmas(10))(0)
+    plan = planner(windowed(size=4, start=2, name="frozen"), shifted_sigmas(10))(0)
     assert [step.kernel.name for step in plan.steps] == ["ode"] * 2 + ["flow_sde"] * 4 + ["ode"] * 4
 
 
 def test_flash_takes_fewer_steps_after_the_window_and_the_same_before():
-    made = recipe(
-        sampler={"steps": 10, "flash_ratio": 0.5, "window": {"size": 2, "start": 2, "kind": "frozen"}},
-        rollout={"group": 2},
-    )
+    def flash(ratio: float) -> Recipe:
+        chain = {"flash_ratio": ratio, "window": {"size": 2, "start": 2, "name": "frozen"}}
+        return recipe(sampler={"steps": 10, "plan": chain}, rollout={"group": 2})
+
     sigmas = shifted_sigmas(10, 3.0)
-    plan = planner(made, sigmas)(0)
+    plan = planner(flash(0.5), sigmas)(0)
     # last = 3, n_post = int((10 - 3) / 2) = 3: last + n_post evaluations.
     assert plan.num_steps == 6
     assert plan.sigmas[:5] == sigmas[:5]
     # Two strides of three steps each, even in step index.
     assert plan.sigmas[5] == pytest.approx(sigmas[7])
-    whole = made.model_copy(update={"sampler": made.sampler.model_copy(update={"flash_ratio": 1.0})})
-    assert planner(whole, sigmas)(0).sigmas == sigmas
+    assert planner(flash(1.0), sigmas)(0).sigmas == sigmas
 
 
 @pytest.mark.parametrize("start", [0, 3, 5])
@@ -85,11 +83,12 @@ def test_costs_of_a_window_in_closed_form(start: int, shared: bool):
     steps, size, group, prompts = 10, 4, 6, 5
     made = recipe(
         sampler={
-            "steps": steps, "shared_noise": shared, "window": {"kind": "frozen", "size": size, "start": start}
+            "steps": steps,
+            "plan": {"shared_noise": shared, "window": {"name": "frozen", "size": size, "start": start}},
         },
         rollout={"group": group, "prompts": prompts},
         run={"iterations": 7},
-    )  # fmt: skip
+    )
     expected = forecast(made)
     (counts,) = expected.counts
     before = start + 1 if shared else group * (start + 1)  # states up to the first stochastic step, it included
@@ -105,9 +104,8 @@ def test_costs_of_a_window_in_closed_form(start: int, shared: bool):
 
 
 def test_iterations_are_counted_by_window():
-    made = recipe(
-        sampler={"window": {"size": 4, "interval": 10, "stop": 6}}, rollout={"group": 2}, run={"iterations": 200}
-    )
+    chain = {"window": {"size": 4, "interval": 10, "stop": 6}}
+    made = recipe(sampler={"plan": chain}, rollout={"group": 2}, run={"iterations": 200})
     expected = forecast(made)
     assert [counts.trained_steps[0] for counts in expected.counts] == [0, 1, 2]
     assert expected.windows == [70, 70, 60]
@@ -115,7 +113,7 @@ def test_iterations_are_counted_by_window():
 
 def test_costs_of_a_tree_that_splits():
     made = recipe(
-        sampler={"plan": "branch", "steps": 4, "splits": [0, 2], "width": 3, "spread": 0.5, "window": {"kind": "all"}},
+        sampler={"steps": 4, "plan": {"name": "branch", "splits": [0, 2], "width": 3, "spread": 0.5}},
         rollout={"prompts": 2},
     )
     expected = forecast(made)
@@ -130,9 +128,8 @@ def test_costs_of_a_tree_that_splits():
 
 
 def test_costs_of_a_spine_with_branches():
-    made = recipe(
-        sampler={"plan": "spine", "steps": 4, "splits": [0, 2], "width": 5}, rollout={"prompts": 3, "group": 2}
-    )
+    spine = {"name": "spine", "splits": [0, 2], "width": 5}
+    made = recipe(sampler={"plan": spine, "steps": 4}, rollout={"prompts": 3, "group": 2})
     expected = forecast(made)
     (counts,) = expected.counts
     assert counts.leaves == 2 * 2 * 5
@@ -149,7 +146,7 @@ def test_the_pipelines_own_table_decides_where_it_is_known():
     longer = shifted_sigmas(20, 3.0)
     assert forecast(made, longer).counts[0].chain_evaluations == 20 * made.rollout.group
     sigmas = [1.0, 0.9, 0.7, 0.4, 0.2, 0.0]
-    listed = recipe(sampler={"sigmas": sigmas, "window": {"size": 2}})
+    listed = recipe(sampler={"sigmas": sigmas, "plan": {"window": {"size": 2}}})
     assert forecast(listed).counts[0].chain_evaluations == 5 * made.rollout.group
 
 
@@ -160,26 +157,30 @@ def test_optimizer_steps_and_the_on_policy_one():
 
 
 def test_clip_in_nats_and_as_a_mean():
-    nats = recipe(objective={"clip_nats": 0.5})
+    nats = recipe(objective={"surrogate": {"name": "clip_nats", "nats": 0.5}})
     assert clip_bounds(nats, 512) == (0.5 / 512, 0.5)
     assert clip_bounds(nats, None) == (None, 0.5)
-    mean = recipe(objective={"options": {"high": 1e-3}})
+    mean = recipe(objective={"surrogate": {"high": 1e-3}})
     assert clip_bounds(mean, 512) == (1e-3, pytest.approx(0.512))
     assert clip_bounds(mean, None) == (1e-3, None)
     assert clip_bounds(recipe(objective={"surrogate": "sapo"}), 512) == (None, None)
     # It bounds a weight, and no entry loses its gradient.
-    assert clip_bounds(recipe(objective={"surrogate": "cispo", "options": {"high": 5.0}}), 512) == (None, None)
-    assert clip_bounds(recipe(objective={"options": {"high": float("inf")}}), 512)[1] is None
+    assert clip_bounds(recipe(objective={"surrogate": {"name": "cispo", "high": 5.0}}), 512) == (None, None)
+    assert clip_bounds(recipe(objective={"surrogate": {"high": float("inf")}}), 512)[1] is None
 
 
 @pytest.mark.parametrize(
     ("sections", "elements", "part"),
     [
-        ({"objective": {"clip_nats": 0.5}}, 512, "strictly on-policy"),
-        ({"objective": {"clip_nats": 0.5}, "optimizer": {"updates": 2}}, 10**9, "below the resolution of float32"),
-        ({"objective": {"options": {"high": 0.1}}, "optimizer": {"epochs": 2}}, 512, "hardly binds"),
+        ({"objective": {"surrogate": {"name": "clip_nats", "nats": 0.5}}}, 512, "strictly on-policy"),
+        (
+            {"objective": {"surrogate": {"name": "clip_nats", "nats": 0.5}}, "optimizer": {"updates": 2}},
+            10**9,
+            "below the resolution of float32",
+        ),
+        ({"objective": {"surrogate": {"high": 0.1}}, "optimizer": {"epochs": 2}}, 512, "hardly binds"),
         ({"sampler": {"kernel": "cps"}}, None, "true density"),
-        ({"objective": {"clip_nats": 0.5}, "optimizer": {"updates": 2}}, 512, None),
+        ({"objective": {"surrogate": {"name": "clip_nats", "nats": 0.5}}, "optimizer": {"updates": 2}}, 512, None),
     ],
 )
 def test_warnings_say_what_the_clip_does(sections: dict[str, Any], elements: int | None, part: str | None):
@@ -198,21 +199,22 @@ def test_step_numbers_are_drawn_together_only_where_they_are_neighbours(steps: t
 
 
 def test_a_window_says_what_is_trained_of_a_tree_and_pruning_what_is_not():
-    tree = {"plan": "branch", "steps": 6, "splits": [0, 1], "window": {"size": 4, "kind": "frozen"}}
-    (counts,) = forecast(recipe(sampler=tree)).counts
+    def tree(**options: Any) -> Recipe:
+        window = {"window": {"size": 4, "name": "frozen"}}
+        return recipe(sampler={"steps": 6, "plan": {"name": "branch", "splits": [0, 1], **window, **options}})
+
+    (counts,) = forecast(tree()).counts
     assert counts.trained_steps == (0, 1, 2, 3)
-    pruned = {"size": 2, "start": 1, "kind": "progressive", "interval": 1}
-    steps = [c.trained_steps for c in forecast(recipe(sampler={**tree, "pruned": pruned})).counts]
+    pruned = {"size": 2, "start": 1, "name": "progressive", "interval": 1}
+    steps = [c.trained_steps for c in forecast(tree(pruned=pruned)).counts]
     assert steps == [(0, 3), (0, 1), (0, 1, 2)]
-    (mixed,) = forecast(
-        recipe(sampler={**tree, "stochastic": "window", "window": {"size": 1, "kind": "frozen"}})
-    ).counts
+    (mixed,) = forecast(tree(stochastic="window", window={"size": 1, "name": "frozen"})).counts
     assert mixed.trained_steps == (0, 1)
 
 
 def test_every_step_may_be_stochastic_where_few_are_trained():
-    some = {"steps": 6, "stochastic": "all", "window": {"kind": "subset", "size": 2, "interval": 1}}
-    plan_for = planner(recipe(sampler=some), shifted_sigmas(6))
+    some = {"stochastic": "all", "window": {"name": "subset", "size": 2, "interval": 1}}
+    plan_for = planner(recipe(sampler={"steps": 6, "plan": some}), shifted_sigmas(6))
     seen = set()
     for k in range(20):
         plan = plan_for(k)

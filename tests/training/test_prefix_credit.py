@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import AdvantageConfig
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.credit import credit_of
 from flowgrpo.training.text_policy import Completions
+from tests.training.judging import credited
 from tests.training.test_text import gradient, made_up, task_of
 from tests.training.text_runs import trainer_of
 
@@ -22,8 +21,7 @@ def found(**more: object) -> torch.Tensor:
     sampled = Sampled(IDS, [[-1.0] * len(ids) for ids in IDS], [True] * 4)
     completions = Completions([[1]], sampled, [""] * 4, [0, 0, 0, 0])
     scores = RewardBatch(torch.tensor([[1.0], [0.0], [0.0], [0.0]]), ("right",), torch.ones(1), {}, {}, {})
-    settings = AdvantageConfig.model_validate({"credit": "prefix", "eps": 0.0, "options": more})
-    return credit_of(settings)(completions, scores, settings, None)
+    return credited(completions, scores, {"name": "prefix", "eps": 0.0, **more})
 
 
 def test_tokens_gain_where_completions_part() -> None:
@@ -37,7 +35,7 @@ def test_tokens_gain_where_completions_part() -> None:
 
 def test_each_token_is_trained_by_its_own(small_text: list[str], tmp_path: Path) -> None:
     """Batches of completions shorter than the longest, with advantages [N, T] by token."""
-    trainer = trainer_of(small_text, tmp_path / "run", "advantage.credit=prefix", "rollout.tokens=12")
+    trainer = trainer_of(small_text, tmp_path / "run", "credit=prefix", "advantage=null", "rollout.tokens=12")
     policy = task_of(trainer).policy
     e = made_up([5, 2, 3, 1], [True] * 4, [0, 0, 1, 1])
     advantages = torch.arange(20.0).view(4, 5) - 9
@@ -52,9 +50,9 @@ def test_each_token_is_trained_by_its_own(small_text: list[str], tmp_path: Path)
 
 def test_a_run_with_advantages_by_token(small_text: list[str], tmp_path: Path) -> None:
     trainer = trainer_of(
-        small_text, tmp_path / "run", "advantage.credit=prefix", "advantage.options={root: true}", "rollout.group=8",
-        "rollout.tokens=1000", "advantage.select={keep: 4}", "optimizer.epochs=2",
-        "objective={surrogate: bapo, options: {}, balance: {}}",
+        small_text, tmp_path / "run", "advantage=null", "credit={name: prefix, root: true}", "rollout.group=8",
+        "rollout.tokens=1000", "select=[{name: extremes, keep: 4}]", "optimizer.epochs=2",
+        "objective={surrogate: bapo, balance: {}}",
     )  # fmt: skip
     record = trainer.iterate(0)
     assert record["ratio/first_error"] == 0.0
@@ -70,12 +68,12 @@ def test_a_run_with_advantages_by_token(small_text: list[str], tmp_path: Path) -
     ("base", "lines", "message"),
     [
         ("default", [], "use depth for a tree of images"),
-        ("text", ["advantage.scale=none"], "the group's mean and scale of its own"),
-        ("text", ["advantage.estimator=anchored"], "the group's mean and scale of its own"),
-        ("text", ["objective.form=dpo", "objective.options={}"], "use objective.form tokens, not dpo"),
-        ("text", ["rollout.budget={}"], "use advantage.credit leaf"),
+        ("text", ["advantage.scale=none"], "compares by itself.*write advantage: null"),
+        ("text", ["advantage=anchored"], "compares by itself.*and advantage is anchored"),
+        ("text", ["objective=answers"], "use objective tokens, not answers"),
+        ("text", ["rollout.budget={}"], "use credit leaf"),
     ],
 )
 def test_what_has_no_tokens_is_refused(base: str, lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe(base, ["advantage.credit=prefix", *lines])
+        load_recipe(base, ["credit=prefix", *lines])

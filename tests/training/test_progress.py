@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.rewards.guards import Alarm, Guard
 from flowgrpo.training import progress
 from flowgrpo.training.pace import Pace
 from flowgrpo.training.processes import Processes
 from flowgrpo.training.progress import ConsoleReporter
 from flowgrpo.training.progress_table import duration, number, share
+from flowgrpo.training.reporting import Alarm
 
 
 @pytest.fixture
@@ -140,6 +140,7 @@ numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.floats(-1e-3, 1e-3), s
 names = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z", "M"]), min_size=1, max_size=90)
 
 
+@pytest.mark.slow
 @given(
     rewards=st.dictionaries(names, numbers, min_size=1, max_size=7), total=st.integers(1, 10**7),
     noun=st.sampled_from(["images", "texts"]), ratio=numbers, kl=numbers, seconds=st.floats(1e-6, 1e7),
@@ -225,7 +226,8 @@ def test_shares_and_stretches_of_time():
 
 
 def alarm(action: str) -> Alarm:
-    return Alarm(Guard("gold", 0.1, action=action), 0.4, 0.6, 50)
+    said = "guard: gold fell to 0.4 at iteration 50, from 0.6 at the start; that is more than 0.1"
+    return Alarm(said, "guard/gold", action == "stop")
 
 
 def test_colours_are_for_terminals_and_not_where_they_are_unwanted(monkeypatch: pytest.MonkeyPatch):

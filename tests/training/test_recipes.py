@@ -7,9 +7,8 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.credit import credit_of
-from flowgrpo.training.objectives import form_of
-from flowgrpo.training.planning import forecast, planner, surrogate_of
+from flowgrpo.training.credit.from_scores import Credit
+from flowgrpo.training.planning import forecast, planner
 from flowgrpo.training.session import start
 
 PUBLISHED = [
@@ -54,9 +53,7 @@ def test_most_recipes_have_published_settings() -> None:
 def test_published_settings_are_a_recipe_that_can_be_planned(name: str) -> None:
     recipe = load_recipe(f"{name}@published")
     counts = forecast(recipe).counts
-    surrogate_of(recipe, 65_536)
-    credit_of(recipe.advantage)
-    form_of(recipe)
+    Credit(recipe)
     assert all(count.leaves >= recipe.rollout.group for count in counts)
     assert recipe.model.path != "scenes"
 

@@ -144,6 +144,7 @@ def empty_folder(file: Path) -> None:
     file.parent.mkdir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("trained.safetensors", flip), ("optimizer.pt", cut), ("state.json", cut), ("state.json", empty_folder)],
@@ -165,6 +166,7 @@ def test_the_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     verify_checkpoint(newest)
 
 
+@pytest.mark.slow
 def test_without_a_whole_checkpoint_nothing_is_dropped(finished: Path) -> None:
     for checkpoint in RunFolder.open(finished).list_checkpoints():
         flip(checkpoint / "trained.safetensors")
@@ -175,6 +177,7 @@ def test_without_a_whole_checkpoint_nothing_is_dropped(finished: Path) -> None:
     assert len(list((finished / "checkpoints").glob("damaged-*"))) == 2
 
 
+@pytest.mark.slow
 def test_removed_checkpoints_are_missed(finished: Path, command: Command) -> None:
     shutil.rmtree(finished / "checkpoints")
     before = (finished / "metrics.jsonl").read_bytes()
@@ -185,6 +188,7 @@ def test_removed_checkpoints_are_missed(finished: Path, command: Command) -> Non
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(finished: Path) -> None:
     before = contents(finished)
     shutil.rmtree(finished / "checkpoints")
@@ -195,6 +199,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(finished: Pat
     assert contents(finished) == before
 
 
+@pytest.mark.slow
 def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
     config = finished / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 0.01", "learning_rate: 0.02"), encoding="utf-8")
@@ -207,6 +212,7 @@ def test_a_changed_recipe_is_said_key_by_key(finished: Path) -> None:
     assert "learning_rate: 0.01" in (newest / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "said"), [(None, "is missing (0 to 3)"), ([0, 2], "lacks 2 of them (1, 3)"), ([0, 1, 2, 3, 4], None)]
 )

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import SelectConfig
-from flowgrpo.training.combining import combine
-from flowgrpo.training.credit import kept_nodes
+from flowgrpo.training.credit.combining import combine
+from flowgrpo.training.credit.selecting import kept_nodes
+from tests.training.judging import selections
 from tests.training.score_paths import PATHS, Path, advantages_of, batch_of, recipe_of, rollout_of, values_of
 
 REFUSED = {
@@ -96,7 +96,8 @@ def test_the_scale_of_weights(name: str) -> None:
     path = PATHS[name]
     values = values_of(path, 2)
     once, twice = found(path, values, (0.5, 0.25)), found(path, values, (1.0, 0.5))
-    whitens = recipe_of(path, (0.5, 0.25)).advantage.scale != "none" or "gdpo" in name
+    recipe = recipe_of(path, (0.5, 0.25))
+    whitens = (recipe.advantage or recipe.credit).get("scale") != "none" or "gdpo" in name
     close(twice, once if whitens else 2 * once)
 
 
@@ -115,13 +116,12 @@ def test_a_weight_of_0_is_as_if_the_reward_were_not_there(name: str, junk: float
         alone = torch.cat([values[:, :1], column], 1)
         single = advantages_of(path, values[:, :1], path.weights[:1])
         assert torch.equal(advantages_of(path, alone, (path.weights[0], 0.0)), single)
-    chosen = recipe_of(path, path.weights).advantage.model_copy(
-        update={"select": SelectConfig(keep=2), "degenerate": "skip"}
-    )
+    chosen = selections({"name": "extremes", "keep": 2}, "varied")
     kept = []
     for given, weights in ((three, (*path.weights, 0.0)), (values, path.weights)):
         recipe, e = recipe_of(path, weights), rollout_of(path.kind)
-        kept.append(kept_nodes(e, combine(batch_of(path, given, weights), e, recipe.rewards, chosen), chosen))
+        combined = combine(batch_of(path, given, weights), e, recipe.rewards, recipe.combine.make())
+        kept.append(kept_nodes(e, combined, chosen))
     assert torch.equal(*kept)  # type: ignore[arg-type]
 
 
@@ -134,8 +134,13 @@ def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
         load([f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, weight: 0.0}}]"])
     with pytest.raises(ValueError, match=r"reward s has weight 0.*and `at_least`.*leave one of them out"):
         load([f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s, weight: 0, at_least: 0.5}}]"])
+    constrained = f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, at_least: 0.5}}]"
     with pytest.raises(ValueError, match="every reward that counts has `at_least`"):
-        load([f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, at_least: 0.5}}]"])
+        load([constrained, "extensions=[multipliers]"])
+    with pytest.raises(ValueError, match=r"nothing finds its weight; add \{name: multipliers\} to extensions"):
+        load([f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s, at_least: 0.5}}]"])
+    with pytest.raises(ValueError, match="no reward has it"):
+        load([f"rewards=[{{name: {name}}}]", "extensions=[multipliers]"])
     with pytest.raises(ValueError, match="those all have weight 0"):
         load(["advantage.scale=group", f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, {apart}}}]"])
     assert load([f"rewards=[{{name: {name}, weight: -1}}]"]).rewards[0].weight == -1

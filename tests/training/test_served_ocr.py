@@ -82,7 +82,7 @@ def overrides(folder: Path, reward: str) -> list[str]:
     return [
         f"data={{train: '{prompts}', heldout: '{prompts}'}}",
         "sampler.steps=6",
-        "sampler.window={kind: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 4}",
+        "sampler.plan.window={name: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 4}",
         "rollout={prompts: 2, group: 4, batch: 8, decode_batch: 8}",
         f"rewards=[{reward}]",
         "evaluate={every: 2, prompts: 4, seeds: 1, rewards: null}",
@@ -94,6 +94,7 @@ def lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_whose_ocr_server_is_killed_in_the_middle_is_the_run_with_ocr_within(
     server: Server, tmp_path: Path
 ) -> None:

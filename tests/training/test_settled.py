@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flowgrpo.configs.sections import StratumConfig
 from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.credit.pooling import Pooled, pooled
+from flowgrpo.training.credit.strata import Stratum
 from flowgrpo.training.data import PromptRow
-from flowgrpo.training.pooled import Pooled, pooled
 from flowgrpo.training.processes import Processes
 from tests.training.test_processes import Threads
 from tests.training.test_text import made_up
@@ -28,7 +28,7 @@ def test_strata_and_likelihoods_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
             torch.ones(len(own), 1), ("right",), torch.ones(1), {"right": {"calls": [calls[k] for k in own]}}, {}, {}
         )
         rows = [PromptRow(place, "p") for place in places]
-        return pooled(mine, places, rows, e, scores, StratumConfig(reward="right", sub_score="calls", edges=[1.0, 2.0]))
+        return pooled(mine, places, rows, e, scores, Stratum(reward="right", sub_score="calls", edges=[1.0, 2.0]))
 
     for count in (1, 2):
         for found in Threads(count, monkeypatch).run(work):
@@ -39,6 +39,7 @@ def test_strata_and_likelihoods_are_pooled(monkeypatch: pytest.MonkeyPatch) -> N
             assert found.log_probs.tolist() == [-1, -2, -3, -4, -5, -6]
 
 
+@pytest.mark.slow
 def test_a_run_that_rewards_the_unlikely(small_text: list[str], tmp_path: Path) -> None:
     reward = tmp_path / "right.py"
     reward.write_text("def right(prompts, **columns):\n    return [1.0] * len(prompts)\n")
@@ -54,14 +55,17 @@ def test_a_run_that_rewards_the_unlikely(small_text: list[str], tmp_path: Path) 
     assert trainer.iterate(0)["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_two_processes_settle_on_the_same(small_text: list[str], tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("1+2=\n47-85=\n9\n30+4=\n")
     lines = [
         *(line for line in small_text if not line.startswith("optimizer")), f"data={{train: {prompts}, heldout: null}}",
         "optimizer={learning_rate: 0.01, epochs: 2, eps: 1.0e-3}", "run={iterations: 2, checkpoint_every: 2}",
-        "objective={surrogate: bapo, options: {}, balance: {}, llds: 0.1, entropy: {target: 9.0, value: 0.01}}",
-        "advantage.credit=prefix",
+        "objective={surrogate: bapo, balance: {}, entropy: {target: 9.0, value: 0.01}}",
+        "penalties=[{name: llds, weight: 0.1}]",
+        "credit=prefix",
+        "advantage=null",
     ]  # fmt: skip
     records = []
     for count in (1, 2):

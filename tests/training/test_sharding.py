@@ -48,13 +48,16 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
         "model.train=full",
         "model.gradient_checkpointing=true",
     ]
+    # The plan of this recipe trains no steps, so it has no window.
+    windowless = [word for word in shared if not word.startswith("sampler.plan.window")]
     optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.2, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
     return {
         "steps": load_recipe("default", [
-            *shared, optimizer, "objective.kl=0.1", "sampler.shared_noise=false", "advantage.select={keep: 2}",
+            *shared, optimizer, "penalties.kl.weight=0.1", "sampler.plan.shared_noise=false",
+            "select=[{name: extremes, keep: 2}]",
             "model.release_text_encoders=true",
         ]),
-        "forward": load_recipe("diffusion_nft", [*shared, optimizer, "rollout.batch=4"]),
+        "forward": load_recipe("diffusion_nft", [*windowless, optimizer, "rollout.batch=4"]),
     }  # fmt: skip
 
 
@@ -132,7 +135,8 @@ def test_so_they_do_where_weights_stay_gathered_until_the_backward_pass(runs: Ru
 
 def test_weights_move(runs: Runs, random_pipeline: Path) -> None:
     before, after = load_file(weights_of(random_pipeline)), load_file(weights_of(runs.two["steps"] / "pipeline"))
-    assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-3
+    # Fifty times the difference that is allowed between one process and two.
+    assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 5e-4
 
 
 def test_plain_diffusers_loads_the_result(runs: Runs, random_pipeline: Path) -> None:
@@ -212,6 +216,7 @@ def gathered_weights(port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.bench import Silent
-from flowgrpo.training.combining import total_reward
-from flowgrpo.training.credit import kept_nodes
+from flowgrpo.training.credit.combining import total_reward
 from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.samples import Batch
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 
@@ -23,16 +23,16 @@ def lines(
 ) -> tuple[str, list[str]]:
     """A recipe, and what makes it small."""
     if request.param == "images":
-        own = [f"model.path={random_pipeline}", "sampler.steps=4", "sampler.window={kind: all}",
-               "rewards=[{name: jpeg_compressibility}]", "objective.clip_nats=null",
-               "advantage={scale: group, clamp: 5.0}"]  # fmt: skip
+        own = [f"model.path={random_pipeline}", "sampler.steps=4", "sampler.plan.window={name: all}",
+               "rewards=[{name: jpeg_compressibility}]", "objective.surrogate=clip",
+               "advantage={scale: group}", "clamp=5.0"]  # fmt: skip
         return "default", [*ROLLOUT, *own]
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def weight(completions, **columns):\n    return [sum(map(ord, text)) / 500 for text in completions]\n"
     )
     own = [f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:weight'}}]", "generation.max_tokens=6",
-           "objective.options={}"]  # fmt: skip
+           "objective.surrogate=clip"]  # fmt: skip
     return "text", [*ROLLOUT, *own]
 
 
@@ -50,8 +50,8 @@ def test_objectives(lines: tuple[str, list[str]], tmp_path: Path, surrogate: str
 
 def test_what_a_bound_holds_back_is_counted_by_step_too(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     """Of BAPO's bounds, which are not called `low` and `high`, steps used to say nothing."""
-    options = "objective.options={lower: 0.9999999, upper: 1.0000001}"
-    trainer = trainer_of(lines, tmp_path / "run", "objective.surrogate=bapo", options, "optimizer.epochs=2")
+    bounds = "objective.surrogate={name: bapo, lower: 0.9999999, upper: 1.0000001}"
+    trainer = trainer_of(lines, tmp_path / "run", bounds, "optimizer.epochs=2")
     record = trainer.iterate(0)
     assert record["clip_share"] > 0.1
     counts = [(step["count"], step["clip_share"]) for step in record["steps"].values()]
@@ -62,12 +62,9 @@ def test_what_a_bound_holds_back_is_counted_by_step_too(lines: tuple[str, list[s
 def test_advantages(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     found = {}
     for name, options in (
-        ("group", "{}"), ("anchored", "{k: 0.5}"), ("virtual_maximum", "{maximum: 9}"), ("quantile", "{low: 0.3}"),
+        ("group", ""), ("anchored", ", k: 0.5"), ("virtual_maximum", ", maximum: 9"), ("quantile", ", low: 0.3"),
     ):  # fmt: skip
-        trainer = trainer_of(
-            lines, tmp_path / name, f"advantage.estimator={name}", f"advantage.estimator_options={options}",
-            "advantage.clamp=null",
-        )  # fmt: skip
+        trainer = trainer_of(lines, tmp_path / name, f"advantage={{name: {name}{options}}}", "clamp=null")
         rows, e = trainer.collect(0)
         scores = trainer.score(trainer.rewards, rows, e)
         values = trainer.advantages(scores, e, rows)
@@ -80,10 +77,10 @@ def test_advantages(lines: tuple[str, list[str]], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choice", ["extremes", "best", "widest"])
 def test_subsets_of_a_rollout(lines: tuple[str, list[str]], tmp_path: Path, choice: str) -> None:
-    trainer = trainer_of(lines, tmp_path / "run", f"advantage.select={{keep: 2, choice: {choice}}}")
+    trainer = trainer_of(lines, tmp_path / "run", f"select=[{{name: {choice}, keep: 2}}]")
     rows, e = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, e)
-    keep = kept_nodes(e, scores, trainer.recipe.advantage)
+    keep = trainer.credit.kept(Batch(trainer.collector.places, rows, e, scores))
     assert keep is not None
     mine = keep[e.rollout.leaf] if hasattr(e, "rollout") else keep
     assert mine.sum() == 4
@@ -106,7 +103,8 @@ def test_subsets_of_a_rollout(lines: tuple[str, list[str]], tmp_path: Path, choi
 )
 def test_a_budget_in_rounds(lines: tuple[str, list[str]], tmp_path: Path, budget: str) -> None:
     trainer = trainer_of(lines, tmp_path / "run", f"rollout.budget={budget}", "optimizer.epochs=2")
-    rows, e, scores = trainer.sample(0)
+    batch = trainer.collector.sample(0)
+    rows, e, scores = batch.rows, batch.experience, batch.scores
     counts = torch.bincount(e.groups, minlength=2)
     # Nobody fails here (or succeeds, with rewards below 0), so groups are never complete.
     assert counts.tolist() == [12, 12] if "until" in budget else int(counts.sum()) == 16 and int(counts.min()) >= 4
@@ -115,7 +113,7 @@ def test_a_budget_in_rounds(lines: tuple[str, list[str]], tmp_path: Path, budget
     values = total_reward(scores, e)
     assert all(values[e.groups == p].unique().numel() > 4 for p in (0, 1) if counts[p] > 4)
     advantages = trainer.advantages(scores, e, rows)
-    leaf = advantages[torch.cat([_leaves(part) + nodes.start for part, nodes in zip(e.parts, e.nodes)])]
+    leaf = advantages[torch.cat([_leaves(part) + nodes.start for part, nodes in zip(e.rounds, e.nodes)])]
     for p in (0, 1):
         mine = values[e.groups == p]
         expected = (mine - mine.mean()) / (mine.std() + 1e-4)
@@ -149,9 +147,10 @@ def test_a_prompt_in_several_templates(lines: tuple[str, list[str]], tmp_path: P
     )
     templates = "data.templates=['Think. {prompt}', '{prompt} In one word.']"
     trainer = trainer_of(lines, tmp_path / "run", templates, f"rewards=[{{name: '{reward}:sees'}}]")
-    rows, e, _ = trainer.sample(0)
+    batch = trainer.collector.sample(0)
+    rows, e = batch.rows, batch.experience
     assert torch.bincount(e.groups).tolist() == [8, 8]
-    [part] = e.parts
+    [part] = e.rounds
     if hasattr(part, "rollout"):
         assert list(part.prompts) == [
             t.format(prompt=r.text) for r in rows for t in ("Think. {prompt}", "{prompt} In one word.")
@@ -168,15 +167,15 @@ def test_a_prompt_in_several_templates(lines: tuple[str, list[str]], tmp_path: P
 
 
 @pytest.mark.parametrize("estimator", ["tracked", "cumulative"])
-def test_estimators_that_remember(lines: tuple[str, list[str]], tmp_path: Path, estimator: str) -> None:
+def test_advantages_that_remember(lines: tuple[str, list[str]], tmp_path: Path, estimator: str) -> None:
     # The rewards of the pipeline are negative sizes; SPO's rate needs 0 to 1.
     reward = tmp_path / "share.py"
     reward.write_text(
         "def share(prompts, groups, **columns):\n    return [(k * (1 + k) % 7) / 6 for k in range(len(prompts))]\n"
     )
     trainer = trainer_of(
-        lines, tmp_path / "run", f"advantage.estimator={estimator}", f"rewards=[{{name: '{reward}:share'}}]",
-        "advantage.clamp=null",
+        lines, tmp_path / "run", f"advantage={estimator}", f"rewards=[{{name: '{reward}:share'}}]",
+        "clamp=null",
     )  # fmt: skip
     rows, e = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, e)
@@ -184,20 +183,19 @@ def test_estimators_that_remember(lines: tuple[str, list[str]], tmp_path: Path, 
     assert not torch.equal(first, second)
     trainer.keeper.write(1)
     [folder] = trainer.run.list_checkpoints()
-    assert (folder / "tracker.pt").exists()
+    assert (folder / "advantage.pt").exists()
 
 
 def test_prompts_by_the_variance_of_their_rewards(lines: tuple[str, list[str]], tmp_path: Path) -> None:
-    trainer = trainer_of(lines, tmp_path / "run", "data.curriculum={mix: 0.0}")
-    drawn = [row.id for row in trainer.rows(0)]
-    assert [row.id for row in trainer.rows(0)] == drawn
+    trainer = trainer_of(lines, tmp_path / "run", "extensions=[{name: curriculum, mix: 0.0}]")
+    drawn = [row.id for row in trainer.collector.rows(0)]
+    assert [row.id for row in trainer.collector.rows(0)] == drawn
     known = trainer.data.train.rows
-    curriculum = trainer.memory.curriculum
-    assert curriculum is not None
+    curriculum = trainer.extensions.each["curriculum"].curriculum  # type: ignore[attr-defined]
     for row in known:
         # Only the third prompt and the fifth have anything to teach.
         curriculum.observe(row.id, [0.0, 1.0] if row.id in (2, 4) else [1.0, 1.0])
-    assert {row.id for k in range(5) for row in trainer.rows(k)} == {2, 4}
+    assert {row.id for k in range(5) for row in trainer.collector.rows(k)} == {2, 4}
     trainer.iterate(0)
     assert curriculum.state_dict()["sums"][2][0] > 2
 
@@ -210,13 +208,11 @@ def test_groups_without_a_difference_leave_the_count(lines: tuple[str, list[str]
         "    return [k % 2 if p == first else 0.5 for k, p in enumerate(prompts)]\n"
     )
     rows = {}
-    for how in ("keep", "skip"):
-        trainer = trainer_of(
-            lines, tmp_path / how, f"advantage.degenerate={how}", f"rewards=[{{name: '{reward}:half'}}]"
-        )
+    for how, entries in (("keep", "[]"), ("skip", "[varied]")):
+        trainer = trainer_of(lines, tmp_path / how, f"select={entries}", f"rewards=[{{name: '{reward}:half'}}]")
         prompts, e = trainer.collect(0)
         scores = trainer.score(trainer.rewards, prompts, e)
-        keep = kept_nodes(e, scores, trainer.recipe.advantage)
+        keep = trainer.credit.kept(Batch(trainer.collector.places, prompts, e, scores))
         rows[how] = trainer.objective.rows(e, 0, keep)
         if how == "skip":
             assert keep is not None
@@ -233,7 +229,7 @@ def test_a_constraint_gets_a_weight(lines: tuple[str, list[str]], tmp_path: Path
         "def kept(prompts, **columns):\n    return [k % 2 for k in range(len(prompts))]\n"
     )
     rewards = f"rewards=[{{name: '{reward}:aim'}}, {{name: '{reward}:kept', label: kept, at_least: 0.9}}]"
-    trainer = trainer_of(lines, tmp_path / "run", rewards, "advantage.multipliers={rate: 0.5}")
+    trainer = trainer_of(lines, tmp_path / "run", rewards, "extensions=[{name: multipliers, rate: 0.5}]")
     record = trainer.iterate(0)
     # Half of the samples keep it, 0.9 are wanted: the multiplier is half of what is missing.
     assert record["multiplier/kept"] == pytest.approx(0.2)
@@ -243,14 +239,14 @@ def test_a_constraint_gets_a_weight(lines: tuple[str, list[str]], tmp_path: Path
     shares = [(v - v.mean()) / (v.std() + 1e-4) for v in (aim, kept)]
     assert torch.allclose(leaf[:4], (shares[0] + 0.2 * shares[1]) / 1.2, atol=1e-5)
     trainer.keeper.write(1)
-    assert (trainer.run.list_checkpoints()[-1] / "multipliers.pt").exists()
+    assert (trainer.run.list_checkpoints()[-1] / "extensions" / "multipliers.pt").exists()
 
 
-def test_options_of_another_estimator_are_refused(lines: tuple[str, list[str]], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="another estimator than group"):
-        trainer_of(lines, tmp_path / "one", "advantage.estimator_options={k: 1}")
-    with pytest.raises(ValueError, match="does not take"):
-        trainer_of(lines, tmp_path / "two", "advantage.estimator=beta", "advantage.estimator_options={k: 1}")
+def test_options_of_another_advantage_are_refused(lines: tuple[str, list[str]], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"advantage group has no option 'k'.*'k' is an option of advantage anchored"):
+        trainer_of(lines, tmp_path / "one", "advantage.k=1")
+    with pytest.raises(ValueError, match="advantage beta has no option 'eps'; it has none"):
+        trainer_of(lines, tmp_path / "two", "advantage={name: beta, eps: 0.0}")
     assert torch.is_grad_enabled()
 
 
@@ -287,8 +283,8 @@ def test_samples_are_compared_within_their_strata(lines: tuple[str, list[str]], 
     )
     rewards = f"rewards=[{{name: '{reward}:value'}}, {{name: '{reward}:kind', label: kind, weight: 0.0}}]"
     trainer = trainer_of(
-        lines, tmp_path / "run", rewards, "advantage.estimator=stratified", "advantage.stratum={reward: kind}",
-        "advantage.estimator_options={alpha: 1.0, eps: 0.0}",
+        lines, tmp_path / "run", rewards,
+        "advantage={name: stratified, stratum: {reward: kind}, alpha: 1.0, eps: 0.0}",
     )  # fmt: skip
     rows, e = trainer.collect(0)
     leaf = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)[_leaves(e)].cpu()
@@ -302,12 +298,11 @@ def test_samples_are_compared_within_their_strata(lines: tuple[str, list[str]], 
 def test_likelihoods_that_fell_are_pushed_up(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     """LLDS is nothing before the weights move, and afterwards the mean fall of rows that became less likely."""
     ratio = ["objective.ratio=gaussian", "objective.weight=none"] if lines[0] == "default" else []
-    ratio.append("objective.kl=0.0")
     found = {}
     for rows in ("all", "good"):
         trainer = trainer_of(
-            lines, tmp_path / rows, "objective.llds=0.5", f"objective.llds_rows={rows}", "optimizer.epochs=2",
-            "optimizer.learning_rate=0.01", *ratio,
+            lines, tmp_path / rows, *ratio, "optimizer.epochs=2", "optimizer.learning_rate=0.01",
+            *_llds(lines, rows),
         )  # fmt: skip
         record = trainer.iterate(0)
         assert record["ratio/first_error"] == 0.0
@@ -316,12 +311,16 @@ def test_likelihoods_that_fell_are_pushed_up(lines: tuple[str, list[str]], tmp_p
     assert 0 < found["good"] < found["all"]
 
 
+def _llds(lines: tuple[str, list[str]], rows: str) -> list[str]:
+    return [f"penalties=[{{name: llds, weight: 0.5, rows: {rows}}}]"]
+
+
 def test_bounds_are_searched_at_each_step(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     path = "lower: [0.5, 0.9], upper: [1.5, 3.0], lower_step: 0.2, upper_step: 0.75"
     found = {}
     for target in (0.001, 0.999):
         trainer = trainer_of(
-            lines, tmp_path / str(target), "objective.surrogate=bapo", "objective.options={}", "optimizer.epochs=2",
+            lines, tmp_path / str(target), "objective.surrogate=bapo", "optimizer.epochs=2",
             f"objective.balance={{target: {target}, {path}}}", "optimizer.learning_rate=0.01",
         )  # fmt: skip
         record = trainer.iterate(0)
@@ -336,7 +335,7 @@ def test_bounds_are_searched_at_each_step(lines: tuple[str, list[str]], tmp_path
 def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     variance = "objective.variance={target: 0.5, value: 2.0, rate: 3.0}"
     trainer = trainer_of(
-        lines, tmp_path / "run", "objective.surrogate=r2vpo", "objective.options={}", "optimizer.epochs=2", variance,
+        lines, tmp_path / "run", "objective.surrogate=r2vpo", "optimizer.epochs=2", variance,
         "optimizer.learning_rate=0.01",
     )  # fmt: skip
     first = trainer.iterate(0)
@@ -350,7 +349,7 @@ def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], 
     trainer.keeper.write(1)
     [folder] = trainer.run.list_checkpoints()
     assert torch.load(folder / "variance.pt", weights_only=True) == {"value": point.value}
-    with pytest.raises(ValueError, match="a setting of surrogate r2vpo, not of sapo"):
+    with pytest.raises(ValueError, match="of surrogate r2vpo, not of sapo"):
         load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=sapo", "optimizer.epochs=2"])
     with pytest.raises(ValueError, match="which one optimizer step per rollout never leaves"):
         load_recipe(lines[0], [*lines[1], variance, "objective.surrogate=r2vpo"])
@@ -360,7 +359,7 @@ def test_a_weight_below_0_turns_the_update(lines: tuple[str, list[str]], tmp_pat
     """What one iteration does to the weights, with the only reward's weight 1 and -1."""
     moved = {}
     for weight in (1.0, -1.0):
-        more = (f"rewards.0.weight={weight}", "optimizer.weight_decay=0.0", "data.curriculum=null")
+        more = (f"rewards.0.weight={weight}", "optimizer.weight_decay=0.0", "extensions=[]")
         trainer = trainer_of(lines, tmp_path / str(weight), *more)
         before = [p.detach().clone() for p in trainer.task.weights.parameters()]
         trainer.iterate(0)

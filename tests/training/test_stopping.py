@@ -147,6 +147,17 @@ def images(name: str, *more: str) -> Callable[[pytest.FixtureRequest], AnyRecipe
     return lambda request: load_recipe(name, [*request.getfixturevalue("small"), *SHORT, *more])
 
 
+def windowless(name: str, *more: str) -> Callable[[pytest.FixtureRequest], AnyRecipe]:
+    """A run whose plan trains no steps, and so has no window."""
+    return lambda request: load_recipe(
+        name,
+        [
+            *(word for word in request.getfixturevalue("small") if not word.startswith("sampler.plan.window")),
+            *SHORT, *more,
+        ],
+    )  # fmt: skip
+
+
 def text(*more: str) -> Callable[[pytest.FixtureRequest], AnyRecipe]:
     return lambda request: load_recipe("text", [*request.getfixturevalue("small_text"), *SHORT, *more])
 
@@ -157,17 +168,20 @@ SHORT = (
 )  # fmt: skip
 RUNS = {
     "images": images("default", "optimizer.updates=2"),
-    "critic": images("euphonium", "critic.warmup=1", "sampler.window={kind: random, size: 1, interval: 1, stop: 3}"),
-    "old policy": images("diffusion_nft", "objective.old={decay: 0.5, every: 1, rise: 0.2}"),
+    "critic": images(
+        "euphonium", "critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"
+    ),
+    "old policy": windowless("diffusion_nft", "objective.old={decay: 0.5, every: 1, rise: 0.2}"),
     "text": text("optimizer.updates=2", "optimizer.ema={decay: 0.5, every: 1}"),
-    "memory": text("advantage.estimator=cumulative", "data.curriculum={mix: 0.2}"),
+    "memory": text("advantage=cumulative", "extensions=[{name: curriculum, mix: 0.2}]"),
     "guards": text(
         "evaluate.rewards=[{name: length, label: shown, options: {limit: 4}}]",
-        "evaluate.guards=[{reward: shown, fall: 1000}]",
+        "extensions=[{name: guard, reward: shown, fall: 1000}]",
     ),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_goes_on_from_a_signal_anywhere_to_the_last_bit(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -194,6 +208,7 @@ def test_a_run_goes_on_from_a_signal_anywhere_to_the_last_bit(
         assert contents(folder) == reference
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_ends_it(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     recipe = RUNS["text"](request)
     whole = Run(recipe, tmp_path / "whole")
@@ -203,6 +218,7 @@ def test_a_signal_in_the_last_evaluation_ends_it(request: pytest.FixtureRequest,
     assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_signal_before_anything_was_trained_writes_nothing_to_go_on_from(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
@@ -215,6 +231,7 @@ def test_a_signal_before_anything_was_trained_writes_nothing_to_go_on_from(
 # -- checkpoints by the clock --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "expected"), [("null", [4]), ("1.0", [2, 4]), ("0.5", [1, 2, 3, 4])])
 def test_checkpoints_are_written_by_the_clock_and_change_no_number(
     request: pytest.FixtureRequest, tmp_path: Path, minutes: str, expected: list[int]

@@ -1,9 +1,6 @@
 """Several processes of which one has a signal: all stop at the same place, and go on from there to the last bit."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,9 @@ import pytest
 
 from flowgrpo.training.interruption import contents
 from flowgrpo.training.run_folder import RunFolder
+from tests.training import ranks
+
+pytestmark = pytest.mark.slow
 
 # The second process has a signal in its second call of the reward that SIGNAL_IN names.
 REWARDS = """
@@ -31,13 +31,6 @@ def shown(completions, **columns):
 """
 
 
-def run_all(jobs: list[dict[str, Any]], folder: Path) -> None:
-    listed = [{**job, "count": 2, "log": str(folder / job["log"])} for job in jobs]
-    (folder / "jobs.json").write_text(json.dumps(listed))
-    command = [sys.executable, str(Path(__file__).with_name("ranks.py")), str(folder / "jobs.json")]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600)
-
-
 @pytest.fixture(scope="module")
 def folder(random_language_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopping")
@@ -46,7 +39,7 @@ def folder(random_language_folder: Path, tmp_path_factory: pytest.TempPathFactor
     words = [
         f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]", "model.train=lora",
         "rollout={prompts: 3, group: 2, batch: 4, tokens: 60}", "generation.max_tokens=4", "optimizer.updates=2",
-        f"evaluate={{every: 1, prompts: 3, rewards: [{{name: '{reward}:shown'}}]}}", "data.curriculum={}",
+        f"evaluate={{every: 1, prompts: 3, rewards: [{{name: '{reward}:shown'}}]}}", "extensions=[curriculum]",
         "optimizer.learning_rate=0.01", "run={iterations: 3, checkpoint_every: 100, sample_every: 1}",
     ]  # fmt: skip
     jobs: list[dict[str, Any]] = [{"words": ["train", "text", *words, "--out", str(folder / "whole")], "log": "whole"}]
@@ -54,7 +47,7 @@ def folder(random_language_folder: Path, tmp_path_factory: pytest.TempPathFactor
         run, signalled = str(folder / where), {"environment": {"SIGNAL_IN": where}}
         jobs.append({"words": ["train", "text", *words, "--out", run], "log": f"{where}-broken", **signalled})
         jobs.append({"words": ["resume", run], "log": f"{where}-resumed"})
-    run_all(jobs, folder)
+    ranks.run_all([{**job, "count": 2, "log": str(folder / job["log"])} for job in jobs], patience=600)
     return folder
 
 

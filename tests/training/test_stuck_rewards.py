@@ -1,15 +1,13 @@
 """Runs of the command whose reward hangs or exits: each ends by itself, with status 1 and one message, and is kept."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
+from tests.training import ranks
 
 PATIENCE = 1500.0
 REWARDS = """
@@ -105,15 +103,10 @@ def commands(small: list[str], folder: Path) -> dict[str, tuple[list[str], int]]
 def ended(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     folder = tmp_path_factory.mktemp("stuck")
     jobs = [
-        {"words": words, "log": str(folder / name), "count": count}
+        {"words": words, "log": str(folder / name), "count": count, "folder": str(folder)}
         for name, (words, count) in commands(small, folder).items()
     ]
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    script = Path(__file__).with_name("ranks.py")
-    subprocess.run(
-        [sys.executable, str(script), str(folder / "jobs.json")], check=True, cwd=folder, timeout=PATIENCE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    ranks.run_all(jobs, patience=PATIENCE)
     return {
         Path(job["log"]).name: Ended(
             json.loads(Path(f"{job['log']}.json").read_text()),

@@ -159,6 +159,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reward", "name", "at"), [("nothing", "no_score", [4, 9]), ("one", "no_difference", [9])])
 def test_a_reward_that_teaches_nothing(
     reward: str, name: str, at: list[int], tmp_path: Path, random_language_folder: Path
@@ -173,6 +174,7 @@ def test_a_reward_that_teaches_nothing(
     assert all(r["advantage/largest"] == 0 for r in records[:12])
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_destroys_the_model_and_the_run_resumed(
     tmp_path: Path, random_language_folder: Path
 ) -> None:
@@ -201,6 +203,7 @@ def test_a_learning_rate_that_destroys_the_model_and_the_run_resumed(
     assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_that_learns_says_nothing(tmp_path: Path, random_language_folder: Path) -> None:
     heard = Listening()
     recipe = load_recipe("text", words(tmp_path, random_language_folder, "digits"))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core.corrections import CORRECTIONS, auto, mask, truncate
 from flowgrpo.training.processes import Processes
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_objective import Scored, TokenObjective, engine_weight
+from flowgrpo.training.text_tokens import TokenObjective
 from tests.text import stub_vllm
 from tests.training.text_runs import trainer_of
 
@@ -38,6 +39,7 @@ def answers(folder: Path) -> str:
     return (folder / "samples" / "index.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", ["lora", "full"])
 def test_a_run_with_equal_numbers_is_the_plain_run(
     vllm: ModuleType, small: list[str], tmp_path: Path, train: str
@@ -59,7 +61,7 @@ def test_an_engine_is_corrected_unless_the_recipe_says_otherwise(
     vllm: ModuleType, small: list[str], tmp_path: Path
 ) -> None:
     trainer = trainer_of(small, tmp_path / "auto", VLLM)
-    assert any(line.startswith("completions by vllm, correction token") for line in trainer.task.describe())
+    assert any(line.startswith("completions by vllm, correction auto") for line in trainer.task.describe())
     record = trainer.iterate(0)
     assert record["weight"] == pytest.approx(1, abs=1e-4)
     assert record["correction_cut"] == 0
@@ -68,11 +70,11 @@ def test_an_engine_is_corrected_unless_the_recipe_says_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("more", "weights"),
+    ("correction", "weights"),
     [
         # Of exp(0.5), exp(0.25), 1, and exp(-1) at every fourth token: capped at 1.5.
-        ((), [1.5, 1.2840254, 1.0, 0.3678794]),
-        (("objective.correction_how=mask", "objective.correction_floor=0.4"), [0.0, 1.2840254, 1.0, 0.0]),
+        ("{name: truncate, cap: 1.5}", [1.5, 1.2840254, 1.0, 0.3678794]),
+        ("{name: mask, cap: 1.5, floor: 0.4}", [0.0, 1.2840254, 1.0, 0.0]),
     ],
 )
 def test_false_numbers_of_the_engine_are_weighed_by_hand(
@@ -80,12 +82,12 @@ def test_false_numbers_of_the_engine_are_weighed_by_hand(
     small: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
+    correction: str,
     weights: list[float],
 ) -> None:
     shifts = [-0.5, -0.25, 0.0, 1.0]
     monkeypatch.setattr(vllm.LLM, "shift", staticmethod(lambda request, place: shifts[place % 4]))
-    trainer = trainer_of(small, tmp_path / "run", VLLM, "objective.correction_cap=1.5", *more)
+    trainer = trainer_of(small, tmp_path / "run", VLLM, f"objective.correction={correction}")
     rows, e = trainer.collect(0)
     advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
     trainer.objective.prepare(e)
@@ -126,35 +128,37 @@ def test_weights_by_hand() -> None:
         ("sequence", "mask", 0.7, [[0.0] * 3, [0.0] * 3]),
         ("sequence", "mask", 0.6, [[0.6065307] * 3, [0.0] * 3]),
     ):
-        found = engine_weight(gap, level=level, how=how, cap=2.0, floor=floor)
-        assert torch.allclose(found, torch.tensor(wanted)), (level, how)
-    assert torch.allclose(engine_weight(gap, level="token", how="truncate", cap=9.0), torch.tensor(token))
+        options = {"level": level, "cap": 2.0} | ({"floor": floor} if how == "mask" else {})
+        weight, cut = CORRECTIONS[how](gap, **options)
+        assert torch.allclose(weight, torch.tensor(wanted)), (level, how)
+        assert torch.equal(cut, (torch.tensor(wanted) == 0) | (torch.tensor(wanted) == 2)), (level, how)
+    assert torch.allclose(truncate(gap, level="token", cap=9.0)[0], torch.tensor(token))
     asked = gap.clone().requires_grad_()
-    assert not engine_weight(asked, level="token", how="mask", cap=2.0).requires_grad
+    assert not mask(asked)[0].requires_grad
+    assert auto(gap, engine="transformers") is None
+    assert torch.equal(auto(gap, engine="vllm")[0], truncate(gap)[0])
 
 
 def test_the_recipe_chooses_level_and_bounds(small: list[str], tmp_path: Path) -> None:
-    gap, mask = torch.tensor([[0.5, -1.0], [1.0, 1.0]]), torch.ones(2, 2, dtype=torch.bool)
-    scored = Scored([0, 1], gap, gap, mask, gap, torch.ones(2))
+    gap = torch.tensor([[0.5, -1.0], [1.0, 1.0]])
     for more, wanted in (
-        (["objective.correction=token"], [[1.6487213, 0.3678794], [2.0, 2.0]]),
-        (["objective.correction=sequence", "objective.correction_cap=3"], [[0.6065307] * 2, [3.0] * 2]),
-        (["objective.correction=sequence", "objective.correction_how=mask"], [[0.6065307] * 2, [0.0] * 2]),
+        (["objective.correction=truncate"], [[1.6487213, 0.3678794], [2.0, 2.0]]),
+        (["objective.correction={name: truncate, level: sequence, cap: 3}"], [[0.6065307] * 2, [3.0] * 2]),
+        (["objective.correction=mask", "objective.correction.level=sequence"], [[0.6065307] * 2, [0.0] * 2]),
     ):
         objective = trainer_of(small, tmp_path / more[-1], *more).objective
         assert isinstance(objective, TokenObjective)
-        found = objective._correction(scored)
-        assert found is not None
-        assert torch.allclose(found, torch.tensor(wanted)), more
+        assert torch.allclose(objective.correction(gap)[0], torch.tensor(wanted)), more
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (["objective.correction_floor=0.5"], "correction_how mask"),
-        (["objective.correction_how=mask", "objective.correction_floor=2"], "not below correction_cap 2"),
+        (["objective.correction={name: truncate, floor: 0.5}"], "correction truncate has no option 'floor'"),
+        (["objective.correction.cap=2"], "'cap' is an option of correction truncate"),
+        (["objective.correction={name: mask, floor: 2}"], "floor 2, which is not below cap 2"),
         (["generation.engine_options={enforce_eager: true}"], "generation.engine vllm"),
-        (["objective={form: dpo, correction: token}"], "belongs to objective.form tokens"),
+        (["objective={name: answers, correction: truncate}"], "text objective answers has no option 'correction'"),
         (["generation.engine=sglang"], "'transformers' or 'vllm'"),
     ],
 )
@@ -164,7 +168,8 @@ def test_what_does_not_go_together_is_refused(override: list[str], message: str)
 
 
 def test_a_form_of_whole_answers_goes_with_an_engine(vllm: ModuleType, small: list[str], tmp_path: Path) -> None:
-    record = trainer_of(small, tmp_path / "run", VLLM, "objective={form: dpo, form_options: {beta: 0.1}}").iterate(0)
+    objective = "objective={name: answers, loss: {name: dpo, beta: 0.1}}"
+    record = trainer_of(small, tmp_path / "run", VLLM, objective).iterate(0)
     assert record["ratio/first_error"] == 0.0
 
 

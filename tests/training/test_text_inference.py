@@ -80,6 +80,7 @@ def test_lengths_filters_and_temperature_are_taken(random_language_folder: Path,
     assert not (tmp_path / "never").exists()
 
 
+@pytest.mark.slow
 def test_records_have_the_fields_of_a_runs_own(finished: Path, prompts: Path, tmp_path: Path) -> None:
     own = lines_of(finished / "samples" / "index.jsonl")[0]
     index, _ = sample_texts(str(finished), read_prompts(str(prompts)), tmp_path / "new")
@@ -93,6 +94,7 @@ def test_records_have_the_fields_of_a_runs_own(finished: Path, prompts: Path, tm
     assert max(len(r["completion"]) for r in records) <= 6
 
 
+@pytest.mark.slow
 def test_an_evaluation_repeats_that_of_the_run(finished: Path, tmp_path: Path) -> None:
     recipe = load_recipe(finished / "config.yaml")
     own = lines_of(finished / "samples" / "index.jsonl")
@@ -110,6 +112,7 @@ def test_an_evaluation_repeats_that_of_the_run(finished: Path, tmp_path: Path) -
     assert answers[0] != answers[1]
 
 
+@pytest.mark.slow
 def test_the_base_of_a_run_is_the_model_it_began_with(
     finished: Path, random_language_folder: Path, tmp_path: Path
 ) -> None:
@@ -126,6 +129,7 @@ def test_the_base_of_a_run_is_the_model_it_began_with(
         made("never", random_language_folder, True)
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten(random_language_folder: Path, finished: Path, tmp_path: Path) -> None:
     settings = ["generation.max_tokens=2"]
     index, _ = sample_texts(str(random_language_folder), ROWS, tmp_path, overrides=settings)
@@ -153,6 +157,7 @@ def test_iterations_behind_the_weights(tmp_path: Path) -> None:
     assert iterations_done(str(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_what_a_model_makes(random_language_folder: Path, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     found = [str(random_language_folder), str(finished), "arithmetic", "arithmetic:untrained"]
@@ -184,6 +189,7 @@ def test_the_command_prints_completions_below_their_prompts(
     assert len(lines_of(Path("two/index.jsonl"))) == 12
 
 
+@pytest.mark.slow
 def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finished: Path, prompts: Path) -> None:
     status, output, errors = command("evaluate", str(finished), "--out", "held")
     assert (status, errors) == (0, "")

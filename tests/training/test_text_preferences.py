@@ -17,10 +17,14 @@ def trainer_of(model: Path, folder: Path, *more: str) -> Trainer:
     reward.write_text("def weight(completions, **columns):\n    return [sum(map(ord, t)) / 500 for t in completions]\n")
     words = [
         f"model.path={model}", f"rewards=[{{name: '{reward}:weight'}}]", "generation.max_tokens=6",
-        "rollout.prompts=2", "rollout.group=4", "rollout.batch=8", "data.heldout=null", "objective.options={}",
+        "rollout.prompts=2", "rollout.group=4", "rollout.batch=8", "data.heldout=null",
         "optimizer.max_grad_norm=1e9", *more,
     ]  # fmt: skip
     return Session(load_recipe("text", words), RunFolder.create(folder, "")).trainer(Silent())
+
+
+def answers(loss: str) -> str:
+    return f"objective={{name: answers, loss: {loss}}}"
 
 
 def gradient_of(trainer: Trainer, form: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -60,7 +64,7 @@ def gradient_of(trainer: Trainer, form: str) -> tuple[list[torch.Tensor], list[t
 
 @pytest.mark.parametrize("form", ["dpo", "simpo", "regression"])
 def test_the_first_gradient(random_language_folder: Path, tmp_path: Path, form: str) -> None:
-    trainer = trainer_of(random_language_folder, tmp_path / "run", f"objective.form={form}")
+    trainer = trainer_of(random_language_folder, tmp_path / "run", answers(form))
     found, expected = gradient_of(trainer, form)
     assert max(float(g.abs().max()) for g in expected) > 1e-6
     for one, other in zip(found, expected, strict=True):
@@ -70,7 +74,7 @@ def test_the_first_gradient(random_language_folder: Path, tmp_path: Path, form: 
 @pytest.mark.parametrize("form", ["dpo", "simpo", "regression", "real"])
 def test_a_step_raises_what_it_should(random_language_folder: Path, tmp_path: Path, form: str) -> None:
     more = ("optimizer.learning_rate=1e-3", "optimizer.weight_decay=0.0")
-    trainer = trainer_of(random_language_folder, tmp_path / "run", f"objective.form={form}", *more)
+    trainer = trainer_of(random_language_folder, tmp_path / "run", answers(form), *more)
     rows, e = trainer.collect(0)
     advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
 
@@ -94,13 +98,19 @@ def _ends(advantages: torch.Tensor, groups: torch.Tensor, p: int) -> tuple[int, 
 
 
 def test_groups_are_not_cut(random_language_folder: Path, tmp_path: Path) -> None:
-    trainer = trainer_of(random_language_folder, tmp_path / "run", "objective.form=dpo", "rollout.tokens=16")
+    trainer = trainer_of(random_language_folder, tmp_path / "run", answers("dpo"), "rollout.tokens=16")
     with pytest.raises(ValueError, match=r"compares the 4 completions of a prompt.*rollout\.tokens 16"):
         trainer.iterate(0)
 
 
 def test_settings_of_another_form_are_refused(random_language_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"objective\.kl belongs to objective\.form tokens"):
-        trainer_of(random_language_folder, tmp_path / "a", "objective.form=dpo", "objective.kl=0.1")
-    with pytest.raises(ValueError, match="does not take; it takes beta, smoothing"):
-        trainer_of(random_language_folder, tmp_path / "b", "objective.form=dpo", "objective.form_options={tau: 1}")
+    with pytest.raises(ValueError, match="token penalty kl is of tokens, and text objective answers of whole answers"):
+        trainer_of(random_language_folder, tmp_path / "a", answers("dpo"), "penalties=[{name: kl, weight: 0.1}]")
+    with pytest.raises(ValueError, match=r"objective\.loss\.tau: answer loss dpo has no option 'tau'"):
+        trainer_of(random_language_folder, tmp_path / "b", "objective={name: answers, loss: {name: dpo, tau: 1}}")
+    with pytest.raises(ValueError, match=r"`smoothing` is 0\.7; use a probability"):
+        trainer_of(
+            random_language_folder, tmp_path / "c", "objective={name: answers, loss: {name: dpo, smoothing: 0.7}}"
+        )
+    with pytest.raises(ValueError, match=r"answers takes whole groups; leave select out"):
+        trainer_of(random_language_folder, tmp_path / "d", answers("real"), "select=[{name: extremes, keep: 2}]")

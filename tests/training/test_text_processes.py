@@ -1,9 +1,6 @@
 """A run of text in two processes is that of one: the same completions, rewards and advantages, weights to rounding."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.training import ranks
 from tests.training.test_part_ratios import REWARD as BY_PART
+
+pytestmark = pytest.mark.slow
 
 # Rounding is not blown up by AdamW where a gradient is next to nothing.
 OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
@@ -32,22 +32,18 @@ def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
     prompts.write_text("1+2=\n47-85=\n9\n30+4=\n")
     return [
         f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
-        f"data={{train: {prompts}, heldout: {prompts}, curriculum: {{}}}}",
-        "rollout={prompts: 3, group: 4, batch: 4, tokens: 60, replay: 2}", "generation.max_tokens=6",
-        "model.train=lora", "objective.kl=0.05", "evaluate={every: 2, prompts: 3}", OPTIMIZER,
+        f"data={{train: {prompts}, heldout: {prompts}}}", "extensions=[curriculum, {name: replay, keep: 2}]",
+        "rollout={prompts: 3, group: 4, batch: 4, tokens: 60}", "generation.max_tokens=6",
+        "model.train=lora", "penalties=[{name: kl, weight: 0.05}]", "evaluate={every: 2, prompts: 3}", OPTIMIZER,
         "run={iterations: 4, checkpoint_every: 2, sample_every: 1}",
     ]  # fmt: skip
 
 
 def launched(overrides: list[str], folder: Path, count: int, asked: Mapping[str, str]) -> None:
-    """A run by so many processes of one thread each, started as a launcher does."""
-    jobs = folder.with_suffix(".json")
+    """A run by so many processes, started as a launcher does."""
     words = ["train", "text", *overrides, "--out", str(folder)]
     job = {"words": words, "count": count, "log": str(folder.with_name("log")), "environment": dict(asked)}
-    jobs.write_text(json.dumps([job]))
-    script = Path(__file__).with_name("ranks.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(script), str(jobs)], check=True, env=environment, timeout=300)
+    ranks.run_all([job], patience=300)
     printed = [folder.with_name(f"log-{rank}.txt").read_text() for rank in range(count)]
     assert json.loads(folder.with_name("log.json").read_text()) == [0] * count, "\n".join(printed)
 
@@ -88,8 +84,8 @@ def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
     reward = tmp_path / "by_part.py"
     reward.write_text(BY_PART)
     lines = [
-        "rollout.replay=0", f"rewards=[{{name: '{reward}:nines'}}]", "parts={cut: pattern, pattern: '[0-4]'}",
-        "advantage.credit=minimum", "objective={surrogate: sspo, level: part, options: {low: 0.1, high: 0.15}}",
+        "extensions=[curriculum]", f"rewards=[{{name: '{reward}:nines'}}]", "parts={cut: pattern, pattern: '[0-4]'}",
+        "credit=minimum", "advantage=null", "objective={surrogate: {name: sspo, low: 0.1, high: 0.15}, level: part}",
     ]  # fmt: skip
     records = both([*overrides, *lines], tmp_path)
     assert records[0]["parts"] > 1

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.core.replay import Successes
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.extensions import Replay
+from flowgrpo.training.processes import Processes
+from flowgrpo.training.samples import Batch
 from flowgrpo.training.text_policy import Completions
-from flowgrpo.training.text_replay import replay_successes
 
 ROWS = [PromptRow(7, "one"), PromptRow(9, "two")]
 
@@ -29,44 +30,52 @@ def scores(*values: float) -> RewardBatch:
     )  # fmt: skip
 
 
+def replay(keep: int = 2) -> Replay:
+    found = Replay(keep=keep)
+    found.begin(None, Processes(), None)  # type: ignore[arg-type]
+    return found
+
+
+def mended(one: Replay, completions: Completions, scores: RewardBatch) -> tuple[Completions, RewardBatch]:
+    batch = one.samples_scored(Batch([0, 1], ROWS, completions, scores))
+    return batch.experience, batch.scores
+
+
 def test_a_success_comes_back() -> None:
-    memory = Successes(2)
-    first, kept = replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
+    memory = replay()
+    first, kept = mended(memory, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
     assert first.samples == ["ab", "c", "de", "f"]
-    assert first.replayed == 0
+    assert memory.record() == {}
     assert kept.values[:, 0].tolist() == [1, 0, 0, 0]
-    second, mended = replay_successes(memory, ROWS, completions("x", "yy", "z", "u"), scores(0.2, 0.1, 0, 1))
+    second, better = mended(memory, completions("x", "yy", "z", "u"), scores(0.2, 0.1, 0, 1))
     # The worst of the group of prompt 7; prompt 9 has a success of its own.
     assert second.samples == ["x", "ab", "z", "u"]
     assert second.sampled.ids[1] == [ord("a"), ord("b")]
-    assert second.replayed == 1
-    assert second.record()["replayed"] == 1
-    assert mended.values[:, 0].tolist() == pytest.approx([0.2, 1, 0, 1])
-    assert mended.notes["right"] == ["said", "", "said", "said"]
-    assert mended.sub_scores["right"]["size"][1] != mended.sub_scores["right"]["size"][1]
+    assert memory.record() == {"replayed": 1.0}
+    assert better.values[:, 0].tolist() == pytest.approx([0.2, 1, 0, 1])
+    assert better.notes["right"] == ["said", "", "said", "said"]
+    assert better.sub_scores["right"]["size"][1] != better.sub_scores["right"]["size"][1]
 
 
 def test_a_success_brings_its_answer() -> None:
-    memory = Successes(2)
+    memory = replay()
     first = replace(scores(1, 0, 0, 0), answers={"right": ["7", "8", None, "9"]})
-    replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), first)
+    mended(memory, completions("ab", "c", "de", "f"), first)
     given: dict[str, list[str | None]] = {"right": ["1", "2", "3", "4"], "other": ["x"] * 4}
-    found = replay_successes(
-        memory, ROWS, completions("x", "yy", "z", "u"), replace(scores(0.2, 0.1, 0, 1), answers=given)
-    )
+    found = mended(memory, completions("x", "yy", "z", "u"), replace(scores(0.2, 0.1, 0, 1), answers=given))
     # The other reward was not asked when the success was new.
     assert found[1].answers == {"right": ["1", "7", "3", "4"], "other": ["x", None, "x", "x"]}
     assert given["right"] == ["1", "2", "3", "4"]
 
 
 def test_what_is_remembered_survives_a_checkpoint(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    memory, again = Successes(2), Successes(2)
-    replay_successes(memory, ROWS, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
+    memory, again = replay(), replay()
+    mended(memory, completions("ab", "c", "de", "f"), scores(1, 0, 0, 0))
     torch.save(memory.state_dict(), tmp_path / "state.pt")
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert again.of(7) == memory.of(7)
+    assert again.successes.of(7) == memory.successes.of(7)
 
 
 def test_a_budget_and_a_replay_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"rollout\.replay mends"):
-        load_recipe("text", ["rollout.replay=2", "rollout.budget={}"])
+    with pytest.raises(ValueError, match="extension replay mends"):
+        load_recipe("text", ["extensions=[replay]", "rollout.budget={}"])

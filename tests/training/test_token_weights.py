@@ -7,8 +7,8 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.text_objective import TokenObjective
 from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text_tokens import TokenObjective
 from tests.training.test_text import task_of
 from tests.training.text_runs import trainer_of
 
@@ -64,7 +64,7 @@ def test_answers_that_are_not_confident_have_no_weight(small_text: list[str], tm
 
 
 def test_both_are_weights_of_the_loss(small_text: list[str], tmp_path: Path) -> None:
-    lines = ["objective.conflict=3.0", "objective.confident=9.0", "objective.correction=token", "optimizer.epochs=2"]
+    lines = ["objective.conflict=3.0", "objective.confident=9.0", "objective.correction=truncate", "optimizer.epochs=2"]
     trainer = trainer_of(small_text, tmp_path / "run", *lines, "rollout.group=24", "rollout.tokens=300")
     record = trainer.iterate(0)
     assert record["ratio/first_error"] == 0.0
@@ -76,9 +76,9 @@ def test_both_are_weights_of_the_loss(small_text: list[str], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["objective.conflict=2.0", "advantage.credit=prefix"], "tells good answers from bad ones"),
+        (["objective.conflict=2.0", "credit=prefix"], "tells good answers from bad ones"),
         (["objective.conflict=0.5"], "greater than or equal to 1|at least 1"),
-        (["objective.confident=0.5", "objective.form=dpo", "objective.options={}"], "belongs to objective.form tokens"),
+        (["objective={name: answers, confident: 0.5}"], "'confident' is an option of text objective tokens"),
     ],
 )
 def test_what_does_not_go_together_is_refused(lines: list[str], message: str) -> None:

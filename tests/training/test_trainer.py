@@ -94,16 +94,16 @@ def test_resuming_gives_the_same_numbers(whole: Path, small: list[str], tmp_path
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("euphonium", ["critic.warmup=1", "sampler.window={kind: random, size: 1, interval: 1, stop: 3}"]),
+        ("euphonium", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
         ("diffusion_nft", ["objective.old={decay: 0.5, every: 1, rise: 0.2}", "optimizer.updates=2"]),
-        ("sage_grpo", ["sampler.window={kind: frozen, size: 2}", "objective.anchor={decay: 0.0, every: 3}"]),
+        ("sage_grpo", ["sampler.plan.window={name: frozen, size: 2}", "reference={decay: 0.0, every: 3}"]),
     ],
 )
 def test_methods_with_a_state_of_their_own_resume_to_the_bit(
     name: str, more: list[str], small: list[str], tmp_path: Path
 ) -> None:
     """A critic, a sampling policy that lags behind, an anchor that moves: each is part of the checkpoint."""
-    shared = [entry for entry in small if not entry.startswith("sampler.window")]
+    shared = [entry for entry in small if not entry.startswith("sampler.plan.window")]
     recipe = load_recipe(name, [*shared, *more])
     _trainer(recipe, tmp_path / "whole").train()
 

@@ -47,19 +47,19 @@ def train(recipe: str, overrides: list[str], folder: Path) -> Trainer:
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("default", ["optimizer.updates=2", "objective.kl=0.01"]),
+        ("default", ["optimizer.updates=2", "penalties.kl.weight=0.01"]),
         ("default", ["rollout.chunk=1"]),
         ("branchgrpo", []),
-        ("euphonium", ["critic.warmup=1", "sampler.window={kind: random, size: 1, interval: 1, stop: 3}"]),
-        ("neighbor_grpo", ["sampler.window.size=2"]),
+        ("euphonium", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
+        ("neighbor_grpo", ["sampler.plan.window.size=2"]),
         ("diffusion_nft", ["optimizer.updates=2"]),
-        ("ac_flow", ["critic.warmup=1", "sampler.window={kind: random, size: 1, interval: 1, stop: 3}"]),
+        ("ac_flow", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
     ],
 )
 def test_states_that_wait_are_brought_before_anything_is_computed_with_them(
     name: str, more: list[str], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [entry for entry in small if name == "default" or not entry.startswith("sampler.window")]
+    given = [entry for entry in small if name == "default" or not entry.startswith("sampler.plan.window")]
     given += ["run={iterations: 2, checkpoint_every: 2, sample_every: 1, seed: 0}", *more]
     train(name, [*given, "rollout.store=device"], tmp_path / "device")
     stored: list[int] = []

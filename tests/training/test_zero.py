@@ -217,6 +217,7 @@ def parted(recipe: Any, rank: int) -> tuple[Any, ZeroOptimizer]:
     return weights, made
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_parts_of_two_experts_follow_adamw_on_summed_gradients(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")

@@ -298,7 +298,12 @@ def saved(subject: Subject) -> str:
 
 @torch.no_grad()
 def _pictures(subject: Subject, pipe: object) -> Tensor:
-    """What a plain call of a pipeline makes, with its own scheduler."""
+    """What a plain call of a pipeline makes, with its own scheduler; it is frozen, and stays so."""
+    for part in pipe.components.values():  # type: ignore[attr-defined]
+        if isinstance(part, nn.Module):
+            # A trained pipeline is frozen in part and a plain one not at all, and by that torch chooses kernels, see
+            # `TrainedWeights.given`.
+            part.requires_grad_(False)
     caller = PipelineCall(pipe, subject.call)
     prompts = company(subject.prompts(), caller.adapter.together)
     generators = [torch.Generator().manual_seed(70 + k) for k in range(len(prompts))]

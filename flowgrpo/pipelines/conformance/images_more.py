@@ -81,7 +81,8 @@ def _bria_fibo() -> Any:
     return diffusers.BriaFiboPipeline(
         transformer=transformer,
         scheduler=shifted_scheduler(),
-        vae=autoencoders.wan(),
+        # Of Wan 2.2: the class counts on sixteen pixels for a latent.
+        vae=autoencoders.wan(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16),
         text_encoder=parts.language_model("SmolLM3ForCausalLM", "SmolLM3Config"),
         tokenizer=parts.tokenizer(),
     )

@@ -203,7 +203,7 @@ def qwen2_5_vl(model: str = "Qwen2_5_VLForConditionalGeneration", *, layers: int
     """A class of the Qwen2.5-VL family; its vision tower has one layer."""
     sizes = {name: value for name, value in decoder_sizes(layers).items() if name not in ("head_dim", "pad_token_id")}
     config = transformers.Qwen2_5_VLConfig(
-        text_config={**sizes, "rope_parameters": _mrope()},
+        text_config={**sizes, **_mrope()},
         vision_config={
             "depth": 1,
             "hidden_size": WIDTH,
@@ -229,7 +229,9 @@ def qwen2_vl_processor(kind: str = "Qwen2_5_VLProcessor", pixels: int = 28 * 28)
 
 
 def _mrope() -> dict[str, Any]:
-    return {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default", "rope_theta": 10000.0}
+    rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default", "rope_theta": 10000.0}
+    # transformers 5 has another name for it.
+    return {"rope_parameters" if int(transformers.__version__.partition(".")[0]) >= 5 else "rope_scaling": rope}
 
 
 def qwen3_vl(model: str = "Qwen3VLForConditionalGeneration", *, layers: int = 2) -> Any:
@@ -261,7 +263,7 @@ def qwen2_vl() -> Any:
     """`Qwen2VLForConditionalGeneration`; its vision tower has one layer."""
     sizes = {name: value for name, value in decoder_sizes().items() if name not in ("head_dim", "pad_token_id")}
     config = transformers.Qwen2VLConfig(
-        text_config={**sizes, "rope_parameters": _mrope()},
+        text_config={**sizes, **_mrope()},
         vision_config={"depth": 1, "embed_dim": WIDTH, "hidden_size": WIDTH, "mlp_ratio": 2, "num_heads": 2},
         image_token_id=IMAGE,
         video_token_id=VIDEO,

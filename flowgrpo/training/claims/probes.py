@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...configs.layers import merge
 from ...configs.load import dump_recipe, recipe_names
 from ...configs.schema import Recipe
 from ..bench import Silent, _gradient, _gradient_spread, flow_task
+from ..credit.from_scores import Credit
 from ..planning import planner
 from ..run_folder import RunFolder
 from ..session import Session
@@ -53,7 +55,8 @@ def _probe_code() -> str:
 
 def baselines() -> list[str]:
     """Those of the methods that seconds are compared with which the package has."""
-    return [name for name in BASELINES if name in recipe_names("images")]
+    known = recipe_names("images")
+    return [name for name in BASELINES if name in known]
 
 
 def find_time(settings: Settings, method: str) -> Result | None:
@@ -178,9 +181,8 @@ def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[
     sigmas = task.policy.denoiser.probe.sigmas
     for kernel, etas in ETAS.items():
         for eta in etas:
-            changed = {"kernel": kernel, "eta": eta, "shared_noise": True}
-            recipe = trainer.recipe.model_dump()
-            recipe["sampler"] |= changed
+            changed = {"kernel": {"name": kernel, "eta": eta}, "plan": {"shared_noise": True}}
+            recipe = merge(trainer.recipe.model_dump(), {"sampler": changed})
             task.plan_for = planner(Recipe.model_validate(recipe), sigmas)
             by_seed = [_explored(trainer, seed) for seed in seeds]
             entry = {"eta": eta} | {name: [one[name] for one in by_seed] for name in by_seed[0]}
@@ -212,17 +214,17 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
         baseline → squared distance from the mean gradient by batch, and the squared norm of that mean.
     """
     gradients: dict[str, list[Tensor]] = {}
-    kept = trainer.recipe
+    kept = trainer.credit
     for batch in range(DRAWN):
         rows, experience = trainer.collect(batch)
         scores = trainer.score(trainer.rewards, rows, experience)
         for baseline in ("none", "mean", "loo"):
-            recipe = kept.model_dump()
+            recipe = trainer.recipe.model_dump()
             recipe["advantage"] |= {"baseline": baseline, "scale": "none"}
-            trainer.recipe = Recipe.model_validate(recipe)
+            trainer.credit = Credit(Recipe.model_validate(recipe))
             found = _gradient(trainer, experience, trainer.advantages(scores, experience, rows))
             gradients.setdefault(baseline, []).append(torch.cat([g.flatten().cpu() for g in found.values()]))
-        trainer.recipe = kept
+        trainer.credit = kept
     squared, norm = {}, {}
     for baseline, drawn in gradients.items():
         stacked = torch.stack(drawn).double()

@@ -23,6 +23,7 @@ import yaml
 from pydantic import ValidationError
 
 from ...configs.schema import Recipe
+from ...parts.choice import plain
 from ..run_folder import write_text
 
 Result = dict[str, Any]
@@ -90,7 +91,7 @@ def _name(path: Path) -> str:
 
 def content(recipe: Recipe) -> dict[str, Any]:
     """A recipe without its name and paper, which change no number."""
-    return {key: value for key, value in recipe.model_dump(mode="json").items() if key not in ("name", "paper")}
+    return {key: value for key, value in plain(recipe).items() if key not in ("name", "paper")}
 
 
 def key_of(recipes: Sequence[Recipe], *further: str) -> str:

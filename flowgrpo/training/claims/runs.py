@@ -26,8 +26,8 @@ from torch import Tensor
 
 from ...configs.load import dump_recipe, load_image_recipe, recipe_names
 from ...configs.schema import Recipe
-from ...rewards.guards import Alarm
 from ..bench import flow_task
+from ..reporting import Alarm
 from ..run_folder import RunFolder
 from ..session import Session, start
 from ..symptoms import Symptom
@@ -64,14 +64,14 @@ class Job:
 # KL and the scale of the advantage are made equal, so that only ratio, step weight and clip differ.
 _LONG = (
     "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant",
-    "objective.kl=0.0", "advantage.scale=group", "advantage.ddof=1",
+    "penalties=[]", "advantage.scale=group", "advantage.ddof=1",
 )  # fmt: skip
 VARIANTS = (
     Job("flow_grpo+proxy", "flow_grpo", _LONG, 2.0),
     Job("grpo_guard+proxy", "grpo_guard", _LONG, 2.0),
     Job("pref_grpo+proxy", "pref_grpo", ("rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]",)),
     Job("pref_grpo+pointwise", "pref_grpo", ("rewards=[{name: proxy}]",)),
-    Job("vgpo+relative", "vgpo", ("sampler.probe=null", "advantage.credit=leaf", "advantage.options={}")),
+    Job("vgpo+relative", "vgpo", ("sampler.plan.probe=null", "advantage=group", "credit=leaf")),
 )
 
 

@@ -1,0 +1,170 @@
+"""Penalties of images: what is added to the loss of a trained step, times the weight that a recipe gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..parts.choice import Choice
+from ..parts.needs import SOMETHING, Need, needs, several_updates
+from ..parts.traits import TRAINED, compares, trained
+from .guards import likelihood_guard
+from .objectives import gaussian_kl
+
+Difference = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Edges:
+    """E edges of one denoising step as a penalty sees them; with objective `forward`, E images at one noise level.
+
+    Attributes:
+        step: number of the denoising step.
+        std: standard deviation of the step's noise, per element; None for images, whose predictions have no noise.
+        shift: [E, ...] how far the step's mean (for images, the prediction) has moved since sampling, with gradient.
+        log_ratio: [E, 1] log of the importance ratio, with gradient.
+        advantage: [E].
+        mask: [E, 1] bool, the edges that are trained; None for all.
+        to_reference: gives `from_reference`, at the cost of one call of the denoiser.
+        to_guided: gives `from_guided`.
+    """
+
+    step: int
+    std: float | None
+    shift: Tensor
+    log_ratio: Tensor
+    advantage: Tensor
+    mask: Tensor | None
+    to_reference: Difference
+    to_guided: Difference
+
+    @cached_property
+    def from_reference(self) -> Tensor:
+        """[E, ...] the step's mean (for images, the prediction) less the reference's, with gradient.
+
+        A penalty that reads it is marked by `parts.traits.compares`.
+        """
+        return self.to_reference()
+
+    @cached_property
+    def from_guided(self) -> Tensor:
+        """[E, ...] the step's mean less the mean to which `sampler.guide` had moved it; 0 before the guide is ready."""
+        return self.to_guided()
+
+    def divergence(self, difference: Tensor) -> Tensor:
+        """[E] KL of two steps whose means are this far apart, per element, in nats; of images the mean square."""
+        if self.std is None:
+            return difference.square().flatten(1).mean(1)
+        wide = difference[:, None]
+        return gaussian_kl(wide, torch.zeros_like(wide), self.std)[:, 0]
+
+
+def _of_steps(recipe: Any, choice: Choice) -> list[str]:
+    if trained(recipe) != "images":
+        return []
+    return [
+        f"penalty {choice.short} is of steps with noise, and objective {recipe.objective.short} trains "
+        f"{TRAINED['images']}; use objective transition, or leave it out"
+    ]
+
+
+@compares
+def kl(edges: Edges) -> Tensor:
+    """Exact KL of a step to the reference's (Flow-GRPO, 2505.05470); of images the squared distance of predictions.
+
+    Args:
+        edges: E of one step.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    return edges.divergence(edges.from_reference)
+
+
+@compares
+@needs(_of_steps)
+def w2(edges: Edges) -> Tensor:
+    """Squared 2-Wasserstein distance of a step to the reference's (AC-Flow, 2510.18072): that of their means.
+
+    Args:
+        edges: E of one step.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    wide = edges.from_reference[:, None]
+    # Gaussians of one standard deviation: the squared distance is that of their means.
+    return (2.0 * gaussian_kl(wide, torch.zeros_like(wide), 1.0))[:, 0]
+
+
+@needs(_of_steps)
+def stepwise(edges: Edges) -> Tensor:
+    """KL of a step to the one that sampled (SAGE-GRPO, 2603.21872).
+
+    Args:
+        edges: E of one step.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    return edges.divergence(edges.shift)
+
+
+@needs(
+    _of_steps,
+    Need("sampler.guide", (SOMETHING,), "learns a guided step"),
+)
+def distil(edges: Edges) -> Tensor:
+    """KL of a step to the guided one, so that the policy learns what the guide did (Euphonium).
+
+    Args:
+        edges: E of one step.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    return edges.divergence(edges.from_guided)
+
+
+def _by_densities(recipe: Any, choice: Choice) -> list[str]:
+    ratio = recipe.objective.get("ratio", "gaussian")
+    if ratio == "gaussian":
+        return []
+    return [
+        f"penalty {choice.short} looks whether a step became less likely, and objective.ratio {ratio} is not the ratio "
+        "of its densities; use ratio gaussian"
+    ]
+
+
+@needs(
+    _of_steps,
+    _by_densities,
+    several_updates("compares with the policy that sampled, and the policy has to move away from it"),
+)
+def llds(edges: Edges, *, rows: Literal["all", "good"] = "all") -> Tensor:
+    """What the log-density of a sampled step has fallen since sampling (LLDS, 2512.04220).
+
+    Args:
+        edges: E of one step.
+        rows: Of which edges: all, or those whose advantage is above 0.
+
+    Returns:
+        [E], not negative.
+    """
+    good = edges.advantage if rows == "good" else None
+    return likelihood_guard(edges.log_ratio, torch.zeros_like(edges.log_ratio), edges.mask, good)[:, 0]
+
+
+PENALTIES: dict[str, Callable[..., Tensor]] = {
+    "kl": kl,
+    "w2": w2,
+    "stepwise": stepwise,
+    "distil": distil,
+    "llds": llds,
+}
+"""Penalties by the name that a recipe has for them, in the order in which they are added up."""

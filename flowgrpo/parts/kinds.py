@@ -1,0 +1,151 @@
+"""The kinds of parts: what each is for, where a recipe chooses it, and which the package has."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from . import plugins
+from .ranges import Positive
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of part.
+
+    Attributes:
+        word: what one is called, in messages and pages; `flowgrpo.WORD` is the group of its entry points, with `_` for
+            spaces.
+        key: where a recipe chooses one.
+        table: `module:NAME` of the mapping from names to functions or classes.
+        call: what the code of one looks like, for those who write one.
+        own: options that every entry of a list of these has beside those of its part, name -> (type, default).
+    """
+
+    word: str
+    key: str
+    table: str
+    call: str
+    own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def group(self) -> str:
+        """The group of entry points in which installed packages declare parts of this kind."""
+        return f"flowgrpo.{self.word.replace(' ', '_')}"
+
+    @property
+    def plural(self) -> str:
+        """The word for several."""
+        if self.word.endswith("y"):
+            return f"{self.word[:-1]}ies"
+        return f"{self.word}es" if self.word.endswith("s") else f"{self.word}s"
+
+    @cached_property
+    def builtin(self) -> Mapping[str, Callable[..., Any]]:
+        """The parts of the package, by name."""
+        module, _, name = self.table.partition(":")
+        found: Mapping[str, Callable[..., Any]] = getattr(importlib.import_module(module), name)
+        return found
+
+    def resolve(self, name: str) -> Callable[..., Any]:
+        """The function or class that a name stands for: of the package, of another, or of a file.
+
+        Raises:
+            ValueError: there is none; says what there is.
+        """
+        try:
+            return plugins.resolve(name, self.word, self.builtin, self.group, "or a class")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{self.word} {name!r} needs the package {error.name!r}, which is not installed"
+            ) from error
+
+    def names(self) -> list[str]:
+        """Names of the package's parts, and of those that installed packages declare."""
+        return list(dict.fromkeys([*self.builtin, *(point.name for point in plugins.entry_points(self.group))]))
+
+
+_WEIGHT = Annotated[Positive, Field(description="Times which it is added to the loss.")]
+Among = Annotated[Literal["group", "split"], Field(description="`split`: among the images below a tree's last split.")]
+
+_ALL = (
+    Kind(
+        "plan", "sampler.plan", "flowgrpo.samplers.plan_parts:PLANS",
+        "plan(setting, iteration, *, ...) -> Plan",
+    ),
+    Kind(
+        "window", "sampler.plan.window", "flowgrpo.samplers.windows:WINDOWS",
+        "window(iteration, num_steps, seed, *, ...) -> steps",
+    ),
+    Kind(
+        "kernel", "sampler.kernel", "flowgrpo.samplers.kernels:STOCHASTIC",
+        "kernel(sigmas, step, *, ...) -> (std, kappa)",
+    ),
+    Kind(
+        "solver", "sampler.solver", "flowgrpo.samplers.solvers:SOLVERS",
+        "solver(velocity, x, sigma, sigma_next, history, *, ...) -> x_next",
+    ),
+    Kind(
+        "combination", "combine", "flowgrpo.training.credit.combining:COMBINATIONS",
+        "combination(rewards [L, K], *, ...) -> [L]",
+    ),
+    Kind(
+        "advantage", "advantage", "flowgrpo.training.credit.comparing:ADVANTAGES",
+        "advantage(rewards [B], groups [B], *, ...) -> [B], or a class of such that remembers",
+    ),
+    Kind("credit", "credit", "flowgrpo.training.credit.credits:CREDITS", "credit(judged, *, ...) -> [N] or [N, T]"),
+    Kind(
+        "selection", "select", "flowgrpo.training.credit.selecting:SELECTIONS",
+        "selection(rewards [L], groups [L], *, ...) -> [L] bool",
+        {"among": (Among, "group")},
+    ),
+    Kind(
+        "surrogate", "objective.surrogate", "flowgrpo.core.registry:SURROGATES",
+        "surrogate(log_ratio, adv, logp, mask, *, ...) -> loss",
+    ),
+    Kind(
+        "objective", "objective", "flowgrpo.training.losses.registry:OBJECTIVES",
+        "class objective: __init__(setting, *, ...), and the methods of losses.contract.Objective",
+    ),
+    Kind(
+        "forward loss", "objective.loss", "flowgrpo.core.forward:FORWARD",
+        "loss(rows, *, ...) -> (loss, log_ratio)",
+    ),
+    Kind(
+        "penalty", "penalties", "flowgrpo.core.penalties:PENALTIES",
+        "penalty(edges, *, ...) -> penalty",
+        own={"weight": (_WEIGHT, inspect.Parameter.empty)},
+    ),
+    Kind(
+        "text objective", "objective", "flowgrpo.training.text_preferences:TEXT_OBJECTIVES",
+        "a class objective(recipe, policy, controls, *, ...) with the methods of TextObjective",
+    ),
+    Kind(
+        "answer loss", "objective.loss", "flowgrpo.core.preferences:ANSWER_LOSSES",
+        "loss(logp, ..., *, ...) -> losses [n]; the parameters before the * are any of logp, ref_logp, old_logp, "
+        "lengths, log_ratio, advantages, correct, groups, pairs",
+    ),
+    Kind(
+        "correction", "objective.correction", "flowgrpo.core.corrections:CORRECTIONS",
+        "correction(gap, *, ...) -> (weight, cut), or None",
+    ),
+    Kind(
+        "token penalty", "penalties", "flowgrpo.core.token_penalties:TOKEN_PENALTIES",
+        "penalty(logp, ..., *, ...) -> [R, T]; the parameters before the * are any of logp, ref_logp, old_logp, mask, "
+        "adv",
+        own={"weight": (_WEIGHT, inspect.Parameter.empty)},
+    ),
+    Kind(
+        "extension", "extensions", "flowgrpo.training.extensions:EXTENSIONS",
+        "class with the hooks of flowgrpo.training.extensions.Extension",
+    ),
+)  # fmt: skip
+
+KINDS: dict[str, Kind] = {kind.word: kind for kind in _ALL}
+"""All kinds by word, in the order in which an iteration meets them."""

@@ -1,0 +1,147 @@
+"""What a part needs of the other parts of a recipe, said beside its code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .choice import Choice, choices, value_at
+from .section import Section
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class Something:
+    """Stands for any value that is neither left out nor empty."""
+
+    def __repr__(self) -> str:
+        return "something"
+
+
+SOMETHING = Something()
+
+
+class Stated:
+    """Stands for any value that is not left out, 0 and an empty list too."""
+
+    def __repr__(self) -> str:
+        return "a value"
+
+
+STATED = Stated()
+
+
+@dataclass(frozen=True)
+class Need:
+    """A part works only where a key of the recipe has one of some values.
+
+    Attributes:
+        key: dotted; of a part it has the name.
+        values: those that will do; `SOMETHING` for all but nothing, `STATED` for all that is not left out, None for
+            nothing.
+        why: a clause with the part as its subject, such as "compares states with what they become".
+        unless: where this option of the part itself has its default or is left out, the need does not hold; None for a
+            need that always holds.
+        task: of which recipes, "images" or "text"; None for both.
+        mend: what to write instead; follows from `values` if left out.
+    """
+
+    key: str
+    values: tuple[Any, ...]
+    why: str
+    unless: str | None = None
+    task: str | None = None
+    mend: str | None = None
+
+    def fault(self, recipe: Any, who: str) -> str | None:
+        """What is wrong, for the part called `who`; None if nothing is."""
+        if self.task is not None and recipe.task != self.task:
+            return None
+        found = value_at(recipe, self.key)
+        if found in self.values or (SOMETHING in self.values and found not in (None, [], {}, False, 0)):
+            return None
+        if STATED in self.values and found is not None:
+            return None
+        wanted = " or ".join("nothing" if v is None else "a value" if v is SOMETHING else str(v) for v in self.values)
+        has = "is left out" if found in (None, [], {}) else f"is {found}"
+        mend = f"leave {self.key} out" if self.values == (None,) else f"use {self.key} {wanted}"
+        mend = f"set {self.key}" if self.values == (SOMETHING,) else mend
+        return f"{who} {self.why}, and {self.key} {has}; {self.mend or mend}"
+
+
+Rule = Callable[..., "list[str]"]
+
+
+def needs(*wanted: Need | Rule) -> Callable[[T], T]:
+    """Let a part say what it needs of a recipe; a section says it in `needs`.
+
+    Args:
+        wanted: a `Need`, or where words do not do a function `(recipe, choice) -> list of faults`.
+    """
+
+    def marked(part: T) -> T:
+        part.needs = wanted  # type: ignore[attr-defined]
+        return part
+
+    return marked
+
+
+def several_updates(why: str) -> Rule:
+    """A need of more than one optimizer step a rollout; `why` is a clause with the part as its subject."""
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        if recipe.optimizer.updates * recipe.optimizer.epochs > 1:
+            return []
+        return [
+            f"{choice.kind} {choice.short} {why}, which one optimizer step per rollout never does; use "
+            "optimizer.updates or optimizer.epochs above 1"
+        ]
+
+    return rule
+
+
+def unmet(recipe: Any) -> list[str]:
+    """What the chosen parts and the sections of a recipe need and do not have."""
+    faults = []
+    for who, place, need in _all_needs(recipe):
+        if not isinstance(need, Need):
+            faults += need(recipe, place)
+        elif _holds(need, place):
+            fault = need.fault(recipe, who)
+            faults += [fault] if fault else []
+    return faults
+
+
+def asking(recipe: Any, key: str) -> list[str]:
+    """Which parts and sections of a recipe need that a key has a value."""
+    return [who for who, place, need in _all_needs(recipe) if isinstance(need, Need) and need.key == key
+            and need.values != (None,) and _holds(need, place)]  # fmt: skip
+
+
+def _holds(need: Need, place: Choice | Section) -> bool:
+    """Whether a need of a part or a section is one, by the option that it depends on."""
+    if need.unless is None:
+        return True
+    given = place.get(need.unless) if isinstance(place, Choice) else getattr(place, need.unless)
+    return given not in (None, False, 0, [])
+
+
+def _all_needs(recipe: Any) -> list[tuple[str, Any, Need | Rule]]:
+    """Who needs something, the part or section that it is, and what."""
+    found = [
+        (f"{choice.kind} {choice.short}", choice, need)
+        for _, choice in choices(recipe)
+        for need in getattr(choice.target, "needs", ())
+    ]
+    return found + [(key, section, need) for key, section in _sections(recipe) for need in section.needs]
+
+
+def _sections(section: Section, key: str = "") -> list[tuple[str, Section]]:
+    """A section and all within it, with their dotted keys."""
+    found = [(key, section)]
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            found += _sections(value, f"{key}.{name}" if key else name)
+    return found

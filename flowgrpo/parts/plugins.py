@@ -1,0 +1,220 @@
+"""From a name to code: of a file, of a module, or of an installed package."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .foreign import contained
+
+_FILES: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+CALLED = "or a class with `__call__`"
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The end of a sentence: `"; did you mean 'x'?"` for the closest known words, or a full stop."""
+    close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
+
+
+def resolve(
+    name: str, word: str, known: Mapping[str, Callable[..., Any] | str], group: str, callable_as: str = CALLED
+) -> Callable[..., Any]:
+    """The function or class that a name, `path/to/file.py:name` or `package.module:name` stands for.
+
+    Args:
+        name: as a recipe has it.
+        word: what it names, such as "reward" or "kernel", for messages.
+        known: names that the package has: the code, or `module:attribute`.
+        group: of entry points, in which installed packages declare further names.
+        callable_as: what a class of this kind has to be, for messages.
+
+    Raises:
+        ValueError: there is no such name, file, module or attribute; says what there is instead.
+        ModuleNotFoundError: its module imports a package that is not installed.
+    """
+    if ":" in name:
+        if not all(name.rpartition(":")[::2]):
+            raise ValueError(_unnamed(name, word))
+        return load(name, name, word, callable_as)
+    if name in known:
+        found = known[name]
+        return load(found, name, word, callable_as) if isinstance(found, str) else found
+    points = [point for point in entry_points(group) if point.name == name]
+    targets = sorted({f"{point.module}:{point.attr}" for point in points})
+    if len(targets) > 1:
+        raise ValueError(f"{word} {name!r} is declared more than once; choose one of {', '.join(targets)}")
+    if targets:
+        return load(targets[0], name, word, callable_as)
+    if name.endswith(".py"):
+        defined = ", ".join(_definitions(_import_file(name, word))) or "none"
+        raise ValueError(f"{name!r} is a file; write '{name}:NAME' with one of its functions or classes ({defined})")
+    names = sorted({*known, *(point.name for point in entry_points(group))})
+    dotted = f" For a {word} in a module write '{':'.join(name.rsplit('.', 1))}'." if "." in name else ""
+    raise ValueError(
+        f"there is no {word} {_short(name)}{nearest(name, names)} Known: {', '.join(names)}.{dotted} "
+        "Your own: 'path/to/file.py:name' or 'package.module:name'."
+    )
+
+
+def _short(name: str, most: int = 80) -> str:
+    return repr(name) if len(name) <= most else f"{name[: most // 2]!r} …"
+
+
+def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
+    """What installed packages declare in a group."""
+    return list(importlib.metadata.entry_points(group=group))
+
+
+def load(target: str, name: str, word: str, callable_as: str = CALLED) -> Callable[..., Any]:
+    """The function or class at `FILE:NAME` or `MODULE:NAME`; `name` and `word` are for messages.
+
+    Raises:
+        ValueError: there is no such file, module or attribute.
+        ModuleNotFoundError: it imports a package that is not installed.
+    """
+    location, _, attribute = target.rpartition(":")
+    is_file = location.endswith(".py") or "/" in location or "\\" in location
+    with contained(f"{word} {name!r} cannot be imported: {location}", ValueError):
+        module = _import_file(location, word) if is_file else _import_module(location, word)
+    try:
+        found = getattr(module, attribute)
+    except AttributeError:
+        defined = _definitions(module)
+        raise ValueError(
+            f"{location!r} does not define {attribute!r}{nearest(attribute, defined)} "
+            f"It defines: {', '.join(defined) or 'no functions or classes'}."
+        ) from None
+    if not callable(found):
+        raise ValueError(
+            f"{location!r} defines {attribute!r} as a {type(found).__name__}, which cannot be called; name a function, "
+            f"{callable_as}"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_module(name: str, word: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"there is no module {name!r} to take a {word} from; write package.module:NAME")
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ModuleNotFoundError):
+            raise ValueError(f"the module {name!r} cannot be imported: {told(error)}") from error
+        if not (error.name and f"{name}.".startswith(f"{error.name}.")):
+            raise
+        local = Path(*name.split(".")).with_suffix(".py")
+        hint = f"; there is a file, so write './{local.as_posix()}:NAME'" if local.is_file() else ""
+        raise ValueError(f"there is no module {error.name!r} to take a {word} from{hint}") from None
+
+
+def _import_file(location: str, word: str) -> ModuleType:
+    path = Path(location).expanduser().resolve()
+    if path.is_dir():
+        raise ValueError(f"{word} file {location!r} is a folder; name a file that ends in .py")
+    if not path.is_file():
+        beside = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        raise ValueError(f"{word} file {location!r} does not exist (looked for {path}){nearest(path.name, beside)}")
+    stamp = (path.stat().st_mtime_ns, path.stat().st_size)
+    if path in _FILES and _FILES[path][0] == stamp:
+        return _FILES[path][1]
+    name = f"flowgrpo_plugin_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{word} file {location!r} is not Python source; give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickle look a class's module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        # A module that is not installed has a message of its own; an interrupt is nobody's fault.
+        if isinstance(error, ModuleNotFoundError) or not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise ValueError(f"{word} file {location!r} cannot be imported: {told(error)}") from error
+    _FILES[path] = (stamp, module)
+    return module
+
+
+def told(error: BaseException) -> str:
+    """An exception of a plug-in, with its file and line, in a sentence."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno}: {said}, which is a fault of syntax; mend it"
+    # The last call in a file that is no library's is the author's.
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((_PACKAGE, "<"))]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {said}" if own else said
+
+
+def _definitions(module: ModuleType) -> list[str]:
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    )
+
+
+def describe(target: str) -> str:
+    """First line of the docstring at `MODULE:NAME`, read from its source without importing it."""
+    module, _, attribute = target.partition(":")
+    if module in sys.modules:
+        return first_line(inspect.getdoc(getattr(sys.modules[module], attribute, None))) or target
+    source = _source(module)
+    if source is None:
+        return target
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return target
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == attribute:
+            return first_line(ast.get_docstring(node)) or target
+    return target
+
+
+def _source(module: str) -> Path | None:
+    """Where a module's source is, found without importing its parent packages."""
+    parts = module.split(".")
+    search: Any = None
+    spec = None
+    for depth in range(1, len(parts) + 1):
+        try:
+            name = ".".join(parts[:depth])
+            # An editable installation has a finder of its own, which knows the top of a package alone.
+            spec = importlib.util.find_spec(name) if depth == 1 else PathFinder.find_spec(name, search)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        search = spec.submodule_search_locations
+        if search is None and depth < len(parts):
+            return None
+    return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
+
+
+def first_line(text: str | None) -> str:
+    """The first line that is not blank, or nothing."""
+    return text.strip().splitlines()[0].strip() if text and text.strip() else ""
+
+
+def _unnamed(name: str, word: str) -> str:
+    """What to say of a location without a name, or a name without a location."""
+    location = name.rpartition(":")[0]
+    defined = ", ".join(_definitions(_import_file(location, word))) if location.endswith(".py") else ""
+    listed = f", with one of its functions or classes ({defined})" if defined else ""
+    return f"{name!r} names no {word}; write 'path/to/file.py:NAME' or 'package.module:NAME'{listed}"

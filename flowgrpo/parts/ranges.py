@@ -1,0 +1,35 @@
+"""Types of options that say which values they take. Without one of these an option takes any finite number."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from pydantic import Field
+
+T = TypeVar("T")
+
+
+class _Given:
+    """Marks a parameter that a run gives to a part, and no recipe."""
+
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+"""From 0 to 1, both included."""
+Bound = Annotated[float, Field(ge=0, allow_inf_nan=True)]
+"""Not below 0; `.inf` is no bound."""
+Unbounded = Annotated[float, Field(allow_inf_nan=True)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+"""Above 0, and at most 1."""
+Count = Annotated[int, Field(ge=1)]
+Several = Annotated[int, Field(ge=2)]
+Whole = Annotated[int, Field(ge=0)]
+
+Given = Annotated[T, _Given]
+"""`elements: Given[int]`: not an option. The run gives it to whoever asks for it by this name."""
+
+
+def is_given(annotation: object) -> bool:
+    """Whether a parameter of this annotation is given by the run."""
+    return _Given in getattr(annotation, "__metadata__", ())

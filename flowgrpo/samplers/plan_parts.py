@@ -1,0 +1,242 @@
+"""The plans that a recipe may choose, each from the setting of a run and the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from ..parts.choice import Choice, Of
+from ..parts.needs import asking, needs
+from ..parts.plugins import told
+from ..parts.ranges import Fraction, Positive, Several, Whole
+from ..parts.traits import trained
+from .kernels import Kernel
+from .plans import Plan, branch_plan, ode_plan, spine_plan, window_plan
+from .schedules import compress_tail
+from .solvers import Solver
+from .windows import Window, progressive, whole
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a plan is made for.
+
+    Attributes:
+        sigmas: ``T + 1`` noise levels, which fall to exactly 0.
+        kernel: of the stochastic steps.
+        solver: of the deterministic steps.
+        group: images that the recipe asks of a prompt (`rollout.group`).
+        seed: of the run, for what a plan draws.
+    """
+
+    sigmas: tuple[float, ...]
+    kernel: Kernel
+    solver: str | Solver = "euler"
+    group: int = 2
+    seed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps ``T``."""
+        return len(self.sigmas) - 1
+
+    def steps(self, window: Window, iteration: int, option: str = "window") -> list[int]:
+        """The steps of a window in an iteration, rising.
+
+        Args:
+            window: with its options bound.
+            iteration: counted from 0.
+            option: of the plan that is this window, for messages.
+
+        Raises:
+            ValueError: the window does not fit, or gives something else than steps of the schedule but the last.
+        """
+        key, last = f"sampler.plan.{option}", self.num_steps - 1
+        try:
+            found = list(window(iteration, self.num_steps, self.seed))
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from error
+        except Exception as error:
+            raise ValueError(f"{key}: {told(error)}") from error
+        if any(type(step) is not int or not 0 <= step < last for step in found):
+            raise ValueError(
+                f"{key} gives {found} in iteration {iteration}; give whole numbers from 0 to {last - 1}, for the last "
+                f"of {self.num_steps} steps is never trained"
+            )
+        return sorted(set(found))
+
+
+PREVIEWED = ("turning", "value", "minimum")
+"""Credits that read what each state would become without noise."""
+
+
+def _previews_are_read(recipe: Any, choice: Choice) -> list[str]:
+    if choice["probe"] is None or asking(recipe, "sampler.plan.probe"):
+        return []
+    return [
+        f"sampler.plan.probe makes previews that only the credits {', '.join(PREVIEWED)} read, and here nothing reads "
+        "them; leave it out"
+    ]
+
+
+@needs(_previews_are_read)
+def window(
+    setting: Setting,
+    iteration: int,
+    *,
+    window: Annotated[Window, Of("window", "progressive")] = progressive,
+    stochastic: Literal["window", "all"] = "window",
+    pruned: Annotated[Window, Of("window", "progressive")] | None = None,
+    shared_noise: bool = True,
+    probe: Whole | None = None,
+    flash_ratio: Fraction | None = None,
+) -> Plan:
+    """Chains that are stochastic and trained within a window of steps, and deterministic elsewhere (MixGRPO).
+
+    Args:
+        setting: of the run.
+        iteration: counted from 0.
+        window: The steps that are trained.
+        stochastic: `all` makes every step but the last stochastic, and not those of the window alone.
+        pruned: Steps of the window that are left out of training; none if left out.
+        shared_noise: The samples of a prompt start from one noise.
+        probe: Finish each state that a stochastic step starts from without noise too, in this stride; 0 is one step.
+        flash_ratio: Share of the steps after the window that is kept (MixGRPO-Flash); all are kept if left out.
+
+    Raises:
+        ValueError: a group of one, or options that do not go together.
+    """
+    _compared(setting)
+    if flash_ratio is not None and stochastic == "all":
+        raise ValueError(
+            "sampler.plan.flash_ratio shortens the deterministic steps after the window, and sampler.plan.stochastic "
+            "all leaves none; use stochastic window, or leave flash_ratio out"
+        )
+    chosen, trained = _trained(setting, iteration, window, pruned)
+    sigmas = setting.sigmas if flash_ratio is None else compress_tail(setting.sigmas, chosen[-1], flash_ratio)
+    return window_plan(
+        sigmas, trained, setting.kernel, samples=setting.group, shared_noise=shared_noise, solver=setting.solver,
+        stochastic=range(setting.num_steps - 1) if stochastic == "all" else chosen, probe=probe,
+    )  # fmt: skip
+
+
+def branch(
+    setting: Setting,
+    iteration: int,
+    *,
+    splits: list[Whole],
+    width: Several = 2,
+    spread: Positive | None = None,
+    window: Annotated[Window, Of("window", "progressive")] = whole,
+    stochastic: Literal["window", "all"] = "all",
+    pruned: Annotated[Window, Of("window", "progressive")] | None = None,
+) -> Plan:
+    """A tree that splits at some steps; the leaves below the last split are the images (BranchGRPO).
+
+    Args:
+        setting: of the run.
+        iteration: counted from 0.
+        splits: Steps at which every state splits.
+        width: Children of a state at a split.
+        spread: Share of own noise among siblings; they draw independently if left out.
+        window: The steps that are trained.
+        stochastic: `window` makes the splits and the window stochastic, and trains both; `all` makes every step so.
+        pruned: Steps that are left out of training (depth pruning); none if left out.
+
+    Raises:
+        ValueError: a split that is no step.
+    """
+    _within("splits", splits, setting)
+    mixed = stochastic == "window"
+    chosen, trained = _trained(setting, iteration, window, pruned, splits if mixed else ())
+    return branch_plan(
+        setting.sigmas, splits, setting.kernel, width=width, spread=spread, trained=trained,
+        stochastic=chosen if mixed else None, solver=setting.solver,
+    )  # fmt: skip
+
+
+def spine(
+    setting: Setting,
+    iteration: int,
+    *,
+    splits: list[Whole],
+    width: Several = 2,
+    completions: tuple[Whole, ...] = (1,),
+) -> Plan:
+    """A deterministic main line with stochastic, trained branches, each finished without noise (TempFlow-GRPO).
+
+    Args:
+        setting: of the run.
+        iteration: counted from 0.
+        splits: Steps at which branches leave the main line.
+        width: Branches at a step.
+        completions: Strides in which each branch is finished; 0 is one step.
+
+    Raises:
+        ValueError: a branch at what is no step, or completions that cannot be.
+    """
+    _within("splits", splits, setting)
+    return spine_plan(
+        setting.sigmas, splits, setting.kernel, branches=width, roots=setting.group, solver=setting.solver,
+        completions=completions,
+    )  # fmt: skip
+
+
+def _neighbours_alone(recipe: Any, choice: Choice) -> list[str]:
+    if choice["window"] is None or trained(recipe) == "choices":
+        return []
+    return [
+        f"plan {choice.short} trains the steps of its window as choices among neighbours, and objective is "
+        f"{recipe.objective.name}; leave sampler.plan.window out, or use objective neighbour"
+    ]
+
+
+@needs(_neighbours_alone)
+def ode(
+    setting: Setting,
+    iteration: int,
+    *,
+    window: Annotated[Window, Of("window", "progressive")] | None = None,
+    spread: Positive | None = None,
+) -> Plan:
+    """Deterministic chains from noises of their own, for losses without a stochastic step.
+
+    Args:
+        setting: of the run.
+        iteration: counted from 0.
+        window: The steps that are trained as choices among neighbours (Neighbor GRPO); none if left out, for losses of
+            the forward process.
+        spread: Share of own noise in the first noises of a prompt; they are independent if left out.
+
+    Raises:
+        ValueError: a group of one.
+    """
+    _compared(setting)
+    trained = () if window is None else _trained(setting, iteration, window, None)[1]
+    return ode_plan(setting.sigmas, samples=setting.group, solver=setting.solver, trained=trained, spread=spread)
+
+
+PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "spine": spine, "ode": ode}
+"""Plans by the name that a recipe has for them."""
+
+
+def _trained(
+    setting: Setting, iteration: int, window: Window, pruned: Window | None, points: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
+    """The window of an iteration, and what is trained: window and `points` without what is pruned."""
+    chosen = setting.steps(window, iteration)
+    if not chosen:
+        raise ValueError(f"sampler.plan.window gives no step in iteration {iteration}; give at least one")
+    left_out = set(setting.steps(pruned, iteration, "pruned")) if pruned else set()
+    return chosen, sorted({*chosen, *points} - left_out) or chosen[:1]
+
+
+def _compared(setting: Setting) -> None:
+    if setting.group < 2:
+        raise ValueError(f"rollout.group is {setting.group}: a group of one has no baseline; use 2 or more")
+
+
+def _within(option: str, steps: Sequence[int], setting: Setting) -> None:
+    if not steps or max(steps) >= setting.num_steps:
+        raise ValueError(f"sampler.plan.{option} is {list(steps)}; name steps between 0 and {setting.num_steps - 1}")

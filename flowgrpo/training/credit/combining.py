@@ -1,0 +1,169 @@
+"""What a recipe says of its rewards together: corrected verdicts, gates, ensembles, and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ...core.advantages import filled_rewards, weighted_total
+from ...core.combination import (
+    gated_rewards,
+    group_gated_rewards,
+    uncertainty_weighted_rewards,
+    worst_case_rewards,
+)
+from ...core.shaping import unlikeliness_rewards
+from ...core.verifiers import corrected_rewards
+from ...parts.needs import needs
+from ...parts.ranges import NotNegative
+from .conditions import compares_samples
+
+if TYPE_CHECKING:
+    from ...configs.sections import RewardConfig
+    from ...rewards.runner import RewardBatch
+
+
+def weighted_sum(rewards: Tensor) -> Tensor:
+    """The weighted sum, taken where samples are compared: what a missing reward counts as depends on with whom.
+
+    Args:
+        rewards: [L, K]; returned as they are, which leaves them to be added.
+    """
+    return rewards
+
+
+@needs(compares_samples)
+def worst(rewards: Tensor) -> Tensor:
+    """The least of an ensemble's rewards, each times its weight (worst-case optimisation, arXiv 2310.02743).
+
+    Args:
+        rewards: [L, K].
+    """
+    return worst_case_rewards(rewards)
+
+
+@needs(compares_samples)
+def agreement(rewards: Tensor, *, weight: NotNegative = 0.5) -> Tensor:
+    """The mean of an ensemble's rewards less its disagreement (uncertainty-weighted optimisation, arXiv 2310.02743).
+
+    Args:
+        rewards: [L, K].
+        weight: of the variance over the ensemble.
+    """
+    return uncertainty_weighted_rewards(rewards, weight=weight)
+
+
+COMBINATIONS: dict[str, Callable[..., Tensor]] = {"sum": weighted_sum, "worst": worst, "agreement": agreement}
+"""`combination(rewards [L, K], *, ...) -> [L]`: rewards times their weights, a missing one as its mean in the group."""
+
+
+class Compared(Protocol):
+    """L samples that are compared."""
+
+    @property
+    def groups(self) -> Tensor:
+        """[L] ids of the groups in which they are."""
+
+    @property
+    def outcomes(self) -> Tensor:
+        """[L] bool: samples that are results, not previews of a state."""
+
+    @property
+    def log_probs(self) -> Tensor | None:
+        """[L] of whole samples, by the sampler; of completions only."""
+
+
+def peers_of(samples: Compared) -> Tensor:
+    """[L] ids of the samples whose mean stands in for a missing score: results of a group, or its other samples."""
+    return 2 * samples.groups + samples.outcomes.to(samples.groups)
+
+
+def total_reward(scores: RewardBatch, samples: Compared, *, previews: bool = False, between: bool = False) -> Tensor:
+    """[L] weighted sum of the rewards that count; NaN where none applies.
+
+    A score that is missing counts as its mean over the group, see `core.advantages.weighted_total`.
+
+    Args:
+        scores: of L samples.
+        samples: their groups.
+        previews: keep the sums of samples that are no results; they are NaN if left out.
+        between: for comparisons of groups with each other.
+    """
+    wider = samples.outcomes.long() if between else None
+    total = weighted_total(scores.values, peers_of(samples), scores.weights, wider=wider)
+    return total if previews else total.masked_fill(~samples.outcomes, torch.nan)
+
+
+def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
+    """Entries of a recipe in the order of the columns that `combine` leaves: those of weight 0 are only recorded."""
+    return [reward for reward in rewards if reward.weight != 0]
+
+
+def combine(
+    scores: RewardBatch,
+    samples: Compared,
+    rewards: Sequence[RewardConfig],
+    combination: Callable[[Tensor], Tensor] = weighted_sum,
+) -> RewardBatch:
+    """The rewards that advantages are made of; what is logged and saved stays what the rewards said.
+
+    Corrections come first, so that a gate compares what it is told, then gates, each from the values before any gate
+    closed, then what a reward loses where its success was likely, then the combination, which leaves one column or all
+    of them. Rewards of weight 0 have no column: a gate may ask them, and that is all.
+
+    Args:
+        scores: as the rewards gave them, [L, K].
+        samples: their groups, and for rewards that ask how `unlikely` a success was, [L] `log_probs` of whole samples.
+        rewards: K entries of the recipe. A reward whose gate keeps it `apart` is NaN where the gate is closed.
+        combination: with its options.
+
+    Raises:
+        ValueError: `noise` on a reward that gave something other than 0, 1 and NaN; a combination that gives something
+            else than a number a sample.
+    """
+    values = scores.values.clone()
+    for k, reward in enumerate(rewards):
+        if reward.noise is not None and reward.weight != 0:
+            values[:, k] = _corrected(values[:, k], reward, scores.names[k])
+    gated = values.clone()
+    for k, reward in enumerate(rewards):
+        if reward.gate is None:
+            continue
+        main = scores.values[:, scores.names.index(reward.gate.reward)]
+        closed = torch.nan if reward.gate.closed is None or reward.gate.apart else reward.gate.closed
+        if reward.gate.share is None:
+            gated[:, k] = gated_rewards(values[:, k], main, threshold=reward.gate.at_least, closed=closed)
+            continue
+        success = (main >= reward.gate.at_least).to(main).masked_fill(main.isnan(), torch.nan)
+        gated[:, k] = group_gated_rewards(
+            values[:, k], success, samples.groups, at_least=reward.gate.share, closed=closed
+        )
+    for k, reward in enumerate(rewards):
+        if reward.unlikely is not None and reward.weight != 0:
+            assert samples.log_probs is not None
+            gated[:, k] = unlikeliness_rewards(gated[:, k], samples.log_probs, samples.groups, beta=reward.unlikely)
+    found = replace(scores, values=gated).counted()
+    given = filled_rewards(found.values * found.weights, peers_of(samples))
+    one = combination(given)
+    if one is given:
+        return found
+    if one.shape != given.shape[:1]:
+        raise ValueError(
+            f"a combination has to give one number a sample, a tensor of shape ({len(given)},); it gave "
+            f"{tuple(one.shape)}"
+        )
+    return replace(scores, values=one[:, None], names=("combined",), weights=torch.ones(1))
+
+
+def _corrected(values: Tensor, reward: RewardConfig, name: str) -> Tensor:
+    assert reward.noise is not None
+    try:
+        return corrected_rewards(
+            values, false_positive=reward.noise.false_positive, false_negative=reward.noise.false_negative
+        )
+    except ValueError as error:
+        raise ValueError(f"reward {name} has `noise`, which is for verdicts of 0 and 1: {error}") from None

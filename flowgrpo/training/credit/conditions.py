@@ -1,0 +1,115 @@
+"""What advantages and credits need of a recipe, where several of them need the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...parts.choice import Choice, value_at
+from ...parts.needs import SOMETHING, STATED, Need
+from ...parts.traits import trained
+
+PLAN, PROBE, SHARED = "sampler.plan", "sampler.plan.probe", "sampler.plan.shared_noise"
+"""Keys of the sections that other parts own."""
+
+compares_samples = Need("credit", ("leaf",), "compares samples, not steps or tokens")
+asks_critic = Need("critic", (SOMETHING,), "asks a critic", task="images", mend="add a `critic` section")
+
+
+def of_images(mend: str) -> Need:
+    """A need of a rollout of images, for what reads the states of one; `mend` says what serves text."""
+    return Need("task", ("images",), "reads the states of a denoising tree", mend=mend)
+
+
+reads_previews = Need(
+    PROBE, (STATED,), "compares states with what they become without noise", task="images",
+    mend="use sampler.plan window with sampler.plan.probe 1 (every level) or 0 (one step)",
+)  # fmt: skip
+
+
+def transitions(recipe: Any, choice: Choice) -> list[str]:
+    """A need of images whose denoising steps are trained."""
+    if recipe.task == "text" or trained(recipe) == "steps":
+        return []
+    return [f"credit {choice.short} needs trained transitions; use objective transition"]
+
+
+def one_tree(recipe: Any, choice: Choice) -> list[str]:
+    """A need of images that have states in common."""
+    plan, shared = value_at(recipe, PLAN), value_at(recipe, SHARED)
+    if recipe.task == "text" or plan == "branch" or (plan == "window" and shared):
+        return []
+    where = "with shared_noise" if plan == "window" else "with shared_noise, or credit leaf"
+    return [
+        f"credit {choice.short} compares the states of one tree, and here each image has a tree of its own; use "
+        f"sampler.plan branch, or plan window {where}"
+    ]
+
+
+def group_of_two(recipe: Any, choice: Choice) -> list[str]:
+    """A need of groups in which there is somebody to compare with."""
+    if recipe.task == "images" or recipe.rollout.group >= 2 or choice.get("baseline") == "none":
+        return []
+    free = ", or advantage.baseline none" if "baseline" in choice.options else ""
+    return [f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more{free}"]
+
+
+def works_on_samples(recipe: Any, choice: Choice) -> list[str]:
+    """A need of advantages of samples, for credits that hand them on."""
+    if recipe.advantage is not None:
+        return []
+    return [f"credit {choice.short} works on the advantages of samples, and advantage is null; write advantage: group"]
+
+
+def compares_itself(recipe: Any, choice: Choice) -> list[str]:
+    """A need of no advantage, for credits that compare by themselves."""
+    if recipe.advantage is None:
+        return []
+    return [
+        f"credit {choice.short} compares by itself, with options of its own, and advantage is "
+        f"{recipe.advantage.name}; write advantage: null"
+    ]
+
+
+def of_tokens(recipe: Any, choice: Choice) -> list[str]:
+    """Needs of advantages that differ from token to token."""
+    if recipe.task == "images":
+        return []
+    faults = []
+    if value_at(recipe, "objective.conflict") is not None:
+        faults.append(
+            f"objective.conflict tells good answers from bad ones, and with credit {choice.short} a token has an "
+            "advantage of its own; leave one of them out"
+        )
+    if value_at(recipe, "objective") == "answers":
+        faults.append(f"credit {choice.short} is of tokens; use objective tokens, not answers")
+    return faults
+
+
+_WHOLE = ("gate", "noise", "unlikely", "at_least")
+
+
+def scores_of_parts(recipe: Any, choice: Choice) -> list[str]:
+    """Needs of advantages by the scores of the parts of completions."""
+    if recipe.task == "images":
+        return []
+    name, faults = f"credit {choice.short}", list[str]()
+    if recipe.combine.name != "sum":
+        faults.append(f"combine {recipe.combine.name} is of whole completions, and {name} of their parts; use sum")
+    if recipe.parts is None:
+        faults.append(
+            f"{name} is of the parts of completions, and nothing says how they are cut; add a section such as "
+            "parts: {cut: lines}"
+        )
+    if any(chosen.name == "varied" for chosen in recipe.select):
+        faults.append(
+            f"selection varied leaves groups out by whole completions, and with {name} their parts may differ all the "
+            "same; leave it out of select"
+        )
+    for reward in recipe.rewards:
+        faults += [
+            f"reward {reward.label or reward.name} has `{line}`, which changes scores of whole completions, and {name} "
+            "takes those of their parts as they are; leave one of them out"
+            for line in _WHOLE
+            if getattr(reward, line) is not None
+        ]
+    return faults

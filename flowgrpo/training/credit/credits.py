@@ -1,0 +1,136 @@
+"""The advantage of every step or token: what a recipe chooses as its credit.
+
+A function `(judged, *, ...) -> [N]`, an advantage for each node of the rollout, which is that of the step that leads to
+it; of text, where a completion is a node, also [N, T] by token. `judged.Judged` says what it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import Field
+from torch import Tensor
+
+from ...core.advantages import group_advantages
+from ...core.prefix_tree import anchor_prefix_advantages
+from ...core.trees import anchor_tree_advantages
+from ...parts.choice import Choice
+from ...parts.needs import Need, needs
+from ...parts.ranges import NotNegative
+from .conditions import (
+    PLAN,
+    compares_itself,
+    group_of_two,
+    of_tokens,
+    one_tree,
+    reads_previews,
+    scores_of_parts,
+    transitions,
+    works_on_samples,
+)
+from .judged import Judged
+from .scales import Ddof, Scale, ScaleWithin
+from .step_credits import at_nodes, critic, depth, process, step_rewards, turning, value
+from .token_credits import least_of_parts, least_returns, parts, prefix
+
+
+@needs(works_on_samples)
+def leaf(judged: Judged) -> Tensor:
+    """The advantage of the sample; where several samples are below a node, their mean."""
+    return judged.of_samples()
+
+
+def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
+    advantage = recipe.advantage
+    if advantage is None or (advantage.name == "group" and advantage["scale"] != "batch"):
+        return []
+    return [
+        "credit anchor compares the weighted sum of rewards by state as by group; use advantage group, with scale "
+        "group or none"
+    ]
+
+
+@needs(
+    works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
+    Need("combine", ("sum",), "compares the weighted sum of rewards by state as by group"),
+    Need(PLAN, ("branch", "window"), "compares steps from one state", task="images"),
+)  # fmt: skip
+def anchor(
+    judged: Judged,
+    *,
+    omega: NotNegative = 1.0,
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    scale: ScaleWithin = "group",
+    eps: NotNegative = 1e-4,
+    ddof: Ddof = 1,
+) -> Tensor:
+    """The sample's advantage, and that of a step among those from the same state (GiGPO, arXiv 2505.10978).
+
+    A step is of a tree of images, or a token after a prefix.
+
+    Args:
+        judged: of images or completions.
+        omega: weight of the comparison by state.
+        gamma: share of a reward that is left a step earlier.
+        scale: what differences by state are divided by: the standard deviation of a state's steps, or nothing.
+        eps: added to that standard deviation.
+        ddof: of that comparison; 1 for the sample standard deviation, 0 for the population one.
+    """
+    experience, rewards, advantages = judged.experience, judged.rewards(), judged.advantages
+    assert advantages is not None
+    options: dict[str, Any] = {"weight": omega, "discount": gamma, "scale": scale, "eps": eps, "ddof": ddof}
+    if judged.task == "text":
+        return anchor_prefix_advantages(experience.sampled.ids, rewards, experience.groups, advantages, **options)
+    rollout = experience.rollout
+    return anchor_tree_advantages(rollout.parent, rollout.leaf, rewards, experience.groups, advantages, **options)
+
+
+def _within(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.task == "images" or choice["scale"] != "batch":
+        return []
+    return ["credit minimum compares parts within a group; use credit.scale group or none"]
+
+
+@needs(compares_itself, group_of_two, of_tokens, scores_of_parts, reads_previews, transitions, _within)
+def minimum(
+    judged: Judged,
+    *,
+    temperature: NotNegative = 0.0,
+    scale: Scale = "group",
+    eps: NotNegative = 1e-4,
+    ddof: Ddof = 1,
+) -> Tensor:
+    """The least reward from a step on, within a step; of completions, the least score of a part (PURE, 2504.15275).
+
+    Args:
+        judged: of images or completions.
+        temperature: above 0 it is soft: the sum of softmin-weighted rewards from the step on.
+        scale: what returns are divided by: the standard deviation of the group, of the batch (images), or nothing.
+        eps: added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+    """
+    comparison: dict[str, Any] = {"scale": scale, "eps": eps, "ddof": ddof}
+    if judged.task == "text":
+        return least_of_parts(judged, temperature, **comparison)
+    experience = judged.experience
+    nodes, rewards = step_rewards(experience.rollout, judged.rewards(previews=True))
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    return at_nodes(
+        experience, nodes, group_advantages(least_returns(rewards[:, 1:], temperature), prompt, **comparison)
+    )
+
+
+CREDITS: dict[str, Callable[..., Tensor]] = {
+    "leaf": leaf,
+    "depth": depth,
+    "turning": turning,
+    "value": value,
+    "critic": critic,
+    "process": process,
+    "prefix": prefix,
+    "anchor": anchor,
+    "parts": parts,
+    "minimum": minimum,
+}
+"""`credit(judged, *, ...) -> [N]`, or [N, T] by token."""

@@ -1,0 +1,149 @@
+"""From the scores of all samples to the advantages of what is trained, as a recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ...configs.schema import AnyRecipe
+from ...configs.sections import RewardConfig
+from ...core.advantages import group_advantages
+from ...core.shaping import positive_only_advantages
+from ...parts.choice import Choice
+from ...rewards.runner import RewardBatch
+from ..checkpoint import Stateful
+from ..critic import Critic
+from ..extensions.base import Comparison
+from ..extensions.chosen import Extensions
+from ..samples import Batch
+from .combining import combine, counted_rewards, total_reward
+from .comparing import ADVANTAGES, compare
+from .judged import Judged
+from .pooling import Pooled
+from .selecting import kept_nodes
+
+
+@runtime_checkable
+class Recording(Protocol):
+    """A part that has something to say in the metrics."""
+
+    def record(self) -> dict[str, float]:
+        """Name -> value, since it was last asked."""
+
+
+class Credit:
+    """What stands between rewards and the loss: how rewards combine, samples compare, and steps are credited.
+
+    Args:
+        recipe: which parts to take.
+
+    Raises:
+        ValueError: a combination of options that a part refuses.
+    """
+
+    def __init__(self, recipe: AnyRecipe) -> None:
+        self._recipe = recipe
+        self._combination = recipe.combine.make()
+        self._advantage = None if recipe.advantage is None else recipe.advantage.make()
+        self._credit = recipe.credit.make()
+        self._selections = [(str(chosen["among"]), chosen.make()) for chosen in recipe.select]
+
+    def advantages(
+        self, everyone: Pooled, batch: Batch, critic: Critic | None = None, extensions: Extensions | None = None
+    ) -> Tensor:
+        """[N] or [N, T] advantages of the nodes of this process; a step has that of the node it leads to.
+
+        Whatever remembers learns from the samples: call it once an iteration, on every process.
+
+        Args:
+            everyone: the samples of all processes.
+            batch: those of this process.
+            critic: if the recipe has one.
+            extensions: of the run; they may change the advantages, and learn from the samples.
+        """
+        recipe, experience, mine = self._recipe, batch.experience, None
+        extensions = extensions or Extensions()
+        if recipe.advantage is not None:
+            mine = self._compared(everyone, recipe.advantage, extensions)[everyone.mine]
+        judged = Judged(experience, self.combined(batch), mine, critic, recipe.task)
+        found: Tensor = self._credit(judged)
+        nodes = len(experience.kept(torch.ones(len(batch.scores.values), dtype=torch.bool)))
+        if found.ndim not in (1, 2) or len(found) != nodes:
+            raise ValueError(
+                f"credit {recipe.credit.short} has to give an advantage for each of {nodes} nodes; it gave a tensor of "
+                f"shape {tuple(found.shape)}"
+            )
+        found = extensions.advantages_made(found.nan_to_num(), everyone, batch)
+        return found if recipe.clamp is None else found.clamp(-recipe.clamp, recipe.clamp)
+
+    def combined(self, batch: Batch) -> RewardBatch:
+        """The rewards of this process's samples as the recipe combines them."""
+        return combine(batch.scores, batch.experience, self._recipe.rewards, self._combination)
+
+    def kept(self, batch: Batch) -> Tensor | None:
+        """[N] bool: nodes of this process that are trained; None for all."""
+        return kept_nodes(batch.experience, self.combined(batch), self._selections)
+
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by file name."""
+        made = {"combination": self._combination, "advantage": self._advantage, "credit": self._credit}
+        made |= {f"selection-{k}": selection for k, (_, selection) in enumerate(self._selections)}
+        return {name: part for name, part in made.items() if isinstance(part, Stateful)}
+
+    def record(self) -> dict[str, float]:
+        """What the metrics say of the advantages, as far as their part has a method `record`."""
+        return self._advantage.record() if isinstance(self._advantage, Recording) else {}
+
+    def _compared(self, everyone: Pooled, chosen: Choice, extensions: Extensions) -> Tensor:
+        """[L] advantages of the samples of all processes."""
+        rewards = self._recipe.rewards
+        whole = combine(everyone.scores, everyone, rewards, self._combination)
+        if any(reward.gate is not None and reward.gate.apart for reward in counted_rewards(rewards)):
+            found = compare_apart(whole, everyone, rewards, eps=chosen["eps"], ddof=chosen["ddof"])
+        else:
+            assert self._advantage is not None
+            found = compare(self._advantage, aims(whole, rewards), everyone)
+        again = partial(group_advantages, groups=everyone.groups, **_scale_of(chosen))
+        return extensions.samples_compared(found, Comparison(everyone, whole, again))
+
+
+def _scale_of(chosen: Choice) -> dict[str, Any]:
+    """By what an advantage of the package divides; nothing for what it does not say, and for one that is not."""
+    names = ("eps", "ddof", "scale") if chosen.name in ADVANTAGES else ()
+    return {name: chosen[name] for name in names if name in chosen.options}
+
+
+def aims(scores: RewardBatch, rewards: Sequence[RewardConfig]) -> RewardBatch:
+    """The combined rewards without those that are constraints.
+
+    Args:
+        scores: [L, K], of all rewards that count, or of the one that they were combined to.
+        rewards: of the recipe.
+    """
+    counted = counted_rewards(rewards)
+    wanted = [k for k, reward in enumerate(counted) if reward.at_least is None]
+    if len(wanted) == len(counted):
+        return scores
+    names = tuple(scores.names[k] for k in wanted)
+    return replace(scores, values=scores.values[:, wanted], names=names, weights=scores.weights[wanted])
+
+
+def compare_apart(
+    scores: RewardBatch, samples: Any, rewards: Sequence[RewardConfig], *, eps: float, ddof: int
+) -> Tensor:
+    """DRPO's decoupling: one reward compared among the successes of another, the rest with all samples."""
+    columns = counted_rewards(rewards)
+    [own] = [k for k, reward in enumerate(columns) if reward.gate is not None and reward.gate.apart]
+    others = [k for k in range(len(columns)) if k != own]
+    values = scores.values.masked_fill(~samples.outcomes[:, None], torch.nan)
+    rest = replace(scores, values=values[:, others], weights=scores.weights[others])
+    # Behind a closed gate it is NaN. A success to which it does not apply is changed by it as little as a failure.
+    return positive_only_advantages(
+        total_reward(rest, samples), values[:, own], ~values[:, own].isnan(), samples.groups,
+        weight=float(scores.weights[own]), eps=eps, ddof=ddof,
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""The samples of all processes of a run together, for whatever compares beyond a group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...rewards.runner import RewardBatch
+from ..data import PromptRow
+from ..processes import Processes
+from ..tasks import Collected
+from .strata import Stratum, stratum_ids, stratum_values
+
+DIVERGENCE = "divergence"
+"""The column of samples that says how far the policy has moved since it last saw their prompt."""
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """L samples in the order of their prompts, the same on every process.
+
+    Attributes:
+        scores: [L, K], without sub-scores, notes, answers and parts.
+        prompts: [L] ids of their prompts, which stay the same over the run.
+        groups: [L] ids of the groups in which samples are compared.
+        outcomes: [L] bool: samples that are results.
+        lengths: [L] tokens; of completions only.
+        log_probs: [L] of whole samples, by the sampler; of completions only.
+        strata: [L] ids of samples of one kind; only where the recipe distinguishes them.
+        mine: where the samples of this process are.
+        columns: name -> [L] whatever extensions share of samples.
+    """
+
+    scores: RewardBatch
+    prompts: list[int]
+    groups: Tensor
+    outcomes: Tensor
+    lengths: Tensor | None
+    log_probs: Tensor | None
+    strata: Tensor | None
+    mine: list[int]
+    columns: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def divergence(self) -> Tensor | None:
+        """[L] how far the policy has moved since it last saw the prompt, NaN if never; None where nobody measures."""
+        found = self.columns.get(DIVERGENCE)
+        return None if found is None else torch.tensor(found, dtype=torch.float64)
+
+
+def pooled(
+    processes: Processes,
+    places: Sequence[int],
+    rows: Sequence[PromptRow],
+    experience: Collected,
+    scores: RewardBatch,
+    stratum: Stratum | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Pooled:
+    """Bring the samples of all processes together. All must call it.
+
+    Args:
+        processes: of the run.
+        places: [P] number of each prompt of this process among those of the iteration.
+        rows: [P] prompts of this process.
+        experience: samples of them.
+        scores: of the samples.
+        stratum: what tells kinds of samples apart, if anything does.
+        columns: name -> what extensions share of each sample; the same names on every process.
+
+    Raises:
+        ValueError: a reward lacks the sub-score.
+    """
+    owners, lengths, chances = experience.prompt_of_sample, experience.lengths, experience.log_probs
+    shared = columns or {}
+    own = (
+        [places[p] for p in owners],
+        [rows[p].id for p in owners],
+        experience.groups.tolist(),
+        experience.outcomes.tolist(),
+        [0] * len(owners) if lengths is None else lengths.tolist(),
+        [0.0] * len(owners) if chances is None else chances.tolist(),
+        scores.values.tolist(),
+        [0.0] * len(owners) if stratum is None else stratum_values(scores, stratum),
+        list(zip(*shared.values(), strict=True)) if shared else [()] * len(owners),
+    )
+    everything, mine = processes.pool(list(zip(*own, strict=True)), own[0])
+    at, ids, groups, outcomes, counts, likely, values, kinds, found = zip(*everything, strict=True)
+    # Each process numbers its groups by itself; none has samples of two prompts.
+    names: dict[tuple[int, int], int] = {}
+    known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
+    return Pooled(
+        scores=replace(
+            scores,
+            values=torch.tensor(values),
+            sub_scores={},
+            notes={},
+            parts={},
+            answers={},
+        ),
+        prompts=list(ids),
+        groups=torch.tensor(known),
+        outcomes=torch.tensor(outcomes),
+        lengths=None if lengths is None else torch.tensor(counts),
+        log_probs=None if chances is None else torch.tensor(likely, dtype=torch.float64),
+        strata=None if stratum is None else stratum_ids(kinds, stratum.edges),
+        mine=mine,
+        columns=dict(zip(shared, map(list, zip(*found)))),
+    )

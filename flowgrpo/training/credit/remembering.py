@@ -1,0 +1,99 @@
+"""Advantages that remember every prompt over the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...core.trackers import CumulativeStandardiser, ValueTracker
+from ...parts.choice import Choice
+from ...parts.needs import needs
+from ...parts.ranges import Given, NotNegative, Positive
+from .conditions import compares_samples
+from .scales import Ddof
+
+HALF_LIFE = 0.06
+"""Nats of divergence; that of SPO."""
+
+
+def _forgets(recipe: Any, choice: Choice) -> list[str]:
+    """What `half_life` asks of a recipe."""
+    if choice["half_life"] is None or "visits" in [other.name for other in recipe.extensions]:
+        return []
+    return [
+        "advantage.half_life is of the distance that extension visits measures; add visits to extensions, or leave "
+        "advantage.half_life out"
+    ]
+
+
+@needs(compares_samples, _forgets)
+class Tracked:
+    """A running success rate of each prompt is the baseline of its samples (SPO, arXiv 2509.13232).
+
+    Args:
+        prior: rate of a prompt not seen before, between 0 and 1.
+        half_life: with extension `visits`, by whose distance the past of a prompt fades; nats of it that halve what is
+            remembered, 0.06 if left out.
+        low: smallest share of the past that is kept, from 0.
+        high: largest share of the past that is kept, below 1.
+        eps: added to the standard deviation over the batch.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        prior: float = 0.5,
+        half_life: Positive | None = None,
+        low: NotNegative = 0.875,
+        high: NotNegative = 0.96,
+        eps: NotNegative = 1e-4,
+        ddof: Ddof = 1,
+    ) -> None:
+        self._tracker = ValueTracker(prior=prior, half_life=half_life or HALF_LIFE, low=low, high=high)
+        self._eps, self._ddof = eps, ddof
+
+    def __call__(
+        self, rewards: Tensor, groups: Tensor, *, prompts: Given[Sequence[int]], divergence: Given[Tensor | None]
+    ) -> Tensor:
+        """[B] advantages, after which the rewards are remembered: call it once an iteration."""
+        moved = None if divergence is None else divergence.nan_to_num(0.0)
+        return self._tracker.advantages(rewards, prompts, moved, eps=self._eps, ddof=self._ddof)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is remembered."""
+        return self._tracker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what was remembered."""
+        self._tracker.load_state_dict(state)
+
+
+@needs(compares_samples)
+class Cumulative:
+    """A sample is compared with all samples of its prompt so far (smooth standardisation of DCPO, arXiv 2509.02333).
+
+    Args:
+        eps: added to standard deviations.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+    """
+
+    def __init__(self, *, eps: NotNegative = 1e-4, ddof: Ddof = 1) -> None:
+        self._standardiser = CumulativeStandardiser(eps=eps, ddof=ddof)
+
+    def __call__(self, rewards: Tensor, groups: Tensor, *, prompts: Given[Sequence[int]]) -> Tensor:
+        """[B] advantages, after which the rewards are remembered: call it once an iteration."""
+        return self._standardiser.advantages(rewards, prompts)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What is remembered."""
+        return self._standardiser.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what was remembered."""
+        self._standardiser.load_state_dict(state)

@@ -1,0 +1,110 @@
+"""Which samples enter the gradient; all of them enter the statistics.
+
+A function `(rewards [L], groups [L], *, ...) -> [L] bool`. Rewards are weighted sums, NaN where none applies. Samples
+of a prompt are a group, or with `among: split` the images below a tree's last split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...core import subsets
+from ...core.selection import select
+from ...parts.ranges import Count
+from .combining import total_reward
+
+if TYPE_CHECKING:
+    from ...rewards.runner import RewardBatch
+
+
+def extremes(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
+    """The best and the worst in equal parts (DanceGRPO, arXiv 2505.07818).
+
+    Args:
+        rewards: [L].
+        groups: [L].
+        keep: samples kept of each group; of an odd number one more of the best.
+    """
+    return select(rewards, groups, keep, choice="extremes")
+
+
+def best(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
+    """The best; with `among: split` BranchGRPO's width pruning (arXiv 2509.06040).
+
+    Args:
+        rewards: [L].
+        groups: [L].
+        keep: samples kept of each group.
+    """
+    return select(rewards, groups, keep, choice="best")
+
+
+def widest(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
+    """The subset of greatest variance (PODS, arXiv 2504.13818; D³S).
+
+    Args:
+        rewards: [L].
+        groups: [L].
+        keep: samples kept of each group.
+    """
+    return subsets.widest(rewards, groups, keep)
+
+
+def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0.5) -> Tensor:
+    """Successes and failures in equal parts, as far as there are (Reinforce-Ada, arXiv 2510.04996).
+
+    Args:
+        rewards: [L].
+        groups: [L].
+        keep: samples kept of each group.
+        success: the least reward of a success.
+    """
+    return subsets.balanced(rewards, groups, keep, success=success)
+
+
+def varied(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Groups whose rewards differ: groups of equal rewards leave the count that the loss is divided by (DAPO)."""
+    return ~subsets.degenerate_rows(rewards, groups)
+
+
+SELECTIONS: dict[str, Callable[..., Tensor]] = {
+    "extremes": extremes,
+    "best": best,
+    "widest": widest,
+    "balanced": balanced,
+    "varied": varied,
+}
+"""`selection(rewards [L], groups [L], *, ...) -> [L]` bool."""
+
+
+def kept_nodes(
+    experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]
+) -> Tensor | None:
+    """[N] bool: nodes whose edges are trained; None for all.
+
+    Args:
+        experience: the rollout of this process.
+        scores: of its samples, combined.
+        selections: among whom each selects, and the selection with its options.
+
+    Raises:
+        ValueError: a selection that gives something else than a yes or no for each sample.
+    """
+    if not selections:
+        return None
+    ranked = total_reward(scores, experience)
+    mine = torch.ones(len(ranked), dtype=torch.bool)
+    for among, selection in selections:
+        chosen = selection(ranked, experience.siblings(among))
+        if chosen.shape != mine.shape or chosen.dtype != torch.bool:
+            raise ValueError(
+                f"a selection has to give a bool for each sample, a tensor of shape {tuple(mine.shape)}; it gave "
+                f"{chosen.dtype} of shape {tuple(chosen.shape)}"
+            )
+        mine = mine & chosen
+    kept: Tensor = experience.kept(mine)
+    return kept

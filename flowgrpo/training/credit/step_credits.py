@@ -1,0 +1,196 @@
+"""Advantages of the denoising steps of images: by depth of a tree, by what a step gained, or against a critic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...core.advantages import anchored_advantages, group_advantages
+from ...core.process import future_rewards, turning_point_rewards
+from ...core.trees import depth_advantages, node_values
+from ...parts.choice import Choice
+from ...parts.needs import needs
+from ...parts.ranges import NotNegative, Positive, Share
+from .conditions import (
+    asks_critic,
+    compares_itself,
+    of_images,
+    one_tree,
+    reads_previews,
+    transitions,
+    works_on_samples,
+)
+from .scales import Ddof, Scale
+
+if TYPE_CHECKING:
+    from ...samplers.records import Rollout
+    from .judged import Judged
+
+
+def _weighs_paths(recipe: Any, choice: Choice) -> list[str]:
+    if choice["fusion"] == "path" or choice["beta"] is None:
+        return []
+    return ["credit.beta is of credit.fusion path, where a leaf's share is the likelihood of its path; leave it out"]
+
+
+@needs(of_images("use prefix"), compares_itself, one_tree, _weighs_paths)
+def depth(
+    judged: Judged,
+    *,
+    fusion: Literal["mean", "path"] = "mean",
+    beta: NotNegative | None = None,
+    eps: NotNegative = 1e-8,
+    ddof: Ddof = 1,
+    min_std: NotNegative = 1e-6,
+) -> Tensor:
+    """Rewards fused up the tree, compared among the nodes of a depth (BranchGRPO, arXiv 2509.06040).
+
+    Args:
+        judged: of images.
+        fusion: what a node is worth: the mean of the leaves below it, or with `path` their mean by the likelihood of
+            the paths that lead to them.
+        beta: for `fusion: path`; the power of that likelihood, 1 if left out.
+        eps: added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+        min_std: smallest standard deviation that counts as a difference.
+    """
+    experience = judged.experience
+    rollout = experience.rollout
+    values = experience.leaf_values(judged.rewards().masked_fill(~experience.outcomes, torch.nan))
+    log_prob = rollout.log_prob if fusion == "path" else None
+    fused = node_values(rollout.parent, values, how=fusion, log_prob=log_prob, beta=1.0 if beta is None else beta)
+    tree = rollout.prompt * (int(rollout.root.max()) + 1) + rollout.root
+    return depth_advantages(fused, rollout.depth, tree, eps=eps, ddof=ddof, min_std=min_std)
+
+
+@needs(of_images("use leaf"), compares_itself, reads_previews, transitions)
+def turning(
+    judged: Judged,
+    *,
+    main: Literal["step", "total"] = "step",
+    scale: Scale = "group",
+    eps: NotNegative = 1e-4,
+    ddof: Ddof = 1,
+) -> Tensor:
+    """Each step's gain over its state's deterministic completion, compared within a step (TP-GRPO, arXiv 2602.06422).
+
+    Args:
+        judged: of images.
+        main: `step`: the step's own gain, and at turning points that of the whole trajectory besides; `total`, as in
+            the released configurations, the other way round.
+        scale: what gains are divided by: the standard deviation of the group, of the batch, or nothing.
+        eps: added to the standard deviation.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+    """
+    experience = judged.experience
+    nodes, rewards = step_rewards(experience.rollout, judged.rewards(previews=True))
+    # The deterministic steps before the first stochastic one gain nothing, and are no trend that could turn.
+    first = experience.plan.first_stochastic or 0
+    values = torch.nn.functional.pad(turning_point_rewards(rewards[:, first:], main=main), (first, 0))
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    return at_nodes(experience, nodes, group_advantages(values, prompt, scale=scale, eps=eps, ddof=ddof))
+
+
+@needs(of_images("use leaf"), compares_itself, reads_previews, transitions)
+def value(
+    judged: Judged,
+    *,
+    gamma: Share = 0.9,
+    k: Positive = 1.0,
+    eps: NotNegative = 1e-4,
+    ddof: Ddof = 1,
+) -> Tensor:
+    """Discounted future rewards of a step's projections, anchored by their level in the batch (VGPO, 2512.12387).
+
+    Args:
+        judged: of images.
+        gamma: discount of a step.
+        k: how soon the comparison within the group counts in full.
+        eps: added to standard deviations.
+        ddof: 1 for the sample standard deviation, 0 for the population one.
+    """
+    experience = judged.experience
+    nodes, rewards = step_rewards(experience.rollout, judged.rewards(previews=True, across=True))
+    values = future_rewards(rewards, gamma=gamma)
+    prompt = experience.rollout.prompt[nodes[:, 0]]
+    return at_nodes(experience, nodes, anchored_advantages(values, prompt, k=k, eps=eps, ddof=ddof))
+
+
+@needs(of_images("use leaf"), works_on_samples, asks_critic, transitions)
+def critic(judged: Judged) -> Tensor:
+    """The reward, less what a critic expected in the state before the step (AC-Flow, arXiv 2510.18072).
+
+    Args:
+        judged: of images; until the critic is ready, the advantages of the samples count.
+    """
+    model, experience = judged.critic, judged.experience
+    assert model is not None
+    found = judged.of_samples()
+    if not model.ready:
+        return found
+    returns = experience.node_advantages(model.standardise(judged.rewards()))
+    for t in experience.rollout.transitions:
+        expected = model.values(experience, t.x, t.coefficients.sigma, t.prompt)
+        found[t.node] = returns[t.node] - expected[t.state].cpu()
+    return found
+
+
+@needs(of_images("use leaf"), works_on_samples, asks_critic, transitions)
+def process(judged: Judged, *, weight: NotNegative = 0.5, eps: NotNegative = 1e-4, ddof: Ddof = 1) -> Tensor:
+    """The image's advantage, and that of the critic's value after the step (Euphonium's dual reward).
+
+    Args:
+        judged: of images.
+        weight: of the critic's value, which is compared within a step and a prompt.
+        eps: added to the standard deviation of that comparison.
+        ddof: of that comparison; 1 for the sample standard deviation, 0 for the population one.
+    """
+    model, experience = judged.critic, judged.experience
+    assert model is not None
+    found = judged.of_samples()
+    if not model.ready:
+        return found
+    for t in experience.rollout.transitions:
+        prompts = tuple(t.prompt[s] for s in t.state.tolist())
+        reached = model.values(experience, t.x_next, t.coefficients.sigma_next, prompts).cpu()
+        found[t.node] += weight * group_advantages(reached, torch.tensor(prompts), eps=eps, ddof=ddof)
+    return found
+
+
+def step_rewards(rollout: Rollout, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and rewards along each chain of a rollout with probes, both [B, T + 1].
+
+    A state's reward is that of its probe; where a state has none because the steps after it are deterministic, it
+    is that of the state it becomes, and in the end the image's own.
+
+    Args:
+        rollout: chains with probes (`window_plan(..., probe=...)`).
+        rewards: [L].
+    """
+    main = rollout.branch == 0
+    value = torch.full((len(rollout.parent),), torch.nan, dtype=torch.float32)
+    for leaf, reward in zip(rollout.leaf.tolist(), rewards.tolist()):
+        node = leaf
+        while not main[node]:
+            node = int(rollout.parent[node])
+        value[node] = reward
+    chains = rollout.leaf[main[rollout.leaf]]
+    columns = [chains]
+    while bool((rollout.parent[columns[-1]] >= 0).all()):
+        columns.append(rollout.parent[columns[-1]])
+    nodes = torch.stack(columns[::-1], dim=1)
+    for t in range(nodes.shape[1] - 2, -1, -1):
+        here, after = nodes[:, t], nodes[:, t + 1]
+        follows = value[here].isnan() & (rollout.log_prob[after] == 0)
+        value[here[follows]] = value[after[follows]]
+    return nodes, value[nodes]
+
+
+def at_nodes(experience: Any, nodes: Tensor, advantages: Tensor) -> Tensor:
+    """[N] from advantages [B, T] of the steps that lead to `nodes` [B, T + 1]; 0 where nothing is trained."""
+    found = torch.zeros(len(experience.rollout.parent), dtype=torch.float32)
+    for t in experience.plan.trained_steps:
+        found[nodes[:, t + 1]] = advantages[:, t].float()
+    return found

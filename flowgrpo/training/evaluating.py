@@ -1,0 +1,89 @@
+"""Evaluations of a run: made, saved, told of, and what ends the run for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..pipelines.ema import Ema
+from ..rewards.runner import RewardSet
+from .clock import Clock
+from .data import PromptRow
+from .extensions.base import Evaluation
+from .extensions.chosen import Extensions
+from .keeping import Keeper
+from .reporting import Reporter
+from .samples import evaluated, save_samples
+from .symptoms import Symptoms, marks
+from .tasks import Task
+
+
+class Evaluations:
+    """Samples every held-out prompt with fixed seeds, with the averaged weights.
+
+    Args:
+        task: samples.
+        heldout: prompts; without any there are no evaluations.
+        rewards: score.
+        average: of the weights, where there is one.
+        clock, symptoms, extensions: of the run.
+        keeper: writes the checkpoint of a run that an evaluation ends; has the folder, the processes and the reporter.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        heldout: Sequence[PromptRow],
+        rewards: RewardSet,
+        average: Ema | None,
+        clock: Clock,
+        symptoms: Symptoms,
+        extensions: Extensions,
+        keeper: Keeper,
+    ) -> None:
+        self.task, self.heldout, self.rewards, self.average = task, heldout, rewards, average
+        self.clock, self.symptoms, self.extensions, self.keeper = clock, symptoms, extensions, keeper
+
+    @property
+    def _reporter(self) -> Reporter:
+        return self.keeper.reporter
+
+    def make(self, iteration: int) -> dict[str, float | None]:
+        """The metrics of an evaluation before an iteration; its samples are saved."""
+        if not self.heldout:
+            return {}
+        keeper = self.keeper
+        batch, record = evaluated(
+            self.task, self.heldout, self.rewards, self.average, keeper.processes, self.clock
+        )  # fmt: skip
+        save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)
+        self._reporter.evaluation(iteration, {name: v for name, v in record.items() if name.startswith("eval/")})
+        symptoms = self.symptoms.evaluation(record)
+        for symptom in symptoms:
+            self._reporter.symptom(symptom)
+        return record | marks(symptoms)
+
+    def ends(self, iteration: int, record: dict[str, float | None], last: int) -> bool:
+        """Tell the extensions of an evaluation; whether one of them ends the run before its last iteration.
+
+        The checkpoint of such an end holds what they knew before, for the evaluation is repeated on resuming.
+
+        Args:
+            iteration: iterations done before it.
+            record: its metrics, to which alarms are added.
+            last: the number of iterations of the run.
+        """
+        if not record:
+            return False
+        before = self.extensions.kept()
+        means = {name.removeprefix("eval/"): v for name, v in record.items() if name.startswith("eval/")}
+        evaluation = Evaluation(iteration, means)
+        self.extensions.evaluation_done(evaluation)
+        for alarm in evaluation.alarms:
+            self._reporter.alarm(alarm)
+        record |= {alarm.metric: 1.0 for alarm in evaluation.alarms}
+        ended = iteration < last and any(alarm.ends for alarm in evaluation.alarms)
+        if ended:
+            self.keeper.write(iteration, before)
+            if self.keeper.accelerator.is_main_process:
+                self.keeper.run.log({"iteration": iteration, **record})
+        return ended

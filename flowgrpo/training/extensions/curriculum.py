@@ -1,0 +1,106 @@
+"""Prompts drawn more often the more their rewards vary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from ...core.addressing import address
+from ...core.replay import VarianceCurriculum, answer_diversity
+from ...parts.choice import Choice
+from ...parts.needs import needs
+from ...parts.ranges import Given, Share
+from ...parts.section import Section
+from ..credit.combining import total_reward
+from ..credit.pooling import Pooled
+from ..data import PromptRow
+from ..readings import answers_of
+from ..samples import Batch
+from .base import Extension, once, reported, unknown_reward
+
+ANSWERS = "curriculum/answers"
+
+
+class Diversity(Section):
+    """How far the samples of a prompt differ, by the answers that a reward reads in them."""
+
+    reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
+    weight: float = Field(
+        0.25, ge=0, description="What is added where no two answers are equal; 0 is added where all are."
+    )
+
+
+def _known(recipe: Any, choice: Choice) -> list[str]:
+    chosen = choice["diversity"]
+    return [] if chosen is None else unknown_reward(recipe, "extension curriculum (diversity)", chosen.reward)
+
+
+@needs(once, _known)
+class Curriculum(Extension):
+    """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order.
+
+    Args:
+        decay: Weight of a prompt's past at each new observation of it.
+        mix: Share of uniform sampling, which keeps every prompt in play.
+        diversity: What the variety of answers adds; the variance of rewards alone if left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        decay: Share = 0.9,
+        mix: Share = 0.5,
+        diversity: Diversity | None = None,
+        recipe: Given[Any],
+        trained: Given[Sequence[str]],
+    ) -> None:
+        self.curriculum = VarianceCurriculum(decay=decay, mix=mix)
+        self.seed: int = recipe.run.seed
+        self.diversity = diversity
+        self.reward = None if diversity is None else reported(recipe, trained, diversity.reward)
+        self._mean: float | None = None
+
+    def prompts_drawn(
+        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
+    ) -> Sequence[PromptRow]:
+        """By what is known of each prompt; none twice while there are enough."""
+        shares = np.array(self.curriculum.probabilities([row.id for row in everything]))
+        generator = np.random.default_rng(address(self.seed, 7, iteration))
+        possible, count = int((shares > 0).sum()), len(rows)
+        chosen = generator.choice(len(everything), size=count, replace=count > possible, p=shares / shares.sum())
+        return [everything[int(k)] for k in chosen]
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Share the answers."""
+        if self.reward is not None:
+            batch.columns[ANSWERS] = answers_of(batch.scores, self.reward, "extension curriculum (diversity)")
+        return batch
+
+    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
+        """Add the rewards and the answers to the history of their prompts."""
+        ids = torch.tensor(samples.prompts)
+        rewards, found = total_reward(samples.scores, samples), []
+        for prompt in dict.fromkeys(ids.tolist()):
+            rows = (ids == prompt).nonzero().flatten().tolist()
+            added = 0.0
+            if self.diversity is not None:
+                found.append(answer_diversity(samples.columns[ANSWERS][row] for row in rows))
+                added = self.diversity.weight * found[-1]
+            self.curriculum.observe(prompt, rewards[rows].tolist(), added)
+        self._mean = sum(found) / len(found) if found else None
+
+    def record(self) -> dict[str, float]:
+        """Mean diversity of the answers to a prompt."""
+        return {} if self._mean is None else {"diversity": self._mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known of each prompt."""
+        return self.curriculum.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from there."""
+        self.curriculum.load_state_dict(state)

@@ -1,0 +1,97 @@
+"""A reward that is measured and never optimised, and that warns or stops a run when it falls.
+
+Over-optimisation shows as a reward that rises while others, which nobody optimises, fall (Gao et al., "Scaling Laws for
+Reward Model Overoptimization", arXiv 2210.10760).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from ...configs.reading_soundness import reward_place
+from ...parts.needs import SOMETHING, Need, needs
+from ...parts.ranges import Count, Given, NotNegative
+from ..reporting import Alarm
+from .base import Evaluation, Extension
+
+
+@needs(Need("data.heldout", (SOMETHING,), "watches evaluations"))
+class Guard(Extension):
+    """Watches an evaluation reward that nobody optimises: its fall tells of over-optimisation.
+
+    An alarm is given once, when the patience runs out, and again only after the reward has recovered. A reward without
+    a mean, because it applied to no sample, has not fallen.
+
+    Args:
+        reward: Label (or name) of an evaluation reward.
+        fall: It has fallen when its mean is more than this below the reference.
+        reference: The first evaluations, or the best so far.
+        settle: First evaluations that make the start.
+        smooth: Latest evaluations that are averaged before they are compared.
+        patience: Evaluations in a row that have to be that low.
+        action: `stop` ends the run, with its results saved.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: str,
+        fall: NotNegative,
+        reference: Literal["start", "best"] = "start",
+        settle: Count = 1,
+        smooth: Count = 1,
+        patience: Count = 1,
+        action: Literal["warn", "stop"] = "warn",
+        recipe: Given[Any],
+        trained: Given[Sequence[str]],
+        evaluated: Given[Sequence[str]],
+    ) -> None:
+        rewards = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
+        place = reward_place(rewards, reward)
+        self.reward = reward if place is None else evaluated[place]
+        if self.reward not in evaluated:
+            raise ValueError(f"it watches {reward!r}, which is not measured; measured: {', '.join(evaluated)}")
+        weights = {name: entry.weight for name, entry in zip(trained, recipe.rewards)}
+        if weights.get(self.reward):
+            raise ValueError(f"it watches {self.reward!r}, which is optimised; set its weight to 0")
+        self.fall, self.reference, self.action = fall, reference, action
+        self.settle, self.smooth, self.patience = settle, smooth, patience
+        # The first measurements, the latest, the best smoothed mean, and how many in a row were low.
+        self._first: list[float] = []
+        self._latest: list[float] = []
+        self._best = -math.inf
+        self._low = 0
+
+    def evaluation_done(self, evaluation: Evaluation) -> None:
+        """Give an alarm if the reward has fallen."""
+        value = evaluation.means.get(self.reward)
+        if value is None or not math.isfinite(value):
+            return
+        self._latest.append(value)
+        del self._latest[: -self.smooth]
+        smoothed = math.fsum(self._latest) / len(self._latest)
+        if len(self._first) < self.settle:
+            self._first.append(value)
+            self._best = max(self._best, smoothed)
+            return
+        reference = math.fsum(self._first) / len(self._first) if self.reference == "start" else self._best
+        self._best = max(self._best, smoothed)
+        self._low = self._low + 1 if smoothed < reference - self.fall else 0
+        if self._low == self.patience:
+            since = "its best" if self.reference == "best" else "the start"
+            said = (
+                f"guard: {self.reward} fell to {smoothed:.4g} at iteration {evaluation.iteration}, from "
+                f"{reference:.4g} at {since}; that is more than {self.fall:g}"
+            )
+            evaluation.alarms.append(Alarm(said, f"guard/{self.reward}", self.action == "stop"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered, in plain numbers."""
+        return {"first": self._first, "latest": self._latest, "best": self._best, "low": self._low}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from there."""
+        self._first, self._latest = list(state["first"]), list(state["latest"])
+        self._best, self._low = state["best"], state["low"]

@@ -1,0 +1,137 @@
+"""Past successes of a language model in the place of failures, in groups that have nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...core.replay import Successes
+from ...parts.choice import Choice
+from ...parts.needs import Need, needs
+from ...parts.ranges import Count
+from ...rewards.runner import RewardBatch
+from ...text.parts import Parts
+from ...text.sampling import Sampled
+from ..clock import Clock
+from ..credit.combining import total_reward
+from ..processes import Processes
+from ..samples import Batch
+from ..tasks import Task
+from ..text_policy import Completions
+from .base import CREDIT, Extension, once, one_round
+
+SUCCESS = 0.5
+Repairs = list[tuple[int, dict[str, Any]]]
+"""Rows of failures, each with the success that takes its place."""
+
+
+def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
+    credit = recipe.credit.name
+    if recipe.task != "text" or credit not in ("parts", "minimum"):
+        return []
+    return [f"extension replay remembers no scores of parts, which {CREDIT} {credit} asks for; leave one of them out"]
+
+
+@needs(
+    once, Need("task", ("text",), "puts back completions"), one_round("mends a group that is complete"),
+    _scores_of_wholes,
+)  # fmt: skip
+class Replay(Extension):
+    """Puts a remembered success in the place of one failure of each group without any; remembers the new ones.
+
+    The experience replay of ARPO (arXiv 2505.16282). A success has a weighted sum of rewards of at least 0.5. What is
+    put back carries the log-probs it was sampled with, so a correction of the objective can weigh it by how much the
+    policy has changed since.
+
+    Args:
+        keep: Successes remembered of a prompt, the latest.
+    """
+
+    def __init__(self, *, keep: Count = 4) -> None:
+        self.successes = Successes(keep)
+        self._replayed = 0
+
+    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
+        """Take the processes: each remembers the successes of all."""
+        self.processes = processes
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Put successes back, and remember the new ones."""
+        completions, scores = batch.experience, batch.scores
+        total = total_reward(scores, completions).tolist()
+        prompts = [batch.rows[p].id for p in completions.prompt_of_sample]
+        repairs = self.successes.repairs(total, prompts, SUCCESS)
+        solved = [(prompts[row], _item(completions, scores, row)) for row, r in enumerate(total) if r >= SUCCESS]
+        # Of all processes, so that a checkpoint of one holds everything.
+        everything = self.processes.gather((solved, len(repairs)))
+        for prompt, item in (found for part, _ in everything for found in part):
+            self.successes.add(prompt, item)
+        self._replayed = sum(count for _, count in everything)
+        if not repairs:
+            return batch
+        return replace(
+            batch, experience=_mended(completions, repairs), scores=_mended_scores(scores, repairs)
+        )  # fmt: skip
+
+    def record(self) -> dict[str, float]:
+        """How many were put back."""
+        return {"replayed": float(self._replayed)} if self._replayed else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The successes."""
+        return self.successes.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from there."""
+        self.successes.load_state_dict(state)
+
+
+def _item(completions: Completions, scores: RewardBatch, row: int) -> dict[str, Any]:
+    """What is remembered of a success."""
+    sampled = completions.sampled
+    item = {
+        "ids": list(sampled.ids[row]), "log_probs": list(sampled.log_probs[row]),
+        "text": completions.samples[row], "rewards": scores.values[row].tolist(),
+        "answers": {reward: column[row] for reward, column in scores.answers.items()},
+    }  # fmt: skip
+    if completions.parts is not None:
+        item["parts"] = [completions.parts.texts[row], completions.parts.ids[row]]
+    return item
+
+
+def _mended(completions: Completions, repairs: Repairs) -> Completions:
+    sampled, parts = completions.sampled, completions.parts
+    ids, log_probs, ended = list(sampled.ids), list(sampled.log_probs), list(sampled.ended)
+    texts = list(completions.samples)
+    for row, item in repairs:
+        ids[row], log_probs[row], ended[row] = item["ids"], item["log_probs"], True
+        texts[row] = item["text"]
+    if parts is not None:
+        parts = Parts(list(parts.texts), list(parts.ids))
+        for row, item in repairs:
+            parts.texts[row], parts.ids[row] = item["parts"]
+    return replace(completions, sampled=Sampled(ids, log_probs, ended), samples=texts, parts=parts)
+
+
+def _mended_scores(scores: RewardBatch, repairs: Repairs) -> RewardBatch:
+    """What was said of a failure does not belong to the success in its place."""
+    values, rows = scores.values.clone(), [row for row, _ in repairs]
+    answers = {reward: list(column) for reward, column in scores.answers.items()}
+    for row, item in repairs:
+        values[row] = torch.tensor(item["rewards"])
+        for reward, column in answers.items():
+            column[row] = item["answers"].get(reward)
+    sub_scores = {
+        reward: {name: _blank(column, rows, float("nan")) for name, column in found.items()}
+        for reward, found in scores.sub_scores.items()
+    }
+    notes = {reward: _blank(column, rows, "") for reward, column in scores.notes.items()}
+    of_parts = {reward: _blank(column, rows, None) for reward, column in scores.parts.items()}
+    return replace(scores, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts)
+
+
+def _blank(column: Sequence[Any], rows: Sequence[int], value: Any) -> list[Any]:
+    return [value if row in rows else old for row, old in enumerate(column)]

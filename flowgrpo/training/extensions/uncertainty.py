@@ -1,0 +1,82 @@
+"""Smaller advantages where the samples of a prompt disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ...core.outcomes import semantic_entropy_weights
+from ...parts.choice import Choice
+from ...parts.needs import needs
+from ...parts.ranges import Given, NotNegative
+from ..credit.pooling import Pooled
+from ..readings import answers_of
+from ..samples import Batch
+from .base import Extension, names_a_reward, once, reported
+
+ANSWERS = "uncertainty/answers"
+
+
+def _keeps_signs(recipe: Any, choice: Choice) -> list[str]:
+    if choice["form"] == "linear" and choice["alpha"] > 1:
+        alpha = choice["alpha"]
+        return [f"extension uncertainty: alpha is {alpha:g} with form linear, which would turn signs; use 1 at most"]
+    return []
+
+
+@needs(once, names_a_reward, _keeps_signs)
+class Uncertainty(Extension):
+    """Smaller advantages where the samples of a prompt disagree, by the answers that a reward reads in them.
+
+    SEED-GRPO (2505.12346): a factor of 1 where all answers are one, falling with their entropy x, which is 1 where no
+    two are equal.
+
+    Args:
+        reward: Label (or name) of a reward that gives answers; it may have `weight: 0`.
+        form: 1 − alpha x, or exp(−alpha x).
+        alpha: With `linear` at most 1, by which a group without two equal answers does not count.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: str,
+        form: Literal["linear", "exponential"] = "linear",
+        alpha: NotNegative = 0.5,
+        recipe: Given[Any],
+        trained: Given[Sequence[str]],
+    ) -> None:
+        self.reward, self.form, self.alpha = reported(recipe, trained, reward), form, alpha
+        self._mean: float | None = None
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Share the answers; raises ValueError if the reward gives none."""
+        batch.columns[ANSWERS] = answers_of(batch.scores, self.reward, "extension uncertainty")
+        return batch
+
+    def certainty(self, samples: Pooled) -> Tensor:
+        """[L] factors of advantages in [0, 1], small where the answers of a group disagree.
+
+        Samples that are no results have no say, and neither have those in which nothing was read.
+        """
+        answers = samples.columns[ANSWERS]
+        read = torch.tensor([answer is not None for answer in answers])
+        names: dict[str | None, int] = {}
+        ids = [names.setdefault(answer, len(names)) for answer in answers]
+        return semantic_entropy_weights(
+            ids, samples.groups, alpha=self.alpha, form=self.form, valid=read & samples.outcomes
+        )
+
+    def advantages_made(self, advantages: Tensor, samples: Pooled, batch: Batch) -> Tensor:
+        """Times the certainty of the samples that each node leads to."""
+        certainty = self.certainty(samples)
+        self._mean = float(certainty.mean())
+        factor = batch.experience.node_advantages(certainty[samples.mine]).nan_to_num()
+        return advantages * (factor if advantages.ndim == 1 else factor[:, None])
+
+    def record(self) -> dict[str, float]:
+        """The mean factor."""
+        return {} if self._mean is None else {"certainty": self._mean}

@@ -1,0 +1,126 @@
+"""How far a language model has moved since it last saw each prompt, by a completion that it made then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...parts.choice import Choice
+from ...parts.needs import Need, needs
+from ...text.sampling import Sampled
+from ..clock import Clock
+from ..credit.pooling import DIVERGENCE, Pooled
+from ..processes import Processes
+from ..samples import Batch
+from ..text_objective import batches_of
+from ..text_policy import Completions, TextPolicy
+from .base import Extension, once, one_round
+
+
+def _of_text(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.task == "text":
+        return []
+    return [
+        "extension visits scores again what a prompt's last sample was made of: a completion's tokens can be kept for "
+        "every prompt, the latents of an image cannot; leave it out"
+    ]
+
+
+def _nothing_older(recipe: Any, choice: Choice) -> list[str]:
+    if "replay" not in [other.name for other in recipe.extensions]:
+        return []
+    return [
+        "extension visits compares with the policy that last saw a prompt, and extension replay puts back what an "
+        "older one wrote; leave one of them out"
+    ]
+
+
+@needs(
+    once,
+    _of_text,
+    Need("advantage", ("tracked",), "tells a tracker how fast to forget"),
+    one_round("scores one completion of a prompt again"),
+    _nothing_older,
+)
+class Visits(Extension):
+    """Lets `tracked` forget a prompt by how far the policy has moved since it last saw it (SPO, 2509.13232).
+
+    Without it the past of a prompt fades at one rate. One completion of each prompt is kept, of its last visit, with
+    its tokens' log-probs under the policy that made it. The distance is the mean over these tokens of
+    |log p then - log p now|, both by the training engine and before an update. That is how the released code measures
+    it; it is at least the size of the mean log-ratio, the plain estimate of the KL.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[Tensor, Tensor]] = {}
+        self._mean: float | None = None
+
+    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
+        """Take the policy, which scores."""
+        self.policy: TextPolicy = task.policy
+        self.processes, self.clock, self.part = processes, clock, task.update_part
+
+    def last(self, prompt: int) -> tuple[Tensor, Tensor] | None:
+        """Ids and log-probs [T] of a prompt's last visit; None for a prompt not seen yet."""
+        return self._items.get(prompt)
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Share how far the policy has moved from that of each prompt's last visit, and remember the present visit.
+
+        The distances [B] of a prompt's completions are equal, and NaN for a prompt not seen before.
+        """
+        with self.clock.part(self.part):
+            batch.columns[DIVERGENCE] = self._moved(batch)
+        return batch
+
+    def _moved(self, batch: Batch) -> list[float]:
+        rows, completions = batch.rows, batch.experience
+        first = {prompt: row for row, prompt in reversed(list(enumerate(completions.prompt_of_sample)))}
+        ids = [completions.sampled.ids[first[p]] for p in range(len(rows))]
+        past = {p: known for p, row in enumerate(rows) if (known := self.last(row.id)) is not None}
+        found = _log_probs(
+            self.policy,
+            completions.prompts,
+            [*range(len(rows)), *past],
+            [*ids, *(tokens.tolist() for tokens, _ in past.values())],
+        )
+        distance = dict.fromkeys(range(len(rows)), torch.nan)
+        for (p, (_, then)), now in zip(past.items(), found[len(rows) :]):
+            distance[p] = float((then - now).abs().mean())
+        fresh = [(row.id, torch.tensor(own), now) for row, own, now in zip(rows, ids, found)]
+        for prompt, own, now in self.processes.pool(fresh, batch.places)[0]:
+            self._items[prompt] = own, now
+        return [distance[p] for p in completions.prompt_of_sample]
+
+    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
+        """Note the mean distance."""
+        divergence = torch.tensor(samples.columns[DIVERGENCE], dtype=torch.float64)
+        self._mean = None if bool(divergence.isnan().all()) else float(divergence.nanmean())
+
+    def record(self) -> dict[str, float]:
+        """The mean distance, where a prompt came again."""
+        return {} if self._mean is None else {"divergence": self._mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Completion and log-probs of every prompt."""
+        return {"items": {prompt: list(item) for prompt, item in self._items.items()}}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from there."""
+        self._items = {prompt: (ids, log_probs) for prompt, (ids, log_probs) in state["items"].items()}
+
+
+@torch.no_grad()
+def _log_probs(policy: TextPolicy, prompts: list[list[int]], owner: list[int], ids: list[list[int]]) -> list[Tensor]:
+    """Log-probs [T] of the tokens of some completions, each of one of the prompts, on the CPU."""
+    order = sorted(range(len(owner)), key=lambda k: owner[k])
+    sampled = Sampled([ids[k] for k in order], [[]] * len(order), [True] * len(order))
+    some = Completions(prompts, sampled, [""] * len(order), [owner[k] for k in order])
+    found: list[Tensor] = [torch.empty(0)] * len(order)
+    for batch in batches_of(some, 0, policy.recipe.rollout.tokens):
+        for row, values in zip(batch, policy.log_probs(some, batch)[0]):
+            found[order[row]] = values[: len(sampled.ids[row])].cpu().clone()
+    return found

@@ -1,0 +1,109 @@
+"""What objectives have in common that train the recorded edges of a rollout."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.diagnostics import step_statistics
+from ...core.penalties import Edges
+from ..outcome import Outcome
+from .contract import Penalties, Setting, Unmeasured, pair
+
+if TYPE_CHECKING:
+    from ...pipelines.policy import Experience, Scored
+    from ...samplers.records import Transitions
+
+    Batch = tuple[Transitions, slice]
+
+
+class EdgeObjective(Unmeasured, ABC):
+    """Edges with noise, scored again; one of these has a `loss` of its own.
+
+    Args:
+        setting: of the run.
+
+    Attributes:
+        trains: what is trained, a key of `parts.traits.TRAINED`.
+    """
+
+    trains = "steps"
+
+    def __init__(self, setting: Setting) -> None:
+        self.recipe, self.policy, self.elements = setting.recipe, setting.policy, setting.elements
+        self.controls = setting.controls
+        self.penalties = Penalties(setting.recipe.penalties, setting.elements)
+
+    def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
+        """Trained edges of one part."""
+        nodes = [t.node[t.edges_of(b)] for t, b in experience.batches(part)]
+        return sum(len(n) if keep is None else int(keep[n].sum()) for n in nodes)
+
+    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
+        """Recorded batches of states with an edge that is kept."""
+        return experience.batches(part, keep)
+
+    def backward(
+        self, experience: Experience, batch: Batch, advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Add the gradient of one recorded batch of states."""
+        scored = self.policy.score(experience, *batch)
+        advantage = advantages[scored.node]
+        mask = None if keep is None else keep[scored.node].to(advantage.device)[:, None]
+        penalties = self.penalties.of(edges_of(scored, batch[0].step, advantage, mask))
+        scaled = self.penalties.weighted(penalties)
+        penalty = torch.stack(scaled).sum(0) if scaled else None
+        loss, metrics = self.loss(scored, advantage, mask, penalty, rows)
+        self.policy.weights.backward(loss)
+        for name, value in penalties.items():
+            metrics[name] = pair(value.detach())
+        metrics |= self.more_metrics(scored, mask, metrics)
+        detached = scored.log_ratio.detach()
+        held = self.held(scored, advantage, mask)
+        statistics = step_statistics(
+            detached, scored.steps, advantage[:, None], mask, held, num_steps=experience.plan.num_steps
+        )
+        return Outcome(statistics.cpu(), metrics, detached.abs().max().cpu())
+
+    @abstractmethod
+    def loss(
+        self, scored: Scored, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch of E edges.
+
+        Args:
+            scored: the edges under the present policy.
+            advantage: [E].
+            mask: [E, 1] bool, the edges that are trained; None for all.
+            penalty: [E, 1] sum of the penalties, with their weights; None where there is none.
+            rows: edges of the whole optimizer step: the loss is a sum over the batch, divided by it.
+
+        Returns:
+            The loss, a number with gradient; and metrics, name -> [sum, count], with "loss" among them.
+        """
+
+    def more_metrics(self, scored: Scored, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Further metrics of a batch, by name."""
+        return {}
+
+    def held(self, scored: Scored, advantage: Tensor, mask: Tensor | None) -> Tensor | None:
+        """[E, 1] bool: edges without a gradient because of a bound; None for none."""
+        return None
+
+
+def edges_of(scored: Scored, step: int, advantage: Tensor, mask: Tensor | None) -> Edges:
+    """Scored edges of a denoising step as penalties see them, with advantages [E] and a mask [E, 1]."""
+    return Edges(
+        step=step,
+        std=scored.std,
+        shift=scored.shift,
+        log_ratio=scored.log_ratio,
+        advantage=advantage,
+        mask=mask,
+        to_reference=scored.to_reference,
+        to_guided=scored.to_guided,
+    )

@@ -1,0 +1,213 @@
+"""Losses of the forward process, on finished images that are noised again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ...configs.sections import EmaConfig
+from ...core.addressing import address
+from ...core.diagnostics import step_statistics
+from ...core.forward import Noised, diffusion_nft
+from ...core.objectives import held_columns
+from ...core.penalties import Edges
+from ...parts.choice import Choice, Of
+from ...parts.needs import needs
+from ...parts.ranges import Count
+from ...parts.traits import saying
+from ...samplers.rollout import draw_noise
+from ..outcome import Outcome
+from .contract import Penalties, Setting, Unmeasured, pair
+
+if TYPE_CHECKING:
+    from ...pipelines.policy import Experience
+
+Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffusion_nft")]
+
+
+@dataclass(frozen=True)
+class _Images:
+    """Whole groups of images at one noise level: leaves as indices into the rollout's, and the step."""
+
+    leaves: Tensor
+    step: int
+
+
+def _whole_groups_in_a_call(recipe: Any, choice: Choice) -> list[str]:
+    batch, group = recipe.rollout.batch, recipe.rollout.group
+    if batch >= group:
+        return []
+    return [
+        f"objective {choice.short} takes whole groups in a call: rollout.batch is {batch} for groups of {group}; use "
+        f"at least {group}"
+    ]
+
+
+@needs(_whole_groups_in_a_call)
+class ForwardObjective(Unmeasured):
+    """A loss of the forward process on the images of a rollout, which may be of any sampler.
+
+    Noise levels are those of the rollout's own table, for which every replay variant of the denoiser is exact;
+    the released codes also draw levels between them. The last level before 0 is never drawn.
+
+    Args:
+        setting: of the run.
+        loss: Of the predictions for noised images.
+        times: Noise levels for each image, drawn anew in every iteration; all if left out.
+        old: The policy that samples is this average of the weights; it is the weights themselves if left out.
+    """
+
+    trains = "images"
+
+    def __init__(
+        self, setting: Setting, *, loss: Loss = diffusion_nft, times: Count | None = None, old: EmaConfig | None = None
+    ) -> None:
+        self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
+        self.loss = loss
+        # The surrogate of the ratio tells what is clipped.
+        self.surrogate: Callable[..., Tensor] | None = None
+        if isinstance(loss, partial):
+            self.surrogate = loss.keywords.get("surrogate")
+        self.penalties = Penalties(setting.recipe.penalties, setting.elements)
+        self.compares = bool(saying(setting.recipe, "compares"))
+        self.several = setting.recipe.optimizer.updates * setting.recipe.optimizer.epochs > 1
+        self._before: dict[tuple[int, int], Tensor] = {}
+
+    def prepare(self, experience: Experience) -> None:
+        """Predictions of the policy before it moves, where several updates will need them."""
+        self._before = {}
+        if not self.several:
+            return
+        with torch.no_grad(), self.old() if self.old is not None else nullcontext():
+            for part in range(experience.updates):
+                for batch in self.batches(experience, part, None):
+                    x = self._noised(experience, batch)[2]
+                    self._before[batch.step, int(batch.leaves[0])] = self._velocity(experience, batch, x)
+
+    def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
+        """(Image, noise level) pairs of one part."""
+        return sum(self._kept(experience, b, keep) for b in self.batches(experience, part, keep))
+
+    def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
+        """Whole groups at one of the drawn noise levels."""
+        low, high = experience.part(part)
+        owner = experience.rollout.leaf_prompt
+        count = max(self.policy.batch // self.recipe.rollout.group, 1)
+        for step in self._steps(experience):
+            for first in range(low, high, count):
+                chosen = (owner >= first) & (owner < min(first + count, high))
+                yield _Images(chosen.nonzero().flatten(), step)
+
+    def backward(
+        self, experience: Experience, batch: _Images, advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Add the gradient of one batch of images."""
+        nodes = experience.rollout.leaf[batch.leaves]
+        noised = self._rows(experience, batch, advantages[nodes])
+        loss, log_ratio = self.loss(noised)
+        metrics = {"loss": pair(loss.detach()), "log_ratio_sq": pair(log_ratio.square())}
+        metrics["ratio"] = pair(log_ratio.exp())
+        penalties = self.penalties.of(_edges(noised, batch.step, log_ratio))
+        for name, value in penalties.items():
+            metrics[name] = pair(value[:, 0].detach())
+        for term in self.penalties.weighted(penalties):
+            loss = loss + term[:, 0]
+        kept = torch.ones_like(loss) if keep is None else keep[nodes].to(loss)
+        self.policy.weights.backward((kept * loss).sum() / rows)
+        adv = advantages[nodes].to(log_ratio)
+        statistics = step_statistics(
+            log_ratio, torch.full_like(log_ratio, batch.step, dtype=torch.long), adv, None, self._held(log_ratio, adv),
+            num_steps=experience.plan.num_steps,
+        )  # fmt: skip
+        return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
+
+    def _rows(self, experience: Experience, batch: _Images, advantage: Tensor) -> Noised:
+        x0, noise, x = self._noised(experience, batch)
+        velocity = self._velocity(experience, batch, x)
+        return Noised(
+            velocity=velocity,
+            old=self._old(experience, batch, x, velocity),
+            reference=self._reference(experience, batch, x) if self.compares else None,
+            x0=x0,
+            noise=noise,
+            sigma=experience.plan.sigmas[batch.step],
+            advantage=advantage,
+            group=experience.groups[batch.leaves].to(x.device),
+        )
+
+    def _held(self, log_ratio: Tensor, advantage: Tensor) -> Tensor | None:
+        """[N] bool: images whose ratio has no gradient because of a bound; None for none."""
+        if self.surrogate is None:
+            return None
+        column = log_ratio[:, None]
+        return held_columns(column, torch.zeros_like(column), advantage, surrogate=self.surrogate)[:, 0]
+
+    def _steps(self, experience: Experience) -> list[int]:
+        """Levels of this rollout, rising; drawn once for all its prompts, whichever process has them."""
+        total = experience.plan.num_steps - 1
+        if self.times is None or self.times >= total:
+            return list(range(total))
+        key = experience.keys[0] if experience.key is None else experience.key
+        generator = torch.Generator().manual_seed(address(key, -2))
+        return sorted(torch.randperm(total, generator=generator)[: self.times].tolist())
+
+    def _kept(self, experience: Experience, batch: _Images, keep: Tensor | None) -> int:
+        return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
+
+    def _noised(self, experience: Experience, batch: _Images) -> tuple[Tensor, Tensor, Tensor]:
+        """Clean latents, noise (one for the images of a prompt, as DGPO has it) and noised latents."""
+        rollout = experience.rollout
+        x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
+        keys = [address(experience.keys[p], -1, batch.step) for p in rollout.leaf_prompt[batch.leaves].tolist()]
+        noise = draw_noise(x0.shape[1:], keys, x0.device)
+        sigma = experience.plan.sigmas[batch.step]
+        return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
+
+    def _velocity(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
+        self.policy.bind(experience.plan)
+        owners = experience.rollout.leaf_prompt[batch.leaves].tolist()
+        return self.policy.velocity_of(experience.prompts)(x, batch.step, owners)
+
+    def _old(self, experience: Experience, batch: _Images, x: Tensor, velocity: Tensor) -> Tensor:
+        before = self._before.get((batch.step, int(batch.leaves[0])))
+        if before is not None:
+            return before
+        if self.old is None:
+            return velocity.detach()
+        with torch.no_grad(), self.old():
+            return self._velocity(experience, batch, x)
+
+    def _reference(self, experience: Experience, batch: _Images, x: Tensor) -> Tensor:
+        with torch.no_grad(), self.policy.reference():
+            return self._velocity(experience, batch, x)
+
+
+def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
+    """Noised images as penalties see them."""
+
+    def to_reference() -> Tensor:
+        if noised.reference is None:
+            raise ValueError(
+                "a penalty reads `from_reference` and does not say so; mark it with @compares of flowgrpo.parts.traits"
+            )
+        return noised.velocity.float() - noised.reference.float()
+
+    def to_guided() -> Tensor:
+        raise ValueError("a penalty reads `from_guided`, and finished images have no guide; use objective transition")
+
+    return Edges(
+        step=step,
+        std=None,
+        shift=noised.velocity.float() - noised.old.float(),
+        log_ratio=log_ratio[:, None],
+        advantage=noised.advantage,
+        mask=None,
+        to_reference=to_reference,
+        to_guided=to_guided,
+    )

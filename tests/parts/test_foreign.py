@@ -1,0 +1,121 @@
+"""Whatever a reward raises is its failure: it neither ends the process nor passes for an end of the work."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.parts.foreign import Quit, contained
+from flowgrpo.rewards import Reward, RewardError, RewardSet, RewardSpec
+from flowgrpo.rewards.inputs import Inputs
+from flowgrpo.rewards.registry import build
+from flowgrpo.rewards.within import score_within
+from flowgrpo.rewards.worker import Worker
+
+PROMPTS = ["a", "b", "c", "d"]
+
+
+class Odd(BaseException):
+    """What somebody made without knowing better."""
+
+
+ENDS = [SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), Odd("odd")]
+
+
+@pytest.mark.parametrize("error", ENDS, ids=repr)
+def test_what_is_no_exception_is_a_failure_with_its_sample_kept(error: BaseException, tmp_path: Path) -> None:
+    def quits(completions: list[str], prompts: list[str]) -> list[float]:
+        if "c" in prompts:
+            raise error
+        return [1.0] * len(prompts)
+
+    with pytest.raises(RewardError, match=r"'quits' failed on sample 2 \(prompt 'c'\)") as caught:
+        RewardSet([Reward(quits, "quits")], quarantine=tmp_path).score(PROMPTS, PROMPTS)
+    assert isinstance(caught.value.__cause__, Quit)
+    assert f"raised {error!r} at {__file__}:" in str(caught.value)
+    facts = json.loads((tmp_path / "quits-0000" / "sample-0002.json").read_text())
+    assert facts["completion"] == "c"
+
+
+@pytest.mark.parametrize("error", ENDS, ids=repr)
+def test_it_does_not_pass_through_another_reward_or_what_is_returned(error: BaseException) -> None:
+    class Lazy:
+        def __float__(self) -> float:
+            raise error
+
+    def quits(prompts: list[str]) -> list[float]:
+        raise error
+
+    with pytest.raises(RuntimeError, match=r"the judge 'quits' failed on prompt 'a': Quit"):
+        score_within(Reward(quits, "quits"), Inputs(PROMPTS, PROMPTS, {}, None), "judge")
+    with pytest.raises(RewardError, match="failed on sample 0"):
+        RewardSet([Reward(lambda prompts: [Lazy() for _ in prompts], "lazy")]).score(PROMPTS, PROMPTS)
+
+
+def test_ctrl_c_goes_on_and_what_looks_like_it_in_another_thread_does_not() -> None:
+    def interrupted(prompts: list[str]) -> list[float]:
+        raise KeyboardInterrupt
+
+    rewards = RewardSet([Reward(interrupted, "interrupted")])
+    with pytest.raises(KeyboardInterrupt):
+        rewards.score(PROMPTS, PROMPTS)
+    found: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            rewards.score(PROMPTS, PROMPTS)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], RewardError)
+
+
+def test_an_exception_and_a_result_pass_unchanged() -> None:
+    problem = StopIteration(3)
+    with pytest.raises(StopIteration) as caught, contained():
+        raise problem
+    assert caught.value is problem
+    with contained():
+        passed = True
+    assert passed
+
+
+def test_files_and_constructors_that_exit_are_refused_with_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text("import sys\n\ndef score(prompts):\n    return [0.0]\n\nsys.exit()\n")
+    with pytest.raises(ValueError, match=r"cannot be imported: script\.py, line 6: SystemExit"):
+        RewardSet([RewardSpec(f"{file}:score")])
+    file.write_text("class Loads:\n    def __init__(self):\n        raise SystemExit(0)\n")
+    with pytest.raises(ValueError, match=r"cannot be made: .*it raised SystemExit\(0\) at .*script.py:3"):
+        build(RewardSpec(f"{file}:Loads"))
+
+
+def test_a_close_that_fails_names_its_reward() -> None:
+    class Server:
+        def __call__(self, prompts: list[str]) -> list[float]:
+            return [0.0] * len(prompts)
+
+        def close(self) -> None:
+            raise SystemExit(0)
+
+    with pytest.raises(
+        RewardError, match=r"'server' failed as it was closed: Quit: it raised SystemExit\(0\)"
+    ) as found:
+        RewardSet([Reward(Server(), "server")]).close()
+    assert (found.value.reward, found.value.indices, found.value.saved) == ("server", [], None)
+
+
+@pytest.mark.slow
+def test_a_worker_answers_although_its_function_exits() -> None:
+    worker = Worker("sys:exit")
+    try:
+        for code in (0, 3):
+            with pytest.raises(RuntimeError, match=f"SystemExit: {code}"):
+                worker(code, seconds=60)
+    finally:
+        worker.close()

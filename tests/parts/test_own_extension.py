@@ -1,0 +1,125 @@
+"""An extension from a file of a user's: it remembers, resumes, and sees the samples of all processes."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.training.checking import check
+from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
+from tests.training.test_text_processes import launched, lines_of
+
+TEXT = [
+    "rollout={prompts: 3, group: 4, batch: 12, tokens: 600}", "generation.max_tokens=6", "data.heldout=null",
+    "rewards=[{name: length, options: {limit: 6, buffer: 4}}]",
+    "run={iterations: 3, checkpoint_every: 1, sample_every: 2}",
+]  # fmt: skip
+CODE = '''
+from flowgrpo.parts.ranges import Share
+from flowgrpo.training.extensions import Extension
+
+
+class Steady(Extension):
+    """Advantages over the running mean of their size.
+
+    Args:
+        decay: Weight of the past.
+    """
+
+    def __init__(self, *, decay: Share = 0.9):
+        self.decay, self.size = decay, 1.0
+
+    def samples_compared(self, advantages, comparison):
+        self.size = self.decay * self.size + (1 - self.decay) * float(advantages.abs().mean())
+        return advantages / self.size
+
+    def record(self):
+        return {"steady/size": self.size}
+
+    def state_dict(self):
+        return {"size": self.size}
+
+    def load_state_dict(self, state):
+        self.size = state["size"]
+'''
+
+
+BASE = "from flowgrpo.training.extensions import Extension\n\n\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("base", "words"), [("flow_grpo", IMAGES), ("text", TEXT)])
+def test_a_run_with_an_extension_of_ones_own_resumes_to_the_last_bit(base: str, words: list[str], tmp_path: Path):
+    mine = write_part(tmp_path, CODE)
+    chosen = f"extensions=[curriculum, {{name: '{mine}:Steady', decay: 0.5}}]"
+    again = same_when_resumed(base, [*words, chosen], tmp_path)
+    assert [choice.short for choice in again.extensions] == ["curriculum", "Steady"]
+    assert again.extensions[1]["decay"] == 0.5
+    [*_, last] = sorted((tmp_path / "run" / "checkpoints").glob("iter-*"))
+    assert sorted(file.name for file in (last / "extensions").iterdir()) == ["Steady.pt", "curriculum.pt"]
+    sizes = [line["steady/size"] for line in lines_of(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert len(set(sizes)) == len(sizes) > 1
+
+
+@pytest.mark.slow
+def test_two_processes_remember_what_one_does(tmp_path: Path):
+    mine = write_part(tmp_path, CODE)
+    words = [*TEXT, f"extensions=['{mine}:Steady', '{mine}:Steady']", "optimizer={eps: 1.0e-3}", "run.iterations=2"]
+    found = []
+    for count in (1, 2):
+        folder = tmp_path / str(count) / "run"
+        folder.parent.mkdir()
+        launched(words, folder, count, {})
+        found.append([line["steady/size"] for line in lines_of(folder / "metrics.jsonl") if "loss" in line])
+        names = {file.name for file in folder.glob("checkpoints/*/extensions/*")}
+        assert names == {"Steady.pt", "Steady-2.pt"}
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_an_extension_of_ones_own_is_short_and_documented():
+    assert len(CODE.strip().splitlines()) <= 30
+    page = (Path(__file__).parents[2] / "docs" / "extensions.md").read_text()
+    assert inspect.cleandoc(CODE) in page
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "message"),
+    [
+        ("class Odd:\n    pass\n", [], "write a class that inherits from flowgrpo.training.extensions.Extension"),
+        ("def odd(rows):\n    return rows\n", [], "write a class that inherits from"),
+        (
+            f"{BASE}class Odd(Extension):\n"
+            "    def samples_compared(self, advantages, comparison):\n        return advantages\n",
+            ["credit=anchor", "sampler.plan.shared_noise=true", "advantage.scale=group"],
+            "changes the advantages of samples, not of steps",
+        ),
+        (
+            f"{BASE}class Odd(Extension):\n    def __init__(self):\n        raise ValueError('not today')\n",
+            [],
+            "extension Odd: not today",
+        ),
+    ],
+)
+def test_what_is_no_extension_is_refused(code: str, words: list[str], message: str, tmp_path: Path):
+    name = "odd" if "def odd" in code else "Odd"
+    mine = write_part(tmp_path, code)
+    with pytest.raises(ValueError, match=message):
+        check(load_recipe("default", [f"extensions=['{mine}:{name}']", *words])).require()
+
+
+def test_an_option_that_an_extension_has_not_is_named(tmp_path: Path):
+    mine = write_part(tmp_path, CODE)
+    with pytest.raises(RecipeError, match=r"has no option 'decya'; did you mean 'decay'\?"):
+        load_recipe("text", [f"extensions=[{{name: '{mine}:Steady', decya: 0.5}}]"])
+
+
+@pytest.mark.slow
+def test_as_many_prompts_are_drawn_as_there_were(tmp_path: Path):
+    mine = write_part(
+        tmp_path,
+        f"{BASE}class Few(Extension):\n"
+        "    def prompts_drawn(self, rows, everything, iteration):\n        return rows[:1]\n",
+    )
+    with pytest.raises(ValueError, match="extension Few drew 1 prompts for iteration 0; return"):
+        same_when_resumed("text", [*TEXT, f"extensions=['{mine}:Few']"], tmp_path)
