@@ -22,8 +22,8 @@ from PIL import Image, ImageStat
 
 from flowgrpo.kit.material import Material, arithmetic_samples, scene_samples
 from flowgrpo.rewards.registry import BUILTIN
-from flowgrpo.scenes.draw import SHAPES, draw
-from flowgrpo.scenes.prompts import compose, disturb, ground_colour, split
+from flowgrpo.worlds.scenes.draw import SHAPES, draw
+from flowgrpo.worlds.scenes.scene_prompts import compose, disturb, ground_colour, split
 from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
 from tests.rewards.served import Served
 from tests.rewards.stub_server import Reply, StubServer, said

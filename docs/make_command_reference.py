@@ -15,14 +15,14 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from flowgrpo.cli import app
+from flowgrpo.cli.app import app
 
 PAGE = Path(__file__).resolve().with_name("commands.md")
 
 INTRODUCTION = """\
 # Commands
 
-<!-- Written by docs/make_command_reference.py from flowgrpo/cli.py and its parts. Change those, not this page. -->
+<!-- Written by docs/make_command_reference.py from flowgrpo/cli/app.py and its parts. Change those, not this page. -->
 
 Everything is done by one command, `flowgrpo`; `python -m flowgrpo` is the same. `--help` after any of the names below
 prints what stands here. What is in brackets may be left out, and what three dots follow may be given several times.

@@ -13,13 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from flowgrpo.kit.check import Plan, check_on
+from flowgrpo.kit.check import CheckPlan, check_on
 from flowgrpo.kit.contract import check_contract
 from flowgrpo.kit.findings import NOTE, SEVERITIES, Finding, Report
 from flowgrpo.kit.material import Material
 from flowgrpo.kit.trial import Trial
 from flowgrpo.rewards.base import MissingDependency, RewardSpec
-from flowgrpo.training.run_folder import write_text
+from flowgrpo.training.folder.run_folder import write_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "kit.md"
@@ -106,7 +106,7 @@ stays at twice the size, and less than that is a warning.
 
 def main() -> None:
     """Check everything, and write the page; with names on the command line only what they name, and no page."""
-    from flowgrpo.training.loading import quiet_libraries
+    from flowgrpo.training.model_paths import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
     from kit_instances import all_material, makers
@@ -145,7 +145,7 @@ def examined(spec: RewardSpec, kind: str, material: Material, *, contract_only: 
             check_contract(trial, material.few(), report)
             report.skipped["edges, versions"] = "the kit has pictures for these, and no videos"
         else:
-            check_on(trial, {kind: material}, Plan(), report)
+            check_on(trial, {kind: material}, CheckPlan(), report)
     finally:
         trial.close()
     print(report.text(), flush=True)

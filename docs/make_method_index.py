@@ -20,11 +20,12 @@ from typing import Any
 from method_rows import tables, wrapped
 
 from flowgrpo.configs.load import recipe_names
-from flowgrpo.core import advantages, forward, neighbours, process, selection, trees
+from flowgrpo.core import advantages, neighbours, process, selection, trees
+from flowgrpo.core import forward_process as forward
 from flowgrpo.rewards import win_rate
 from flowgrpo.samplers import kernels, plans, schedules, solvers, windows
-from flowgrpo.training import critic
 from flowgrpo.training.credit import step_credits
+from flowgrpo.training.images import critic
 from flowgrpo.training.losses import neighbour, transition
 
 PAGE = Path(__file__).resolve().with_name("methods.md")

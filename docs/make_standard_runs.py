@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flowgrpo.configs.layers import machine_of, parts
 from flowgrpo.configs.load import load_image_recipe
-from flowgrpo.training.estimates import GIB, UTILISATION, Estimate, duration, estimate
+from flowgrpo.estimate.estimates import GIB, UTILISATION, Estimate, duration, estimate
 from flowgrpo.training.planning import forecast
 
 PAGE = Path(__file__).resolve().with_name("standard_runs.md")

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from flowgrpo.scenes.prompts import sample_scenes
+from flowgrpo.worlds.scenes.scene_prompts import sample_scenes
 
 SEEDS, EVALUATIONS, SIDE = 4, 4, 512
 FIRST = "[...document.images].some(i => i.complete && i.naturalWidth && i.getBoundingClientRect().top < innerHeight)"

@@ -30,7 +30,7 @@ from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.planning import forecast
 from flowgrpo.training.session import reward_specs
-from flowgrpo.training.text_preferences import tried
+from flowgrpo.training.text.answer_objective import tried
 
 ROWS = Path(__file__).resolve().with_name("methods.yaml")
 PACKAGE = Path(flowgrpo.__file__).parent

@@ -1,6 +1,7 @@
-"""What is `slow`, the command as a function, and a random language model with a character tokenizer, all small."""
+"""What is `slow`, the command as a function, and random models with recipes that are small enough for a test."""
 
 import gc
+import json
 import os
 import signal
 import sys
@@ -16,9 +17,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 import torch
 
-from flowgrpo import cli
-from flowgrpo.text.arithmetic import build_character_tokenizer, build_model, save_tokenizer
+from flowgrpo.cli import app as cli
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.schema import Recipe
 from flowgrpo.text.model import LanguageModel, load_language_model
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build_model, save_tokenizer
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -33,7 +36,7 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever works on the pipeline of tests/training/conftest.py is slow."""
+    """Whatever works on the random pipeline is slow."""
     for item in items:
         if "random_pipeline" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
@@ -118,3 +121,44 @@ def small_text(random_language_folder: Path, tmp_path: Path) -> list[str]:
 @pytest.fixture
 def language(random_language_folder: Path) -> LanguageModel:
     return load_language_model(str(random_language_folder))
+
+
+@pytest.fixture(scope="session")
+def random_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An embedded pipeline with random weights."""
+    # Imports diffusers, which most tests do without.
+    from flowgrpo.worlds.scenes.flow import CALL, BuildSettings, build_pipeline, build_vae
+
+    folder = tmp_path_factory.mktemp("model") / "pipeline"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        vae = build_vae()
+    vae.register_to_config(scaling_factor=1.0, shift_factor=0.0)
+    pipeline = build_pipeline(vae, folder, BuildSettings())
+    # Half the layers and a quarter of the width: most of a short run's time is spent in the denoiser.
+    less = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "caption_projection_dim": 32}
+    pipeline.register_modules(transformer=type(pipeline.transformer).from_config(pipeline.transformer.config, **less))
+    pipeline.save_pretrained(folder)
+    (folder / "flowgrpo.json").write_text(json.dumps({"call": CALL}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small(random_pipeline: Path) -> list[str]:
+    """Overrides that make the default recipe run in seconds on the random pipeline."""
+    return [
+        f"model.path={random_pipeline}",
+        "model.release_text_encoders=false",
+        "sampler.steps=4",
+        "sampler.plan.window={name: progressive, size: 2, stride: 1, interval: 1, start: 0, stop: 3}",
+        "rollout={prompts: 2, group: 3, batch: 6, decode_batch: 6}",
+        "rewards=[{name: gold, options: {dense: true}, label: dense}, {name: jpeg_compressibility, weight: 0.1}]",
+        "evaluate.every=2",
+        "evaluate.prompts=3",
+        "run={iterations: 4, checkpoint_every: 1, sample_every: 2, seed: 0}",
+    ]
+
+
+@pytest.fixture
+def recipe(small: list[str]) -> Recipe:
+    return load_recipe("default", small)

@@ -18,7 +18,7 @@ CUT = ("flowgrpo/__init__.py", "flowgrpo/py.typed", "flowgrpo/core", "Makefile",
 OFFLINE = (
     "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--disable-pip-version-check",
 )  # fmt: skip
-ONE_TEST = "tests/core/test_units.py --noconftest"
+ONE_TEST = "tests/core/test_pooled_ratios.py --noconftest"
 PATIENCE = 600
 
 

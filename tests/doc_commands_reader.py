@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from flowgrpo import cli
-from flowgrpo.training.loading import embedded_pipeline
+from flowgrpo.cli import app as cli
+from flowgrpo.training.model_paths import embedded_pipeline
 from tests.conftest import Command
 from tests.doc_commands_read import Example
 from tests.doc_commands_stock import Stock

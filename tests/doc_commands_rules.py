@@ -18,17 +18,18 @@ import pytest
 import torch
 import yaml
 
-from flowgrpo import cli_rewards
-from flowgrpo.cli_plan import split
+from flowgrpo.bench import measures as bench
+from flowgrpo.bench import text_measures as bench_text
+from flowgrpo.bench.interruption import interruption
+from flowgrpo.cli import rewards as cli_rewards
+from flowgrpo.cli.plan import split
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.configs.schema import AnyRecipe, Recipe
 from flowgrpo.gallery.vote_server import VoteServer
 from flowgrpo.kit import optimise
-from flowgrpo.pipelines.conformance import run as conformance
+from flowgrpo.pipelines.conformance import conform as conformance
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
-from flowgrpo.training import bench, bench_text
-from flowgrpo.training.interruption import interruption
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from PIL import Image
 
-from flowgrpo.cli import app
+from flowgrpo.cli.app import app
 from flowgrpo.gallery.build import read_runs
 from flowgrpo.gallery.vote_pairs import sources_of
 from flowgrpo.gallery.vote_server import Booth
 from flowgrpo.training.data import read_prompts
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from tests.doc_commands_checkout import Checkout, make_checkout
 
 SMALL = ("rollout.prompts=2", "rollout.group=4", "evaluate.prompts=4", "evaluate.seeds=1")

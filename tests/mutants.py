@@ -80,10 +80,10 @@ EQUIVALENT: dict[str, str] = {
         "{'': «stats.sum → stats.mean»(1), **{f'_{name}': stats[:, i] for i, name in enumerate(SIGNS)}}"
     ): "half of every sum, and only their ratios are read",
     "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
-    "forward.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "its sign alone is read",
-    "forward.diffusion_nft: -«1 → 2»": "its sign alone is read",
-    "forward.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "its sign alone is read",
-    "forward.flow_dpo: -«1.0 → 2.0»": "its sign alone is read",
+    "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "its sign alone is read",
+    "forward_process.diffusion_nft: -«1 → 2»": "its sign alone is read",
+    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "its sign alone is read",
+    "forward_process.flow_dpo: -«1.0 → 2.0»": "its sign alone is read",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),
@@ -125,11 +125,11 @@ EQUIVALENT: dict[str, str] = {
     "outcomes.consistency_advantages: group_moments(level, batch, «1 → 2», ddof)": (
         "a second group is empty, and the first alone is read"
     ),
-    "preferences.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
+    "answer_losses.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
         "its sign alone is read"
     ),
-    "preferences.pairs_of: -«1.0 → 2.0»": "its sign alone is read",
-    "preferences.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
+    "answer_losses.pairs_of: -«1.0 → 2.0»": "its sign alone is read",
+    "answer_losses.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
         "the gradient of what is taken off and added again cancels out"
     ),
     "prefix_tree._prefix_nodes: max(index) + «1 → 2»": "a node that no row has",
@@ -143,8 +143,8 @@ EQUIVALENT: dict[str, str] = {
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
     "registry.advantage_of: [«0 → 1»]": "any id names the one group",
-    "replay.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
-    "replay.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
+    "prompt_memory.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
+    "prompt_memory.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
     ),
     "subsets.degenerate_rows: group_moments(as_precise(rewards)[:, None], index, count, ddof=«0 → 1»)": (
@@ -175,7 +175,7 @@ EQUIVALENT: dict[str, str] = {
     "trees._fuse: torch.where(peak.isneginf(), «0.0 → 1.0», peak)": "what arrives there has no weight from any peak",
     "trees.node_values: (rewards - base).nan_to_num(«0.0 → 1.0»)": "its weight is 0",
     "trees.node_values: torch.where(rewards.isnan(), -torch.inf, «0.0 → 1.0»)": "a factor of all weights cancels out",
-    "units.unit_weights: «1 → 2» / size": "a factor of all shares cancels out",
+    "pooled_ratios.unit_weights: «1 → 2» / size": "a factor of all shares cancels out",
 }
 """Name of a mutant → why it changes nothing that could be asked for."""
 

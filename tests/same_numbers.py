@@ -96,8 +96,8 @@ def _train(recipe: str, words: list[str], rank: int, count: int, port: int, fold
     """One process of a run, as a launcher starts it where there are several."""
     import torch
 
+    from flowgrpo.bench.measures import Silent
     from flowgrpo.configs.load import load_recipe
-    from flowgrpo.training.bench import Silent
     from flowgrpo.training.session import start
 
     if count > 1:

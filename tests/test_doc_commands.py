@@ -115,6 +115,7 @@ def test_commands_are_found_with_their_lines(tmp_path: Path) -> None:
     assert found[0].place == "page.md:4"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "says"),
     [

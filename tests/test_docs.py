@@ -12,17 +12,17 @@ import torch
 import yaml
 
 import flowgrpo
+from flowgrpo.bench.claims.evidence import Evidence
+from flowgrpo.bench.claims.report import Results, write_report
+from flowgrpo.bench.claims.results import Settings
+from flowgrpo.bench.claims.verdicts import CLAIMS
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.core.diagnostics import COLUMNS, summarise
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.rewards.registry import BUILTIN
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.training.claims.evidence import Evidence
-from flowgrpo.training.claims.report import Found, write_report
-from flowgrpo.training.claims.results import Settings
-from flowgrpo.training.claims.verdicts import CLAIMS
 from flowgrpo.training.tasks import FlowTask
-from flowgrpo.training.text_task import TextTask
+from flowgrpo.training.text.text_task import TextTask
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(flowgrpo.__file__).parent
@@ -82,7 +82,7 @@ def test_method_index_is_what_the_code_says(methods):
 
 def test_method_index_gives_the_answer_to_every_claim(methods, monkeypatch, tmp_path):
     settings = Settings(tmp_path / "results")
-    write_report(Found(settings, Evidence({}, {}, {}, {}), [], [], []), tmp_path)
+    write_report(Results(settings, Evidence({}, {}, {}, {}), [], [], []), tmp_path)
     monkeypatch.setattr(methods, "CLAIMS", tmp_path / "claims.json")
     assert methods.page().count("Measured here: not measured.") == len(CLAIMS) > 10
     found = json.loads((tmp_path / "claims.json").read_text(encoding="utf-8"))
@@ -125,7 +125,7 @@ def test_claims_of_the_method_tables_hold(rows):
         ({"state": "recipe", "text": [{"rewards": [{"name": "gold"}]}]}, "this run makes completions"),
         ({"state": "library", "library": ["core.trees.no_values"]}, "there is no core.trees.no_values"),
         ({"state": "library", "library": ["core.trees.node_values"]}, "used outside of core"),
-        ({"state": "library", "library": ["core.units.sspo"]}, "used outside of core"),
+        ({"state": "library", "library": ["core.pooled_ratios.sspo"]}, "used outside of core"),
         ({"state": "library", "library": ["core.baselines.beta_advantages"]}, "used outside of core"),
         (
             {"state": "library", "library": ["core.verifiers.forward_weights"], "arxiv": "2505.10978"},

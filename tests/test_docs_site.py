@@ -16,7 +16,7 @@ from mkdocs.exceptions import Abort
 from typer.testing import CliRunner
 
 import flowgrpo
-from flowgrpo.cli import app
+from flowgrpo.cli.app import app
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.parts.choice import options_model
 from tests.test_docs import blocks, cells, script

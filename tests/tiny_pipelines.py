@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowgrpo.pipelines.conformance import run
+from flowgrpo.pipelines.conformance import conform as run
 
 _NAMES = {
     "sd3": "StableDiffusion3Pipeline",

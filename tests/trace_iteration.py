@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 import flowgrpo
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import start
 
 ROOT = Path(flowgrpo.__file__).parent

@@ -6,6 +6,7 @@ K rewards, N nodes of a tree or entries of a flat list. Nothing here knows a mod
 
 from .advantages import group_advantages, multi_reward_advantages
 from .baselines import anchor_state_advantages, beta_advantages, stratified_advantages, virtual_maximum_advantages
+from .bounded_terms import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .combination import (
     constrained_advantages,
     gated_rewards,
@@ -15,17 +16,16 @@ from .combination import (
 )
 from .comparisons import win_rates
 from .diagnostics import degenerate_groups, step_statistics, summarise
-from .minima import minimum_returns, minimum_weighted_rewards
 from .objectives import gaussian_kl, kl, policy_loss
 from .outcomes import consistency_advantages, outcome_entropy, quantile_advantages, semantic_entropy_weights
-from .parts import later_returns, part_advantages
+from .part_credit import later_returns, part_advantages
 from .prefix_tree import anchor_prefix_advantages, prefix_tree_advantages, prefix_values
 from .registry import advantage_of
-from .shaping import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .surrogates import SURROGATES, cispo, clip, dro, gmpo, reinforce, sapo, vespo
 from .trackers import smoothed_advantages
 from .trees import anchor_tree_advantages, depth_advantages, node_values
 from .verifiers import corrected_rewards, forward_weights
+from .worst_step import minimum_returns, minimum_weighted_rewards
 
 __all__ = [
     "SURROGATES",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .advantages import group_index, sum_by_group
 from .grouped import cells
+from .pooled_ratios import pooled_per_unit
 from .surrogates import per_column, pooled_per_column
-from .units import pooled_per_unit
 
 ALIGNMENTS = ("start", "end")
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..parts.ranges import Bound, NotNegative, Positive
 from .bounds import bapo, dcpo
+from .pooled_ratios import dhpo
 from .surrogates import LOG_LIMIT, beyond, beyond_limit, holds_back, log_bounds, per_column
-from .units import dhpo
 
 
 def _excess(log_ratio: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from .advantages import anchored_advantages, group_advantages
 from .baselines import beta_advantages, stratified_advantages, virtual_maximum_advantages
 from .offpolicy import MORE_SURROGATES
 from .outcomes import consistency_advantages, quantile_advantages
+from .pooled_ratios import sspo
 from .selection import select
 from .subsets import balanced, widest
 from .surrogates import SURROGATES as CLASSIC
 from .surrogates import clip_nats
-from .units import sspo
 
 SELECTIONS: dict[str, Callable[..., Tensor]] = {
     "extremes": partial(select, choice="extremes"),

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .files import MARKER, copy_file, previous_files, remove_stale, write_bytes, write_marker
+from .page_files import MARKER, copy_file, previous_files, remove_stale, write_bytes, write_marker
 from .pages import inline_json, script, site_files
-from .runs import Run, read_run
+from .run_reading import Run, read_run
 from .thumbnails import CACHE, Thumbnail, Thumbnails
 
 SCRIPTS = (

@@ -11,11 +11,11 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from .build import make_thumbnails, read_runs, render
-from .choice import Row, choose, rows_of
-from .files import write_new
+from .export_rows import Row, choose, rows_of
+from .page_files import write_new
 from .pages import names, site_files
-from .records import Sample
-from .runs import Run
+from .run_reading import Run
+from .samples import Sample
 from .thumbnails import Thumbnails
 
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text

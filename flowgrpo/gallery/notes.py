@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..votes.lines import iterate_jsonl
-from .runs import Run
+from .run_reading import Run
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import yaml
 
-from .figures import group_spreads, short, summarize
-from .records import PHASES, Sample
-from .runs import Run
+from .run_figures import group_spreads, short, summarize
+from .run_reading import Run
+from .samples import PHASES, Sample
 from .thumbnails import Thumbnail
 
 MORE = 250  # samples in one file of details

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from .files import NO_ROOM, write_bytes, write_whole
+from .page_files import NO_ROOM, write_bytes, write_whole
 
 CACHE = ".flowgrpo-thumbnails.json"
 SIDE = 256  # pixels

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..votes.preferences import Preference, read_preferences
 from .build import read_runs
-from .files import write_new
+from .page_files import write_new
 from .vote_pairs import folder_of
 
 

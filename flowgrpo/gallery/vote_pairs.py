@@ -10,9 +10,9 @@ from itertools import combinations
 from pathlib import Path
 
 from ..votes.file import Key, Side
-from .choice import samples_at
-from .records import Sample
-from .runs import Run
+from .export_rows import samples_at
+from .run_reading import Run
+from .samples import Sample
 
 
 @dataclass(frozen=True)

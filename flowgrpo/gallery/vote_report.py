@@ -7,7 +7,7 @@ from typing import Any
 
 from ..votes.file import Vote, latest, read_votes
 from ..votes.interval import wilson
-from .runs import Run
+from .run_reading import Run
 from .vote_pairs import folder_of
 
 LEAST = 10  # votes that a part of the prompts needs to be reported by itself
@@ -41,7 +41,7 @@ class Tally:
 
 
 @dataclass
-class Comparison:
+class VoteComparison:
     """Votes between two sets. A win is one of the later set, `second`, over the earlier one, `first`."""
 
     first: str
@@ -51,10 +51,10 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class VoteReport:
     """Of the choices that count, see `latest`."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[VoteComparison, ...]
     position: Tally  # a win is one of the left side
     sessions: int
     elsewhere: int  # votes on other runs, not counted
@@ -106,7 +106,7 @@ class Report:
         return [*found, f"left against right: {_words(self.position)}", *self.notes()]
 
 
-def report_on(runs: Sequence[Run], path: Path) -> Report:
+def report_on(runs: Sequence[Run], path: Path) -> VoteReport:
     """Read a file of votes, and count those on these runs.
 
     Raises:
@@ -116,7 +116,7 @@ def report_on(runs: Sequence[Run], path: Path) -> Report:
     return make_report(votes, runs, path.parent, unreadable)
 
 
-def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadable: int = 0) -> Report:
+def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadable: int = 0) -> VoteReport:
     """Count votes.
 
     Args:
@@ -128,13 +128,13 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
     counted = latest(list(votes))
     places = {folder_of(run, home): place for place, run in enumerate(runs)}
     here = [vote for vote in counted if vote.left.folder in places and vote.right.folder in places]
-    found: dict[tuple[tuple[int, int], ...], Comparison] = {}
+    found: dict[tuple[tuple[int, int], ...], VoteComparison] = {}
     position = Tally()
     for vote in here:
         sides = {side: (places[side.folder], side.iteration) for side in (vote.left, vote.right)}
         first, second = sorted(sides, key=lambda side: sides[side])
         one = found.setdefault(
-            (sides[first], sides[second]), Comparison(_name(runs, *sides[first]), _name(runs, *sides[second]))
+            (sides[first], sides[second]), VoteComparison(_name(runs, *sides[first]), _name(runs, *sides[second]))
         )
         won = vote.preferred and vote.preferred[0] is second
         _count(one.tally, vote, won)
@@ -143,7 +143,7 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
             _count(one.parts.setdefault(column, Tally()), vote, won)
     for one in found.values():
         one.parts = {column: tally for column, tally in sorted(one.parts.items()) if tally.votes >= LEAST}
-    return Report(
+    return VoteReport(
         comparisons=tuple(found[key] for key in sorted(found)),
         position=position,
         sessions=len({vote.session for vote in here}),

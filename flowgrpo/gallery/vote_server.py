@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..votes.file import CHOICES, Vote, append_vote, read_votes
-from .runs import Run
+from .run_reading import Run
 from .vote_pairs import Ballot, Source, ballots_of
 from .vote_report import report_on
 
@@ -40,7 +40,7 @@ PARTS = {
 }
 
 
-class Refused(Exception):
+class VoteRefused(Exception):
     """An answer other than yes: its status, and words for the page."""
 
     def __init__(self, status: int, words: str) -> None:
@@ -101,7 +101,7 @@ class Booth:
         ballot = self._ballot(number)
         file = {"left": ballot.left, "right": ballot.right}[side].file if side in ("left", "right") else None
         if file is None:
-            raise Refused(404, "there is no such picture")
+            raise VoteRefused(404, "there is no such picture")
         return file
 
     def choose(self, number: int, choice: str) -> None:
@@ -126,12 +126,14 @@ class Booth:
                 append_vote(self.path, vote)
             except OSError as error:
                 # Without the file's name: that of an image would tell its set.
-                raise Refused(500, f"the choice was not saved: {error.strerror or 'the disk may be full'}") from error
+                raise VoteRefused(
+                    500, f"the choice was not saved: {error.strerror or 'the disk may be full'}"
+                ) from error
             self.choices[number] = choice
 
     def _ballot(self, number: int) -> Ballot:
         if not 0 <= number < len(self.ballots):
-            raise Refused(404, f"there is no pair {number}")
+            raise VoteRefused(404, f"there is no pair {number}")
         return self.ballots[number]
 
 
@@ -184,7 +186,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, act: Any) -> None:
         try:
             act(self._place())
-        except Refused as refused:
+        except VoteRefused as refused:
             self._send_json(refused.status, {"error": str(refused)})
         except ValueError as error:  # of the file of votes, which somebody may have changed meanwhile
             self._send_json(500, {"error": str(error)})
@@ -194,13 +196,13 @@ class Handler(BaseHTTPRequestHandler):
         hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
         asked = self.headers.get_all("Host", [])
         if len(asked) != 1 or asked[0] not in hosts:
-            raise Refused(403, "this page is for this machine only; open the address that the command printed")
+            raise VoteRefused(403, "this page is for this machine only; open the address that the command printed")
         origin = self.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in hosts:
-            raise Refused(403, "another site may not use this page")
+            raise VoteRefused(403, "another site may not use this page")
         start, token, *rest = self.path.partition("?")[0].split("/")
         if start or not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
-            raise Refused(403, "the address is not that of this session; open the one that the command printed")
+            raise VoteRefused(403, "the address is not that of this session; open the one that the command printed")
         return rest
 
     def _get(self, place: list[str]) -> None:
@@ -221,36 +223,36 @@ class Handler(BaseHTTPRequestHandler):
                 try:
                     content = file.read_bytes()
                 except OSError as error:
-                    raise Refused(404, "the image file is missing") from error
+                    raise VoteRefused(404, "the image file is missing") from error
                 self._send(200, TYPES[file.suffix.lower()], content, kept=True)
             case _:
-                raise Refused(404, "there is nothing at this address")
+                raise VoteRefused(404, "there is nothing at this address")
 
     def _post(self, place: list[str]) -> None:
         if place != ["votes"]:
-            raise Refused(404, "there is nothing at this address")
+            raise VoteRefused(404, "there is nothing at this address")
         body = self._body()
         try:
             vote = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise Refused(400, "the body is not JSON") from error
+            raise VoteRefused(400, "the body is not JSON") from error
         if not isinstance(vote, dict) or set(vote) != {"pair", "choice"}:
-            raise Refused(400, "the body must be an object of `pair` and `choice`")
+            raise VoteRefused(400, "the body must be an object of `pair` and `choice`")
         if type(vote["pair"]) is not int or vote["choice"] not in CHOICES:
-            raise Refused(400, f"`pair` must be a whole number, and `choice` one of {', '.join(CHOICES)}")
+            raise VoteRefused(400, f"`pair` must be a whole number, and `choice` one of {', '.join(CHOICES)}")
         self.server.booth.choose(vote["pair"], vote["choice"])
         self._send_json(200, self.server.booth.progress())
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
-            raise Refused(411, "a choice comes with its length")
+            raise VoteRefused(411, "a choice comes with its length")
         if int(length[:12]) > LONGEST:
             if int(length[:12]) <= DRAINED:
                 self.rfile.read(int(length))
-            raise Refused(413, f"the body is longer than {LONGEST} bytes")
+            raise VoteRefused(413, f"the body is longer than {LONGEST} bytes")
         if self.headers.get_content_type() != "application/json":
-            raise Refused(415, "a choice is sent as application/json")
+            raise VoteRefused(415, "a choice is sent as application/json")
         return self.rfile.read(int(length))
 
     def _send_json(self, status: int, data: dict[str, Any]) -> None:
@@ -272,5 +274,5 @@ class Handler(BaseHTTPRequestHandler):
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 9):
-        raise Refused(404, "there is no such pair")
+        raise VoteRefused(404, "there is no such pair")
     return int(text)

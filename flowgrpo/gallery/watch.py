@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .build import build_gallery
-from .runs import Run, read_run
+from .run_reading import Run, read_run
 
 
 def watch(

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from ..rewards.base import RewardSpec
 from .contract import check_contract
+from .edge_inputs import check_edges, compare_with_ordinary
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
-from .folder import Picture, chosen, materials, read_folder
+from .folder import LabelledPicture, chosen, materials, read_folder
 from .material import Material, arithmetic_samples, scene_samples, written_completions
-from .probes import check_edges, compare_with_ordinary
 from .trial import Trial
 from .usefulness import check_agreement, check_distribution, check_range, check_signal
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckPlan:
     """What a reward is tried on.
 
     Attributes:
@@ -52,7 +52,7 @@ def _say_nothing(text: str) -> None:
     """Used where nobody watches."""
 
 
-def check_reward(spec: RewardSpec, plan: Plan, tell: Callable[[str], object] = _say_nothing) -> Report:
+def check_reward(spec: RewardSpec, plan: CheckPlan, tell: Callable[[str], object] = _say_nothing) -> Report:
     """Try a reward on pictures and samples.
 
     Args:
@@ -81,7 +81,7 @@ def check_reward(spec: RewardSpec, plan: Plan, tell: Callable[[str], object] = _
 def check_on(
     trial: Trial,
     sets: dict[str, Material],
-    plan: Plan,
+    plan: CheckPlan,
     report: Report,
     tell: Callable[[str], object] = _say_nothing,
 ) -> Report:
@@ -120,7 +120,7 @@ def check_on(
     return report
 
 
-def _materials(trial: Trial, plan: Plan, report: Report) -> dict[str, Material]:
+def _materials(trial: Trial, plan: CheckPlan, report: Report) -> dict[str, Material]:
     if trial.task == "text":
         if plan.images is not None:
             raise ValueError(f"reward {trial.name!r} scores completions; give --data in place of --images")
@@ -138,7 +138,7 @@ def _materials(trial: Trial, plan: Plan, report: Report) -> dict[str, Material]:
     return sets
 
 
-def _note_folder(pictures: list[Picture], taken: Material, report: Report) -> None:
+def _note_folder(pictures: list[LabelledPicture], taken: Material, report: Report) -> None:
     transparent = sum(picture.transparent for picture in pictures)
     if transparent:
         report.add(
@@ -152,7 +152,7 @@ def _note_folder(pictures: list[Picture], taken: Material, report: Report) -> No
         )  # fmt: skip
 
 
-def _agreement(trial: Trial, material: Material, values: Tensor, plan: Plan, report: Report, name: str) -> None:
+def _agreement(trial: Trial, material: Material, values: Tensor, plan: CheckPlan, report: Report, name: str) -> None:
     embedded = name == "samples" and (trial.task == "images" or "answer" in material.columns)
     others = [*(YARDSTICKS[trial.task] if embedded else ()), *plan.against]
     found: dict[str, Tensor] = {}

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ..rewards.base import RewardSpec
 from .findings import finite
-from .folder import Picture, materials
+from .folder import LabelledPicture, materials
 from .material import groups_of
 from .spread import correlations, describe, order_kept, within_spread
 from .trial import Trial
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RewardComparison:
     """Scores of B pictures by several rewards.
 
     Attributes:
@@ -132,7 +132,7 @@ class Comparison:
         return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def compare_rewards(specs: Sequence[RewardSpec], pictures: Sequence[Picture]) -> Comparison:
+def compare_rewards(specs: Sequence[RewardSpec], pictures: Sequence[LabelledPicture]) -> RewardComparison:
     """Score pictures with several rewards.
 
     Pictures of one size are scored together, about 64 at a time; a prompt's pictures of one size stay together.
@@ -167,7 +167,7 @@ def compare_rewards(specs: Sequence[RewardSpec], pictures: Sequence[Picture]) ->
         for trial in trials:
             trial.close()
     groups, grouping = groups_of(prompts)
-    return Comparison({name: torch.cat(part) for name, part in parts.items()}, files, prompts, groups, grouping)
+    return RewardComparison({name: torch.cat(part) for name, part in parts.items()}, files, prompts, groups, grouping)
 
 
 def _number(value: float | None, form: str = ".2f") -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .findings import FAULT, NOTE, WARNING, Report
 from .material import Material
 from .spread import farthest
-from .trial import NewTensors, PeakMemory, Scored, Trial, generator_states, seeded
+from .trial import NewTensors, PeakMemory, Trial, TrialScores, generator_states, seeded
 
 EXACT, SMALL = 1e-4, 0.05
 """Differences up to `EXACT` of the spread are rounding; up to `SMALL` of it they are worth a note."""
@@ -21,7 +21,7 @@ COARSE = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 _REPAIR = "A score may depend on nothing but its own sample (declare `whole_group = True` to compare within groups)."
 
 
-def check_contract(trial: Trial, material: Material, report: Report) -> Scored:
+def check_contract(trial: Trial, material: Material, report: Report) -> TrialScores:
     """All checks of this module.
 
     Args:
@@ -48,7 +48,7 @@ def check_contract(trial: Trial, material: Material, report: Report) -> Scored:
     return first
 
 
-def check_first_call(trial: Trial, material: Material, report: Report) -> Scored:
+def check_first_call(trial: Trial, material: Material, report: Report) -> TrialScores:
     """What a first call shows: whether it works, what it returns, and what it leaves of its arguments.
 
     Returns:
@@ -70,7 +70,7 @@ def check_first_call(trial: Trial, material: Material, report: Report) -> Scored
             "absent", FAULT, f"it applies to none of the samples: {absent} times NaN",
             "Give samples, prompts or columns that it can score (--data, --images).", absent=absent,
         )  # fmt: skip
-        return Scored(scored.values, "it applies to none of the samples")
+        return TrialScores(scored.values, "it applies to none of the samples")
     if absent:
         report.add(
             "absent", NOTE, f"it applies to {len(material) - absent} of {len(material)} samples; {absent} times NaN",

@@ -21,7 +21,7 @@ _FILE_KEYS = ("file_name", "file", "image", "path")
 
 
 @dataclass(frozen=True)
-class Picture:
+class LabelledPicture:
     """A file, its prompt and columns, its size as (height, width) in pixels, and whether parts are transparent."""
 
     path: Path
@@ -31,7 +31,7 @@ class Picture:
     transparent: bool
 
 
-def read_folder(folder: Path, metadata: Path | None = None) -> list[Picture]:
+def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPicture]:
     """All pictures of a folder (with those below it), sorted by name; only their headers are read.
 
     The prompts come from `metadata`, else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder, a
@@ -59,11 +59,11 @@ def prompt_of(path: Path) -> str:
     return re.sub(r"(\s*\(?\d+\)?)+$", "", words) or words
 
 
-def chosen(pictures: list[Picture], most: int) -> list[Picture]:
+def chosen(pictures: list[LabelledPicture], most: int) -> list[LabelledPicture]:
     """At most `most` pictures, spread evenly over whole prompts, so that groups stay together."""
     if len(pictures) <= most:
         return pictures
-    members: dict[str, list[Picture]] = {}
+    members: dict[str, list[LabelledPicture]] = {}
     for picture in pictures:
         members.setdefault(picture.prompt, []).append(picture)
     each = len(pictures) / len(members)
@@ -73,12 +73,12 @@ def chosen(pictures: list[Picture], most: int) -> list[Picture]:
     return [picture for prompt in some for picture in members[prompt]][:most]
 
 
-def materials(pictures: list[Picture], most: int = 64) -> Iterator[Material]:
+def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Material]:
     """The pictures as material, in parts of one size and about `most` pictures; a prompt stays in one part.
 
     Parts of the most frequent size come first.
     """
-    by_size: dict[tuple[int, int], list[Picture]] = {}
+    by_size: dict[tuple[int, int], list[LabelledPicture]] = {}
     for picture in pictures:
         by_size.setdefault(picture.size, []).append(picture)
     for (height, width), same in sorted(by_size.items(), key=lambda item: -len(item[1])):
@@ -102,7 +102,7 @@ def materials(pictures: list[Picture], most: int = 64) -> Iterator[Material]:
             start = end
 
 
-def _listed(metadata: Path) -> list[Picture]:
+def _listed(metadata: Path) -> list[LabelledPicture]:
     pictures = []
     for row in read_prompts(str(metadata)):
         key = next((key for key in _FILE_KEYS if isinstance(row.columns.get(key), str)), None)
@@ -121,7 +121,7 @@ def _listed(metadata: Path) -> list[Picture]:
     return pictures
 
 
-def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> Picture:
+def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> LabelledPicture:
     """A file as a picture to score.
 
     Raises:
@@ -131,6 +131,6 @@ def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> Picture:
         with Image.open(path) as image:
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             width, height = reversed(image.size) if turned else image.size
-            return Picture(path, prompt, columns, (height, width), image.has_transparency_data)
+            return LabelledPicture(path, prompt, columns, (height, width), image.has_transparency_data)
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} is not a picture: {error}") from None

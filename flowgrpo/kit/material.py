@@ -99,7 +99,7 @@ def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Ma
     Raises:
         ValueError: the prompt file cannot be read or the model is not installed.
     """
-    from ..training.inference import model_images
+    from ..inference.inference import model_images
 
     rows, labels = _repeated(data, prompts, seeds)
     keys = [address(SEED, row.id, k % seeds) for k, row in enumerate(rows)]
@@ -116,8 +116,8 @@ def arithmetic_samples(data: str, prompts: int, seeds: int) -> Material:
     """
     from ..configs.load import load_recipe
     from ..configs.schema import TextRecipe
-    from ..training.text_inference import open_language_model
-    from ..training.text_policy import complete
+    from ..inference.text_inference import open_language_model
+    from ..training.text.text_policy import complete
 
     recipe = load_recipe("text")
     assert isinstance(recipe, TextRecipe)

@@ -16,8 +16,8 @@ from ..configs.load import load_recipe
 from ..configs.schema import AnyRecipe
 from ..rewards.base import RewardSpec
 from ..rewards.pixels import load_picture
-from ..training.reporting import Reporter
-from ..training.run_folder import RunFolder
+from ..training.folder.run_folder import RunFolder
+from ..training.reporting.reporter import Reporter
 from ..training.session import start
 from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
@@ -29,7 +29,7 @@ VISIBLE = 1e-4
 
 
 @dataclass(frozen=True)
-class Sample:
+class OptimisedSample:
     """A held-out sample before and after: its prompt, the two pictures or completions, and the scores by name."""
 
     prompt: str
@@ -117,7 +117,7 @@ def optimise(spec: RewardSpec, task: str, label: str, iterations: int, folder: P
     return session.run
 
 
-def read_samples(run: RunFolder) -> list[Sample]:
+def read_samples(run: RunFolder) -> list[OptimisedSample]:
     """The held-out samples of a run, those of the first evaluation beside those of the last, of equal seeds.
 
     Raises:
@@ -136,7 +136,7 @@ def read_samples(run: RunFolder) -> list[Sample]:
         return str(run.samples / record["image"]) if "image" in record else str(record["completion"])
 
     return [
-        Sample(one["prompt"], key[0], shown(one), shown(last[key]), one["rewards"], last[key]["rewards"])
+        OptimisedSample(one["prompt"], key[0], shown(one), shown(last[key]), one["rewards"], last[key]["rewards"])
         for key, one in first.items()
         if key in last
     ]
@@ -156,7 +156,7 @@ def change_of(before: list[float], after: list[float], prompts: list[int]) -> Ch
     return Change(means[:, 0].mean().item(), means[:, 1].mean().item(), gains.mean().item(), error)
 
 
-def report_change(samples: list[Sample], task: str, label: str, report: Report) -> None:
+def report_change(samples: list[OptimisedSample], task: str, label: str, report: Report) -> None:
     """What optimising did: to the reward, to the yardsticks, and to plain features of the samples."""
     prompts = [sample.prompt_id for sample in samples]
     changes: dict[str, Change] = {}
@@ -193,7 +193,7 @@ def _told(change: Change) -> str:
     return f"{change.before:.4g} → {change.after:.4g} ({change.change:+.3g} ± {change.error:.2g})"
 
 
-def _features(samples: list[Sample], task: str) -> dict[str, Callable[[bool], list[float]]]:
+def _features(samples: list[OptimisedSample], task: str) -> dict[str, Callable[[bool], list[float]]]:
     """Plain features: name -> their values before (True) or after (False)."""
     if task == "text":
         return {

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ..training.run_folder import write_atomically
-from .optimise import Sample
+from ..training.folder.run_folder import write_atomically
+from .optimise import OptimisedSample
 
 SIDE, GAP, LINES, COLUMNS = 192, 12, 3, 3
 
 
-def write_sheet(path: Path, samples: Sequence[Sample], names: Sequence[str], most: int = 12) -> None:
+def write_sheet(path: Path, samples: Sequence[OptimisedSample], names: Sequence[str], most: int = 12) -> None:
     """Write the samples that gained most by the first of the rewards, before on the left and after on the right.
 
     Args:
@@ -48,7 +48,7 @@ def _fit(size: tuple[int, int]) -> tuple[int, int]:
     return max(1, size[0] * (SIDE - 4) // longest), max(1, size[1] * (SIDE - 4) // longest)
 
 
-def _scores(sample: Sample, name: str) -> str:
+def _scores(sample: OptimisedSample, name: str) -> str:
     one, other = sample.scores_before[name], sample.scores_after[name]
     return f"{name} {'–' if one is None else f'{one:.3g}'} to {'–' if other is None else f'{other:.3g}'}"
 

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.002
 
 
 @dataclass(frozen=True)
-class Scored:
+class TrialScores:
     """Values [B] float64 with NaN where the reward does not apply; or the failure, in words, and whether the
     returned value was to blame for it rather than an exception."""
 
@@ -128,7 +128,7 @@ class Trial:
         kind = "completions" if self.task == "text" else "images"
         self.reward.check(kind, self._columns(material), grouped=True)
 
-    def score(self, material: Material) -> Scored:
+    def score(self, material: Material) -> TrialScores:
         """Scores of the material, or how the reward failed on it; warnings of the reward are not shown.
 
         Raises:
@@ -148,11 +148,11 @@ class Trial:
             cause = error.__cause__
             if isinstance(cause, TimedOut):
                 raise
-            return Scored(nothing, f"{type(cause).__name__}: {cause}", isinstance(cause, InvalidScores))
+            return TrialScores(nothing, f"{type(cause).__name__}: {cause}", isinstance(cause, InvalidScores))
         values = batch.values[:, 0].double()
         known = values[~values.isnan()].tolist()
         self.low, self.high = min([self.low, *known]), max([self.high, *known])
-        return Scored(values)
+        return TrialScores(values)
 
     def _columns(self, material: Material) -> dict[str, list[Any]]:
         """Those of the material; for a reward of the parts of completions their lines too."""

@@ -110,11 +110,11 @@ _ALL = (
         "surrogate(log_ratio, adv, logp, mask, *, ...) -> loss",
     ),
     Kind(
-        "objective", "objective", "flowgrpo.training.losses.registry:OBJECTIVES",
+        "objective", "objective", "flowgrpo.training.losses.objectives_by_name:OBJECTIVES",
         "class objective: __init__(setting, *, ...), and the methods of losses.contract.Objective",
     ),
     Kind(
-        "forward loss", "objective.loss", "flowgrpo.core.forward:FORWARD",
+        "forward loss", "objective.loss", "flowgrpo.core.forward_process:FORWARD",
         "loss(rows, *, ...) -> (loss, log_ratio)",
     ),
     Kind(
@@ -123,11 +123,11 @@ _ALL = (
         own={"weight": (_WEIGHT, inspect.Parameter.empty)},
     ),
     Kind(
-        "text objective", "objective", "flowgrpo.training.text_preferences:TEXT_OBJECTIVES",
+        "text objective", "objective", "flowgrpo.training.text.answer_objective:TEXT_OBJECTIVES",
         "a class objective(recipe, policy, controls, *, ...) with the methods of TextObjective",
     ),
     Kind(
-        "answer loss", "objective.loss", "flowgrpo.core.preferences:ANSWER_LOSSES",
+        "answer loss", "objective.loss", "flowgrpo.core.answer_losses:ANSWER_LOSSES",
         "loss(logp, ..., *, ...) -> losses [n]; the parameters before the * are any of logp, ref_logp, old_logp, "
         "lengths, log_ratio, advantages, correct, groups, pairs",
     ),

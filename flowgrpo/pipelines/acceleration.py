@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .sharding import repeated_blocks
-from .weights import MODULE_NAMES, trainable_modules
+from ..weights.sharding import repeated_blocks
+from ..weights.trained import MODULE_NAMES, trainable_modules
 
 __all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]
 

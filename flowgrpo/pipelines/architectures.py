@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .folders import is_part
-from .precision import cast_base
+from ..weights.pipeline_folders import is_part
+from ..weights.precision import cast_base
 
 T5_XXL, UMT5_XXL, QWEN_VL = 4_762_310_656, 5_680_910_336, 8_292_166_656
 CLIP_L, CLIP_L_PROJECTED, CLIP_G = 123_060_480, 123_650_304, 694_659_840

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .json_files import read_json_object
+from ..weights.json_files import read_json_object
 
 OURS = {"prompt", "latents", "num_inference_steps", "generator", "output_type", "return_dict", "timesteps"}
 OURS |= {"callback_on_step_end", "callback_on_step_end_tensor_inputs"}

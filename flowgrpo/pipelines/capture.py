@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .adapters import Together, adapter_of
+from ..weights.borrowing import replaced
+from ..weights.pipeline_classes import Together, adapter_of
 from .arguments import accepts, did_you_mean, set_by_us
-from .borrowing import replaced
 from .encodings import encodings_of, fingerprint
 from .placement import Placement
-from .recorder import PipelineError, Recorder, Stop
+from .recorder import LoopStopped, PipelineError, Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
 _CONDITIONING_SEED = 0
@@ -72,7 +72,7 @@ def stopping_at_denoiser(pipe: Any) -> Any:
     """Context manager: a call ends where it would first evaluate its denoiser."""
 
     def answer(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        raise Stop
+        raise LoopStopped
 
     return intercepting(pipe, answer)
 
@@ -107,7 +107,7 @@ def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]
     return intercepting(pipe, answer)
 
 
-class Prompt(str):
+class KnownPrompt(str):
     """A prompt with keyword arguments of its own for the pipeline: its picture to edit, its first frame.
 
     It is a text wherever a text is wanted. Two prompts with equal texts may have different arguments.
@@ -119,7 +119,7 @@ class Prompt(str):
     call: Mapping[str, Any]
     _mark: Any = None
 
-    def __new__(cls, text: str, **call: Any) -> Prompt:
+    def __new__(cls, text: str, **call: Any) -> KnownPrompt:
         """Args: text, and the arguments by name, which must not be changed later."""
         made = super().__new__(cls, text)
         made.call = call
@@ -135,11 +135,11 @@ class Prompt(str):
 
 def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
     """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
-    if together == "all" and not any(isinstance(prompt, Prompt) and prompt.call for prompt in prompts):
+    if together == "all" and not any(isinstance(prompt, KnownPrompt) and prompt.call for prompt in prompts):
         return [list(range(len(prompts)))]
     groups: dict[Any, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, Prompt) and prompt.call else None
+        mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, KnownPrompt) and prompt.call else None
         among = {"all": None, "prompt": str(prompt), "one": row}[together]
         groups.setdefault((among, mark), []).append(row)
     return list(groups.values())
@@ -207,7 +207,7 @@ class PipelineCall:
             The first element of what the pipeline returns, or None if a hook ended the call by `Stop`.
         """
         rows, given = len(prompts), self.call
-        if isinstance(prompts[0], Prompt):
+        if isinstance(prompts[0], KnownPrompt):
             for name in prompts[0].call:
                 self._require(name)
             given = given | dict(prompts[0].call)
@@ -226,7 +226,7 @@ class PipelineCall:
         with replaced(self.pipe, **attributes), self._encodings.active(), self._placement.remembered():
             try:
                 return self._function(self.pipe, prompt=texts, **kwargs)[0]
-            except Stop:
+            except LoopStopped:
                 return None
 
     def _in_rows(self, name: str, value: Any, rows: int) -> Any:

@@ -2,7 +2,7 @@
 
 The pipeline's own `__call__` is what evaluates a state: guidance, packing, resolution-dependent shift and
 the choice between experts are then the pipeline's, by construction. A scheduler of ours ends the call at
-the prediction (`capture`), in the lightest of several ways (`replay`) that reproduces the pipeline's own
+the prediction (`capture`), in the lightest of several ways (`callers`) that reproduces the pipeline's own
 loop bit for bit.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..weights.borrowing import replaced
 from .arguments import refuse_other_size
-from .borrowing import replaced
+from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .noise_prediction import state_norm
-from .recorder import Recorder, Schedule, Stop, is_flow_table
-from .replay import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, Replay
+from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
 from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stacked
 
 
@@ -90,7 +90,7 @@ class Denoiser:
         self._decoder: str | None = None
         self._example = example
         self._recorder = Recorder(pipe.scheduler)
-        self._replay = Replay(PipelineCall(pipe, call), self._recorder, num_steps)
+        self._replay = StateCaller(PipelineCall(pipe, call), self._recorder, num_steps)
         self._own, self.probe = self._look()
         self._table = self._own
         self.sigmas = self.probe.sigmas
@@ -168,7 +168,7 @@ class Denoiser:
         return self._by_kin(predict, z.to(self.probe.dtype), prompts)
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> StateCaller:
         """The pipeline, as states are evaluated through it."""
         return self._replay
 
@@ -273,7 +273,7 @@ class Denoiser:
 
         def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
             seen.append(sample)
-            raise Stop
+            raise LoopStopped
 
         self._recorder.arm(hook)
         with torch.no_grad():

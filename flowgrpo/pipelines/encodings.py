@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from .borrowing import replaced
+from ..weights.borrowing import replaced
 
 _LEAST = 64
 _A_PROMPT = 4

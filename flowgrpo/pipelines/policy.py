@@ -17,13 +17,13 @@ from ..core.trees import node_values
 from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
-from ..samplers.records import Replay, Rollout, Transitions, Velocity, batches_of, replay
 from ..samplers.rollout import Guide, RolloutRunner
 from ..samplers.states import brought, to_host
+from ..samplers.transitions import ReplayedEdges, Rollout, Transitions, Velocity, batches_of, replay
+from ..weights.trained import TrainedWeights
 from .denoiser import Denoiser
 from .offload import offload_of
-from .prompts import encode_ahead
-from .weights import TrainedWeights
+from .prompt_cache import encode_ahead
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise"]
@@ -210,7 +210,7 @@ def part_bounds(prompts: int, updates: int, cuts: Sequence[int] | None) -> list[
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredEdges:
     """Trained edges under the present policy; one row each, one column.
 
     Attributes:
@@ -327,7 +327,7 @@ class FlowPolicy:
             parts = [self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu() for k in ranges]
         return torch.cat(parts)
 
-    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> Scored:
+    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> ScoredEdges:
         """Evaluate one recorded batch of states again and compare with the sampling policy.
 
         Δμ = J·Δv with J = ∂μ/∂v a number per step, so the ratio is taken from the shift of the velocity
@@ -345,7 +345,7 @@ class FlowPolicy:
         shift = (scale * (replayed.velocity - old))[rows]
         ratio = log_ratio(shift, noise, c.std, form=self.ratio)
         ones = torch.ones_like(ratio.detach())[:, None]
-        return Scored(
+        return ScoredEdges(
             log_ratio=ratio[:, None],
             node=transitions.node[replayed.edges],
             steps=torch.full_like(ones, transitions.step, dtype=torch.long),
@@ -357,7 +357,7 @@ class FlowPolicy:
             to_guided=partial(self._to_guided, transitions, replayed, shift),
         )
 
-    def _to_reference(self, transitions: Transitions, replayed: Replay, velocity: Velocity) -> Tensor:
+    def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
         """[E, ...] the mean of each edge less the reference's, with gradients."""
         c, batch = transitions.coefficients, replayed.states
         with torch.no_grad(), self.reference():
@@ -365,7 +365,7 @@ class FlowPolicy:
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
         return (scale * (replayed.velocity - reference))[replayed.rows()]
 
-    def _to_guided(self, transitions: Transitions, replayed: Replay, shift: Tensor) -> Tensor:
+    def _to_guided(self, transitions: Transitions, replayed: ReplayedEdges, shift: Tensor) -> Tensor:
         """[E, ...] the mean of each edge less the guided one, with gradients."""
         wide = shift.to(torch.promote_types(shift.dtype, torch.float32))
         if transitions.shift is None:

@@ -24,7 +24,7 @@ class PipelineError(RuntimeError):
     """The pipeline cannot be replayed: another one, or another way of evaluating its states, is needed."""
 
 
-class Stop(Exception):
+class LoopStopped(Exception):
     """Ends a pipeline call once what it was made for has been seen."""
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .callers import DECODERS, StateCaller
 from .recorder import PipelineError, Schedule
-from .replay import DECODERS, Replay
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Rounded(Exception):
         self.dtype = dtype
 
 
-def rollout(replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], seed: int) -> Record:
+def rollout(replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str], seed: int) -> Record:
     """Run the pipeline's own loop with noise added at each step.
 
     Every step is recorded: options that act on a few steps only (skipped layers, truncated guidance) would
@@ -64,7 +64,7 @@ def rollout(replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], see
 
 @torch.no_grad()
 def _rollout(
-    replay: Replay, sigmas: Sequence[float], prompts: Sequence[str], seed: int, storage: torch.dtype | None
+    replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str], seed: int, storage: torch.dtype | None
 ) -> Record:
     recorder, last = replay.recorder, replay.num_steps - 1
     noise = torch.Generator().manual_seed(seed)
@@ -93,7 +93,7 @@ def _rollout(
     return Record(tuple(prompts), tuple(states), tuple(predictions), handed[last], stacked(images))
 
 
-def _require_kept(replay: Replay, handed: Tensor, sample: Tensor) -> None:
+def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
     if torch.equal(handed.to(sample.dtype), sample):
         return
     for dtype in (torch.bfloat16, torch.float16):
@@ -106,7 +106,7 @@ def _require_kept(replay: Replay, handed: Tensor, sample: Tensor) -> None:
     )
 
 
-def exact_variant(replay: Replay, own: Schedule, record: Record, variants: Sequence[str]) -> str:
+def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: Sequence[str]) -> str:
     """The first of `variants` that predicts every recorded step with error 0, in the caller's grad mode.
 
     Raises:
@@ -123,7 +123,7 @@ def exact_variant(replay: Replay, own: Schedule, record: Record, variants: Seque
     return _first(replay, variants, fault, "evaluate")
 
 
-def require_dependence(replay: Replay, own: Schedule, record: Record, variant: str) -> None:
+def require_dependence(replay: StateCaller, own: Schedule, record: Record, variant: str) -> None:
     """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
 
     A replay of such a pipeline is exact, and worthless. Costs one evaluation. A model whose predictions are all 0
@@ -147,7 +147,7 @@ def require_dependence(replay: Replay, own: Schedule, record: Record, variant: s
 
 
 @torch.no_grad()
-def exact_decoder(replay: Replay, own: Schedule, record: Record) -> str:
+def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
     """The first of `DECODERS` that makes the pipeline's own images of the record's final state, with error 0.
 
     Raises:
@@ -172,7 +172,7 @@ def stacked(images: Any) -> Tensor:
     return found
 
 
-def _first(replay: Replay, names: Sequence[str], fault_of: Callable[[str], str | None], what: str) -> str:
+def _first(replay: StateCaller, names: Sequence[str], fault_of: Callable[[str], str | None], what: str) -> str:
     faults = {}
     for name in names:
         fault = fault_of(name)

@@ -184,13 +184,13 @@ class Remote:
             return InvalidScores(message, rows[index] if known else None)
         return RuntimeError(f"{self._client.url}: {message}") if error.status == 500 else error
 
-    def _ask_what_it_serves(self) -> tuple[Declaration, wire.Limits]:
+    def _ask_what_it_serves(self) -> tuple[Declaration, wire.WireLimits]:
         url = self._client.url
         try:
             told = json.loads(self._persist(lambda: self._client.request("GET", "/info")).body)
             if told["version"] != wire.VERSION:
                 raise ValueError(f"it speaks version {told['version']!r}, and this one {wire.VERSION}")
-            return Declaration.from_json(told["declaration"]), wire.Limits(**told["limits"])
+            return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])
         except Unavailable as error:
             raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
         except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from .given_up import flush, give_up
-from .lines import Line
+from .threads import Line
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .records import Rollout, Transitions
 from .states import concatenated
+from .transitions import Rollout, Transitions
 
 
 def chunks_of(count: int, size: int | None) -> Iterator[slice]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..core.addressing import address
 from .kernels import Coefficients, Step, step
 from .plans import Plan
-from .records import Rollout, Transitions, Velocity
 from .solvers import History, observe, solve
+from .transitions import Rollout, Transitions, Velocity
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pipelines.folders import from_hub
-from ..pipelines.lora import LoraSpec
-from ..pipelines.saving import new_folder, put_adapter
-from ..pipelines.weights import ADAPTER, TrainedWeights
-from .folders import check_language_folder
+from ..weights.lora import LoraSpec
+from ..weights.pipeline_folders import from_hub
+from ..weights.saving import new_folder, put_adapter
+from ..weights.trained import ADAPTER, TrainedWeights
+from .model_folder import check_language_folder
 
 _COMPONENT = "model"
 

@@ -14,30 +14,23 @@ from ..parts.traits import trained
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
 from ..rewards.registry import outline
-from ..text.parts import Parts
+from ..text.cutting import Parts
 from .balance import Balance
-from .conditioning import Parameters, call_parameters, take_pictures
 from .credit.from_scores import Credit
-from .critic import check_guide
 from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, read_prompts
 from .extensions.chosen import Extensions
-from .loading import (
-    RECOMMENDED,
-    call_arguments,
-    check_folder,
-    language_folder,
-    model_folder,
-    recommended_arguments,
-)
+from .images.conditioning import Parameters, call_parameters, take_pictures
+from .images.critic import check_guide
+from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
 from .planning import forecast, planner, table_of
 from .prompt_lengths import long_prompts
-from .text_preferences import tried
+from .text.answer_objective import tried
 
 Kind = Literal["fault", "needed", "excused", "unknown", "note"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Fault:
     """What the check says of a recipe.
 
     Attributes:
@@ -65,7 +58,7 @@ class Checked:
     """
 
     recipe: AnyRecipe
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Fault] = field(default_factory=list)
     folder: str = ""
     data: Data | None = None
 
@@ -138,11 +131,11 @@ def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> An
     try:
         return check(*given)
     except MissingDependency as error:
-        found.findings.append(Finding("needed", str(error), key))
+        found.findings.append(Fault("needed", str(error), key))
     except MissingPrompts as error:
-        found.findings.append(Finding("needed", str(error), key))
+        found.findings.append(Fault("needed", str(error), key))
     except (ValueError, OSError) as error:
-        found.findings.append(Finding("fault", str(error), key))
+        found.findings.append(Fault("fault", str(error), key))
     return None
 
 
@@ -200,7 +193,7 @@ def _model(found: Checked) -> None:
         return
     if not Path(found.folder).is_dir():
         text = f"model.path {path}: it is no folder here, so it is taken for a hub id, which is read when a run starts"
-        return found.findings.append(Finding("unknown", text, "model.path"))
+        return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
     _try(found, "model.path", check_folder, found.folder, recipe.task)
     if len(found.findings) == before and isinstance(recipe, Recipe):
@@ -219,7 +212,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     faults = list(call_faults(Path(folder), parameters, given))
     note = f"{Path(folder) / RECOMMENDED}: call."
     faults += argument_faults(parameters, {k: v for k, v in advised.items() if k not in given}, note, "the pipeline")
-    found.findings += [Finding("fault", fault, "model.call") for fault in faults]
+    found.findings += [Fault("fault", fault, "model.call") for fault in faults]
     if faults:
         return
     call = _try(found, "model.call", call_arguments, folder, given)
@@ -230,7 +223,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         texts = [row.text for row in rows]
         notes = _try(found, "model.path", _long_prompts, folder, str(source), texts, call, parameters)
-        found.findings += [Finding("note", note, "data.train") for note in notes or ()]
+        found.findings += [Fault("note", note, "data.train") for note in notes or ()]
 
 
 def _long_prompts(folder: str, source: str, texts: list[str], call: Any, parameters: Parameters) -> list[str]:
@@ -319,7 +312,7 @@ def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]],
     absent = [name for name in reward.optional if name not in columns]
     if absent:
         text = f"reward {reward.name!r} reads a column `{absent[0]}` where there is one, and {source} has none"
-        found.findings.append(Finding("note", text, "rewards"))
+        found.findings.append(Fault("note", text, "rewards"))
 
 
 def _extensions(recipe: AnyRecipe, trained: Sequence[Reward], scored: Sequence[Reward]) -> None:
@@ -340,7 +333,7 @@ def _trackers(found: Checked) -> None:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; use some of {', '.join(known)}"
             text = f"run.trackers has {name!r}, which accelerate does not know{hint}"
-            found.findings.append(Finding("fault", text, "run.trackers"))
+            found.findings.append(Fault("fault", text, "run.trackers"))
         elif name not in installed:
             text = f"run.trackers has {name!r}, which is not installed: pip install {name}, or leave it out"
-            found.findings.append(Finding("needed", text, "run.trackers"))
+            found.findings.append(Fault("needed", text, "run.trackers"))

@@ -10,14 +10,14 @@ from typing import Any
 from ..configs.schema import AnyRecipe
 from ..configs.sections import PROMPT
 from ..core.addressing import address
-from ..pipelines.ema import Ema
 from ..rewards.runner import RewardBatch, RewardSet
-from .clock import Clock
+from ..weights.averages import Ema
 from .data import Data, PromptRow, templated
+from .distributed.processes import Processes
 from .extensions.chosen import Extensions
+from .folder.saved_samples import Batch, asked
 from .overlapped_scoring import OverlappedScoring
-from .processes import Processes
-from .samples import Batch, asked
+from .reporting.clock import Clock
 from .tasks import Collected, Task
 from .uneven_groups import collect_rounds, refuse_comparisons
 

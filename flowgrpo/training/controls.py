@@ -12,7 +12,7 @@ from ..parts.choice import Choice
 from ..parts.needs import Rule
 
 if TYPE_CHECKING:
-    from .checkpoint import Stateful
+    from .folder.checkpoint import Stateful
 
 METRICS = {"entropy": ("exact_entropy", "entropy_bonus"), "variance": ("ratio_variance", "variance_price")}
 """Of each coefficient the metric that it follows, and the one that it is."""

@@ -15,13 +15,13 @@ import numpy as np
 from ..configs.layers import prompt_file_note
 from ..configs.sections import PROMPT
 from ..pipelines.pictures import Picture
-from ..text.parts import Parts
-from .json_lines import parse_strict, unwritable
+from ..text.cutting import Parts
+from .folder.json_lines import parse_strict, unwritable
 
 IMAGE = "image"
 # What DrawBench and UniGenBench call the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
-EMBEDDED = {"scenes": "flowgrpo.scenes", "arithmetic": "flowgrpo.text"}
+EMBEDDED = {"scenes": "flowgrpo.worlds.scenes", "arithmetic": "flowgrpo.worlds.arithmetic"}
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class PromptRow:
         """
         if self.pictures is None:
             return self.text
-        from ..pipelines.capture import Prompt
+        from ..pipelines.capture import KnownPrompt
 
         if isinstance(self.pictures, Picture):
-            return Prompt(self.text, image=self.pictures.read())
-        return Prompt(self.text, image=[picture.read() for picture in self.pictures])
+            return KnownPrompt(self.text, image=self.pictures.read())
+        return KnownPrompt(self.text, image=[picture.read() for picture in self.pictures])
 
 
 class MissingPrompts(ValueError):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..pipelines.ema import Ema
 from ..rewards.runner import RewardSet
-from .clock import Clock
+from ..weights.averages import Ema
 from .data import PromptRow
-from .extensions.base import Evaluation
 from .extensions.chosen import Extensions
-from .keeping import Keeper
-from .reporting import Reporter
-from .samples import evaluated, save_samples
-from .symptoms import Symptoms, marks
+from .extensions.extension import Evaluation
+from .folder.keeping import Keeper
+from .folder.saved_samples import evaluated, save_samples
+from .reporting.clock import Clock
+from .reporting.reporter import Reporter
+from .reporting.symptoms import Symptoms, marks
 from .tasks import Task
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..configs.schema import AnyRecipe
-from ..pipelines.sharding import cut_optimizer_state, wholes
-from ..pipelines.weights import TrainedWeights
+from ..weights.sharding import cut_optimizer_state, wholes
+from ..weights.trained import TrainedWeights
+from .distributed.processes import Processes
 from .learning_rate import learning_rate
-from .processes import Processes
 
 
 class Stepper(Protocol):

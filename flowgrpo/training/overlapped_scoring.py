@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..rewards.base import Reward
-from ..rewards.lines import Line
 from ..rewards.runner import RewardBatch, RewardSet
+from ..rewards.threads import Line
 from .uneven_groups import join_scores
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..configs.schema import AnyRecipe, Recipe, SamplerConfig, TextRecipe
 from ..core.offpolicy import rec
+from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
-from ..core.units import dhpo, sspo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.plugins import told
 from ..samplers.kernels import Kernel

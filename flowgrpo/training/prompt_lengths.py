@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..pipelines.json_files import read_json_object
+from ..weights.json_files import read_json_object
 
 _NO_LIMIT = 1_000_000
 

@@ -17,30 +17,30 @@ from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
 from ..pipelines.offload import place
 from ..pipelines.policy import FlowPolicy
-from ..pipelines.prompts import PromptCache
-from ..pipelines.saving import local_folder
-from ..pipelines.sharding import Shards
-from ..pipelines.weights import LoraSpec, TrainedWeights, cast_base
+from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
+from ..text.cutting import Parts
 from ..text.model import LanguageWeights, load_language_model, reinitialise
-from ..text.parts import Parts
+from ..weights.saving import local_folder
+from ..weights.sharding import Shards
+from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import Checked, check, evaluated, reward_specs
-from .conditioning import take_pictures
-from .critic import Critic
 from .data import Data, columns_of, templated
-from .evaluator import Evaluator
+from .distributed.launching import sharding_of, zero_of
+from .distributed.processes import Processes, ended_together
 from .extensions.chosen import Extensions
-from .launching import sharding_of, zero_of
-from .loading import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
+from .folder.run_folder import RunFolder
+from .images.conditioning import take_pictures
+from .images.critic import Critic
+from .images.evaluator import Evaluator
+from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import planner
-from .processes import Processes, ended_together
-from .reporting import Reporter
-from .run_folder import RunFolder
+from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
-from .text_policy import TextPolicy
-from .text_preferences import compares
-from .text_task import TextTask
+from .text.answer_objective import compares
+from .text.text_policy import TextPolicy
+from .text.text_task import TextTask
 from .trainer import Trainer
 
 SPARE_EMBEDDINGS = 64 * 2**20

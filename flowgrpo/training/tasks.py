@@ -13,20 +13,20 @@ from torch import Tensor
 from ..configs.schema import EmaConfig, Recipe
 from ..core.addressing import address
 from ..pipelines.policy import Experience, FlowPolicy, join_experiences
-from ..pipelines.weights import TrainedWeights
 from ..rewards.runner import RewardBatch
 from ..samplers.chunks import chunks_of
 from ..samplers.plans import Plan
-from ..text.parts import Parts
-from .checkpoint import Stateful
-from .clock import Clock
+from ..text.cutting import Parts
+from ..weights.trained import TrainedWeights
 from .controls import Controls
 from .credit.combining import total_reward
-from .critic import Critic
 from .data import PromptRow
-from .evaluator import Evaluator
-from .losses.contract import Objective, Setting
+from .folder.checkpoint import Stateful
+from .images.critic import Critic
+from .images.evaluator import Evaluator
+from .losses.objective import Objective, ObjectiveSetting
 from .planning import budget_line, clip_bounds, forecast
+from .reporting.clock import Clock
 
 
 class Collected(Protocol):
@@ -225,7 +225,7 @@ class FlowTask(PolicyTask):
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
         """The form that the recipe asks for."""
-        setting = Setting(self.recipe, self.policy, self.elements, self.controls, old)
+        setting = ObjectiveSetting(self.recipe, self.policy, self.elements, self.controls, old)
         made: Objective = self.recipe.objective.make(setting, elements=self.elements)
         return made
 

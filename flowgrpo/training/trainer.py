@@ -12,26 +12,26 @@ from torch import Tensor
 
 from ..configs.schema import AnyRecipe
 from ..rewards.runner import RewardBatch, RewardSet
-from .checkpoint import Stateful
-from .clock import Clock
 from .collecting import Collector
 from .credit.from_scores import Credit
 from .credit.pooling import Pooled, pooled
 from .credit.strata import stratum_of
 from .data import Data, PromptRow
+from .distributed.launching import optimizer_of
+from .distributed.processes import Processes, ended_together
 from .evaluating import Evaluations
 from .extensions.chosen import Extensions
-from .keeping import Keeper
-from .launching import optimizer_of
-from .losses.contract import Objective
-from .processes import Processes, ended_together
-from .readings import as_reported
-from .records import reward_record
-from .reporting import Reporter
-from .run_folder import RunFolder
-from .samples import Batch, asked, batch_record, save_samples
+from .folder.checkpoint import Stateful
+from .folder.keeping import Keeper
+from .folder.run_folder import RunFolder
+from .folder.saved_samples import Batch, asked, batch_record, save_samples
+from .losses.objective import Objective
+from .reported import as_reported
+from .reporting.clock import Clock
+from .reporting.records import reward_record
+from .reporting.reporter import Reporter
+from .reporting.symptoms import marks, symptoms_of
 from .stopping import Abandoned, Stop, Stopped
-from .symptoms import marks, symptoms_of
 from .tasks import Collected, Task
 from .uneven_groups import UnevenGroupsObjective
 from .updating import Updater, averages_of

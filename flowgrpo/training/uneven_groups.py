@@ -14,11 +14,11 @@ from ..configs.sections import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
 from ..rewards.runner import RewardBatch, RewardSet
-from ..text.parts import Parts
+from ..text.cutting import Parts
 from .credit.combining import total_reward
-from .losses.contract import Objective
+from .losses.objective import Objective
 from .outcome import Outcome
-from .records import joint_record
+from .reporting.records import joint_record
 from .tasks import Collected
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..configs.schema import AnyRecipe
 from ..configs.sections import OptimizerConfig
 from ..core.diagnostics import COLUMNS
-from ..pipelines.ema import Ema
-from .clock import Clock
-from .losses.contract import Objective
+from ..weights.averages import Ema
+from .distributed.processes import Processes
+from .losses.objective import Objective
 from .optimizer import Stepper
-from .processes import Processes
-from .records import joint_update, update_record
+from .reporting.clock import Clock
+from .reporting.records import joint_update, update_record
 from .stopping import Stop
 from .tasks import Collected, Task
 

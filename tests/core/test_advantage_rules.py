@@ -12,9 +12,9 @@ from flowgrpo.core.baselines import (
     stratified_advantages,
     virtual_maximum_advantages,
 )
+from flowgrpo.core.bounded_terms import bounded_shaping, positive_only_advantages
 from flowgrpo.core.outcomes import consistency_advantages, quantile_advantages
 from flowgrpo.core.prefix_tree import prefix_tree_advantages
-from flowgrpo.core.shaping import bounded_shaping, positive_only_advantages
 from flowgrpo.core.trackers import CumulativeStandardiser
 
 NAN = float("nan")

@@ -6,17 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from flowgrpo.core.surrogates import (
-    SURROGATES,
-    cispo,
-    clip,
-    dro,
-    gmpo,
-    pooled_per_column,
-    reinforce,
-    sapo,
-    vespo,
-)
+from flowgrpo.core.surrogates import SURROGATES, cispo, clip, dro, gmpo, pooled_per_column, reinforce, sapo, vespo
 
 INF = float("inf")
 

@@ -15,7 +15,7 @@ import pytest
 
 from flowgrpo.gallery import build, pages
 from flowgrpo.gallery.build import SCRIPTS, build_gallery, render
-from flowgrpo.gallery.files import MARKER
+from flowgrpo.gallery.page_files import MARKER
 from flowgrpo.gallery.pages import inline_json, script
 from flowgrpo.gallery.thumbnails import CACHE
 from tests.gallery.folders import HOSTILE, Elements, add_records, data_of, files_of, record, write_run, written

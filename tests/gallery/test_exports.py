@@ -11,7 +11,7 @@ from PIL import Image
 
 from flowgrpo.gallery.build import build_gallery
 from flowgrpo.gallery.exports import CELL, GAP, LINE, write_animation, write_dataset, write_sheet, write_single
-from flowgrpo.gallery.runs import read_run
+from flowgrpo.gallery.run_reading import read_run
 from flowgrpo.gallery.watch import ended, watch
 from tests.gallery.folders import HOSTILE, Elements, add_records, data_of, files_of, picture, record, write_run, written
 

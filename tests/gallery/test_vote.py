@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flowgrpo.cli import app
+from flowgrpo.cli.app import app
 from flowgrpo.gallery import vote_server
 from flowgrpo.gallery.build import read_runs
 from flowgrpo.gallery.vote_pairs import ballots_of, sources_of

@@ -63,7 +63,7 @@ def write_case(case: Case, folder: Path) -> None:
             KINDS[kind](path, value)
 
 
-def _embedded(package: str, name: str) -> Callable[[Path], None]:
+def _embedded(world: str, data: str, name: str) -> Callable[[Path], None]:
     """A copy of an embedded model, whose weights are links: they are read and never written."""
 
     def link(source: str, target: str) -> None:
@@ -72,8 +72,8 @@ def _embedded(package: str, name: str) -> Callable[[Path], None]:
         else:
             shutil.copy2(source, target)
 
-    source = Path(str(resources.files(package)))
-    return lambda folder: shutil.copytree(source / name, folder / name, copy_function=link) and None
+    source = Path(str(resources.files(f"flowgrpo.worlds.{world}")))
+    return lambda folder: shutil.copytree(source / data, folder / name, copy_function=link) and None
 
 
 def _prompts(folder: Path) -> None:
@@ -120,8 +120,8 @@ def _picture(path: Path, size: list[int]) -> None:
 
 
 STARTS: dict[str, Callable[[Path], None]] = {
-    "pipeline": _embedded("flowgrpo.scenes", "pipeline"),
-    "arithmetic": _embedded("flowgrpo.text", "arithmetic"),
+    "pipeline": _embedded("scenes", "pipeline", "pipeline"),
+    "arithmetic": _embedded("arithmetic", "model", "arithmetic"),
     "prompts": _prompts,
     "run": _image_run,
     "text run": _text_run,

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from flowgrpo.kit.material import Material
-from flowgrpo.scenes.draw import draw
-from flowgrpo.scenes.prompts import compose, disturb, ground_colour, split
+from flowgrpo.worlds.scenes.draw import draw
+from flowgrpo.worlds.scenes.scene_prompts import compose, disturb, ground_colour, split
 
 
 @pytest.fixture(scope="session")

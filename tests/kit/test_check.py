@@ -7,7 +7,7 @@ import open_clip
 import pytest
 import torch
 
-from flowgrpo.kit.check import Plan, check_on
+from flowgrpo.kit.check import CheckPlan, check_on
 from flowgrpo.kit.findings import FAULT, Report
 from flowgrpo.kit.material import Material
 from flowgrpo.kit.trial import Trial
@@ -21,7 +21,7 @@ def examine(spec: RewardSpec | str, material: Material, **plan) -> Report:
     entry = spec if isinstance(spec, RewardSpec) else RewardSpec(f"{CULPRITS}:{spec}")
     trial = Trial(entry)
     report = Report(trial.name, trial.task, plan.get("accepted", ()))
-    return check_on(trial, {"drawn": material}, Plan(**plan), report)
+    return check_on(trial, {"drawn": material}, CheckPlan(**plan), report)
 
 
 @pytest.mark.parametrize(

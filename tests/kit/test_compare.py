@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from flowgrpo.kit.compare import Comparison, compare_rewards
+from flowgrpo.kit.compare import RewardComparison, compare_rewards
 from flowgrpo.kit.folder import read_folder
 from flowgrpo.rewards.base import RewardSpec
 
@@ -34,7 +34,7 @@ def compared(tmp_path: Path):
         Image.new("RGB", (6, 6), (red, 0, blue)).save(folder / f"{name}.png")
     (tmp_path / "mine.py").write_text(REWARDS)
 
-    def run(*names: str) -> Comparison:
+    def run(*names: str) -> RewardComparison:
         return compare_rewards([RewardSpec(f"{tmp_path}/mine.py:{name}") for name in names], read_folder(folder))
 
     return run

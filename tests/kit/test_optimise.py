@@ -12,7 +12,7 @@ from flowgrpo.kit.findings import Report
 from flowgrpo.kit.optimise import change_of, read_samples, report_change, short_recipe
 from flowgrpo.kit.sheet import write_sheet
 from flowgrpo.rewards.base import RewardSpec
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 
 
 def test_the_short_run_is_the_default_with_one_reward():

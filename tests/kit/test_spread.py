@@ -6,14 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from flowgrpo.kit.spread import (
-    correlations,
-    describe,
-    farthest,
-    noise_share,
-    order_kept,
-    within_spread,
-)
+from flowgrpo.kit.spread import correlations, describe, farthest, noise_share, order_kept, within_spread
 
 NAN = math.nan
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.checking import check
-from flowgrpo.training.interruption import contents
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 
 Command = Callable[..., tuple[int, str, str]]

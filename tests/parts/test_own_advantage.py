@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import start
 from tests.parts.own_parts import IMAGES, TEXT, same_when_resumed, write_part
 

@@ -8,7 +8,7 @@ import torch
 from flowgrpo.configs.load import load_image_recipe, load_recipe
 from flowgrpo.core.penalties import PENALTIES, Edges
 from flowgrpo.parts.traits import keeps_base
-from flowgrpo.training.losses.contract import Penalties
+from flowgrpo.training.losses.objective import Penalties
 from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
 
 OBJECTIVE = '''

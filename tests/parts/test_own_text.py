@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from flowgrpo.cli import app
+from flowgrpo.bench.measures import Silent
+from flowgrpo.cli.app import app
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.checking import check
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from tests.training.test_text import numbers
 from tests.training.text_runs import trainer_of
@@ -23,7 +23,7 @@ import torch
 from typing import Annotated, Any
 from flowgrpo.parts.choice import Of
 from flowgrpo.parts.ranges import Given, Positive
-from flowgrpo.training.text_tokens import TokenObjective
+from flowgrpo.training.text.token_objective import TokenObjective
 
 
 def hinge(logp, ref_logp, lengths, pairs, *, margin: Positive = 1.0):

@@ -13,7 +13,7 @@ from torch import nn
 
 from flowgrpo.pipelines.acceleration import compile_blocks, quantization, use_attention
 from flowgrpo.pipelines.denoiser import Denoiser
-from flowgrpo.pipelines.weights import TrainedWeights
+from flowgrpo.weights.trained import TrainedWeights
 from tests.pipelines.trained import SPEC, output, perturb, prediction
 from tests.tiny_pipelines import CALL, TINY
 

@@ -11,12 +11,12 @@ import torch
 from diffusers import MochiPipeline
 from typer.testing import CliRunner
 
-from flowgrpo.cli import app
-from flowgrpo.pipelines.adapters import ADAPTERS
+from flowgrpo.cli.app import app
+from flowgrpo.pipelines.conformance.conform import TINY, Result, check, check_folder, check_tiny
 from flowgrpo.pipelines.conformance.reasons import REASONS, UNTRIED, reason
-from flowgrpo.pipelines.conformance.run import TINY, Result, check, check_folder, check_tiny
-from flowgrpo.pipelines.conformance.subject import Outcome, Subject
+from flowgrpo.pipelines.conformance.subject import CheckOutcome, Subject
 from flowgrpo.pipelines.conformance.table import as_json, as_markdown, class_of, expected, flow_classes, unchecked
+from flowgrpo.weights.pipeline_classes import ADAPTERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora", "saved"]
@@ -47,7 +47,7 @@ CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient"
     ],
 )
 def test_a_class_passes_every_check(name: str, variant: str, verdict: str) -> None:
-    seen: list[Outcome] = []
+    seen: list[CheckOutcome] = []
     result = check_tiny(name, seen.append)
 
     wanted = dict.fromkeys(CHECKS, "pass")
@@ -160,9 +160,9 @@ def test_adapters_are_of_classes_that_exist_and_are_checked() -> None:
 
 
 def test_the_table_says_what_was_found() -> None:
-    good = Result("WanPipeline, 2.2 5B", (Outcome("probe", "pass", "state"),), "direct", "", "", 1.0)
-    bent = Result("WanVACEPipeline", (Outcome("probe", "pass", "state"),), "direct", "one | prompt", "a note", 1.0)
-    bad = Result("OtherPipeline", (Outcome("probe", "fail", "no table"),), None, "", "", 1.0)
+    good = Result("WanPipeline, 2.2 5B", (CheckOutcome("probe", "pass", "state"),), "direct", "", "", 1.0)
+    bent = Result("WanVACEPipeline", (CheckOutcome("probe", "pass", "state"),), "direct", "one | prompt", "a note", 1.0)
+    bad = Result("OtherPipeline", (CheckOutcome("probe", "fail", "no table"),), None, "", "", 1.0)
     found = json.loads(as_json([good, bent, bad]))
     page = as_markdown(found["results"], found["versions"], ["LaterPipeline"])
 

@@ -20,16 +20,16 @@ from diffusers import (
 )
 
 from flowgrpo.core.addressing import address
-from flowgrpo.pipelines.conformance.run import TINY, check
+from flowgrpo.pipelines.conformance.conform import TINY, check
 from flowgrpo.pipelines.conformance.subject import Subject
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.noise_prediction import NoiseProcess, state_norm
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.pipelines.recorder import Recorder
-from flowgrpo.pipelines.weights import TrainedWeights, trainable_modules
 from flowgrpo.samplers.kernels import Kernel, step
 from flowgrpo.samplers.plans import ode_plan
 from flowgrpo.samplers.rollout import draw_noise
+from flowgrpo.weights.trained import TrainedWeights, trainable_modules
 
 PROMPTS = ["a photo of two red circles", "a star"]
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from flowgrpo.core.penalties import PENALTIES
 from flowgrpo.pipelines.denoiser import Denoiser
-from flowgrpo.pipelines.policy import Experience, FlowPolicy, Scored, part_of
-from flowgrpo.pipelines.precision import cast_base
-from flowgrpo.pipelines.prompts import PromptCache
-from flowgrpo.pipelines.weights import LoraSpec, TrainedWeights
+from flowgrpo.pipelines.policy import Experience, FlowPolicy, ScoredEdges, part_of
+from flowgrpo.pipelines.prompt_cache import PromptCache
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import KERNELS, Kernel, guard_weight
 from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
-from flowgrpo.samplers.records import Transitions
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.samplers.transitions import Transitions
 from flowgrpo.training.credit.judged import Judged
 from flowgrpo.training.credit.step_credits import depth
 from flowgrpo.training.losses.edges import edges_of
+from flowgrpo.weights.precision import cast_base
+from flowgrpo.weights.trained import LoraSpec, TrainedWeights
 from tests.pipelines.trained import perturb
 from tests.tiny_pipelines import CALL, TINY
 
@@ -92,7 +92,7 @@ def experience_of(policy: FlowPolicy, plan: Plan, prompts: tuple[str, ...] = PRO
     return Experience(rollout, plan, prompts, torch.zeros(len(rollout.leaf), 3, 1, 1), updates)
 
 
-def scores(policy: FlowPolicy, experience: Experience) -> list[tuple[Transitions, slice, Scored]]:
+def scores(policy: FlowPolicy, experience: Experience) -> list[tuple[Transitions, slice, ScoredEdges]]:
     parts = [part for k in range(experience.updates) for part in experience.batches(k)]
     return [(t, rows, policy.score(experience, t, rows)) for t, rows in parts]
 
@@ -282,7 +282,7 @@ def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def penalty(name: str, scored: Scored) -> Tensor:
+def penalty(name: str, scored: ScoredEdges) -> Tensor:
     """[E] a penalty of the package, of edges whose advantages do not matter."""
     return PENALTIES[name](edges_of(scored, 0, torch.zeros(len(scored.node)), None))
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.pipelines.prompts import PromptCache
-from flowgrpo.training.loading import load_pipeline, model_folder
+from flowgrpo.pipelines.prompt_cache import PromptCache
+from flowgrpo.training.model_paths import load_pipeline, model_folder
 from flowgrpo.training.session import kept_prompts
 
 pytestmark = pytest.mark.slow

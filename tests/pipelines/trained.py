@@ -10,7 +10,7 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from flowgrpo.pipelines.weights import LoraSpec, TrainedWeights
+from flowgrpo.weights.trained import LoraSpec, TrainedWeights
 from tests.tiny_pipelines import CALL, TINY
 
 KEYS = sorted(TINY)

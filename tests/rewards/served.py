@@ -8,10 +8,10 @@ from typing import Any
 
 from flowgrpo.rewards import RewardSpec, build
 from flowgrpo.rewards.serving.declaration import Declaration
-from flowgrpo.rewards.serving.run import running
+from flowgrpo.rewards.serving.serve import running
 from flowgrpo.rewards.serving.server import RewardServer
 from flowgrpo.rewards.serving.service import Service
-from flowgrpo.rewards.serving.wire import Limits
+from flowgrpo.rewards.serving.wire import WireLimits
 
 REWARDS = '''
 import torch
@@ -116,7 +116,7 @@ class Served:
         port: int = 0,
         token: str | None = None,
         waiting: int = 4,
-        limits: Limits | None = None,
+        limits: WireLimits | None = None,
     ) -> None:
         self.reward, self.reports = build(RewardSpec(name, options=options or {})), []
         self.service = Service(self.reward, waiting=waiting, report=self.reports.append)

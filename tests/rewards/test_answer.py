@@ -5,7 +5,7 @@ import math
 import pytest
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.answer import Answer
+from flowgrpo.rewards.text.answer import Answer
 
 
 def test_values_sub_scores_and_notes() -> None:

@@ -10,10 +10,10 @@ from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.base import Scores
 from flowgrpo.rewards.inputs import Inputs
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.rewards.scenes import Gold
 from flowgrpo.rewards.serving import wire
-from flowgrpo.scenes.draw import Thing, draw
 from flowgrpo.training.uneven_groups import join_scores
+from flowgrpo.worlds.scenes.draw import Thing, draw
+from flowgrpo.worlds.scenes.gold import Gold
 from tests.rewards.served import Served
 
 GROUND = (0.5, 0.5, 0.5)
@@ -131,7 +131,7 @@ def test_a_served_reward_gives_its_answers() -> None:
         texts, groups = ["7", "7.0", "", "8"], [0, 0, 1, 1]
         assert away.score(texts, ["p"] * 4, groups=groups).answers == {"majority": ["7", "7", None, "8"]}
         served = away.rewards[0].function
-        served.limits = wire.Limits(most_samples=2)
+        served.limits = wire.WireLimits(most_samples=2)
         assert away.score(texts, ["p"] * 4, groups=groups).answers == {"majority": ["7", "7", None, "8"]}
         assert served(completions=["1"], prompts=["p"], groups=[0]).answers == ["1"]
     finally:

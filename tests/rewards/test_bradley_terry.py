@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from flowgrpo.rewards import bradley_terry
-from flowgrpo.rewards.bradley_terry import HeldOut, Pairs, choose_penalty, fit, loss, shorten, validate
+from flowgrpo.rewards.models import bradley_terry
+from flowgrpo.rewards.models.bradley_terry import HeldOut, Pairs, choose_penalty, fit, loss, shorten, validate
 
 
 def pairs_of(differences: Any, firsts: Any, seconds: Any = 0, ties: Any = 0, units: Any = None) -> Pairs:

@@ -17,12 +17,12 @@ from torch import Tensor
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.backbones import sharing
-from flowgrpo.rewards.choices import Choices
-from flowgrpo.rewards.clip_score import ClipScore
+from flowgrpo.rewards.models.choices import Choices
+from flowgrpo.rewards.models.clip_score import ClipScore
+from flowgrpo.rewards.models.siglip import Siglip
 from flowgrpo.rewards.pixels import load_picture
-from flowgrpo.rewards.siglip import Siglip
-from flowgrpo.scenes.prompts import Prompt
 from flowgrpo.votes.file import Side, append_vote, read_whole
+from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt
 from tests.rewards.votes_on_disk import Picture, choice_by_gold, gold, make_vote, scene_pairs, vote_on
 from tests.tiny_rewards import save_clip, save_siglip
 
@@ -64,7 +64,7 @@ def head(reward: Choices) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def others() -> list[tuple[Prompt, tuple[Picture, Picture]]]:
+def others() -> list[tuple[ScenePrompt, tuple[Picture, Picture]]]:
     """Pairs of other prompts, told apart by gold, with the better picture first."""
     found = []
     for prompt, pictures in scene_pairs(40, seed=2, heldout=True):
@@ -75,7 +75,7 @@ def others() -> list[tuple[Prompt, tuple[Picture, Picture]]]:
     return found
 
 
-def share_right(reward: Choices, pairs: list[tuple[Prompt, tuple[Picture, Picture]]]) -> float:
+def share_right(reward: Choices, pairs: list[tuple[ScenePrompt, tuple[Picture, Picture]]]) -> float:
     """How often the first picture gets the higher score."""
     images = tensor(*(picture for _, pictures in pairs for picture in pictures))
     values = reward(images=images, prompts=[prompt.text for prompt, _ in pairs for _ in range(2)]).values
@@ -210,7 +210,7 @@ def test_one_line_of_a_recipe_is_enough(run: Path, tmp_path: Path) -> None:
 def test_what_is_predicted_of_held_out_pairs_is_said_when_it_is_loaded(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "flowgrpo.rewards.choices"), warnings.catch_warnings():
+    with caplog.at_level(logging.INFO, "flowgrpo.rewards.models.choices"), warnings.catch_warnings():
         warnings.simplefilter("error")
         reward = Choices(run, regularisation=1.0)
     assert caplog.messages == [f"choices: {reward.report}"]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec, Scores
-from flowgrpo.rewards.aesthetic import Aesthetic
 from flowgrpo.rewards.backbones import sharing
-from flowgrpo.rewards.clip_score import ClipScore
-from flowgrpo.rewards.pickscore import PickScore
-from flowgrpo.rewards.siglip import Siglip
+from flowgrpo.rewards.models.aesthetic import Aesthetic
+from flowgrpo.rewards.models.clip_score import ClipScore
+from flowgrpo.rewards.models.pickscore import PickScore
+from flowgrpo.rewards.models.siglip import Siglip
 from tests.tiny_rewards import WORDS, as_pil, pictures, save_clip, save_siglip
 
 

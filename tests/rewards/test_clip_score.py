@@ -13,7 +13,7 @@ from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.clip_score import ClipScore
+from flowgrpo.rewards.models.clip_score import ClipScore
 from flowgrpo.rewards.pixels import preprocess_images
 from tests.tiny_rewards import OPEN_CLIP, save_open_clip
 

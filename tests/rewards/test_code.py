@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.code import Code
-from flowgrpo.rewards.sandbox import Limits, run_cases, run_tests, steps_of
-from flowgrpo.rewards.sandbox_child import plain
+from flowgrpo.rewards.sandbox.code import Code
+from flowgrpo.rewards.sandbox.sandbox import Limits, run_cases, run_tests, steps_of
+from flowgrpo.rewards.sandbox.sandbox_child import plain
 
 pytestmark = pytest.mark.slow
 

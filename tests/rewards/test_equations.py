@@ -7,8 +7,8 @@ import time
 import pytest
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.equation_reading import equations
-from flowgrpo.rewards.equations import Equations
+from flowgrpo.rewards.text.equation_reading import equations
+from flowgrpo.rewards.text.equations import Equations
 
 NAN = math.nan
 

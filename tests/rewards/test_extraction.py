@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from flowgrpo.rewards.extraction import agreement, canonical, fenced, final_answer
+from flowgrpo.rewards.text.extraction import agreement, canonical, fenced, final_answer
 
 HUGE = 300_000
 

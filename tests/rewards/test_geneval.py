@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.backbones.detector import COCO_NAMES, Detection, class_names, load_detector
-from flowgrpo.rewards.geneval import Geneval, name_colours
-from flowgrpo.rewards.geneval_rules import COLOURS, Wanted, judge, read_wanted, relations
+from flowgrpo.rewards.models.geneval import Geneval, name_colours
+from flowgrpo.rewards.models.geneval_rules import COLOURS, Wanted, judge, read_wanted, relations
 from tests.tiny_rewards import pictures, save_clip, save_mask2former
 
 LABELS = ["dog", "cat", "cup"]

@@ -8,8 +8,8 @@ import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.clip_score import ClipScore
-from flowgrpo.rewards.hpsv2 import HpsV2
+from flowgrpo.rewards.models.clip_score import ClipScore
+from flowgrpo.rewards.models.hpsv2 import HpsV2
 from tests.tiny_rewards import WORDS, as_pil, pictures, save_open_clip
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.backbones.qwen2_vl import fit_pixels, read_rubric, rename_weights
-from flowgrpo.rewards.hpsv3 import PIXELS, HpsV3
+from flowgrpo.rewards.models.hpsv3 import PIXELS, HpsV3
 from tests.tiny_rewards import as_pil, pictures, published_names, random_weights, save_qwen2_vl
 
 TEXT = "Rate it.\nPrompt: {text_prompt}\n\nThe rating: <|Reward|>\n\nEND\n"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.image_classifier import ImageClassifier, Safety
+from flowgrpo.rewards.models.image_classifier import ImageClassifier, Safety
 from tests.tiny_rewards import as_pil, pictures, save_classifier
 
 

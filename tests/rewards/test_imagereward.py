@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.imagereward import DEVIATION, MEAN, TOKENS, ImageReward, vision_weights
+from flowgrpo.rewards.models.imagereward import DEVIATION, MEAN, TOKENS, ImageReward, vision_weights
 from tests.tiny_rewards import WORDS, as_pil, pictures, random_weights
 
 WIDTH, VOCABULARY, SIZE = 128, 40, 32

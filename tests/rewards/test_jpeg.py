@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.jpeg import JpegCompressibility, JpegIncompressibility, jpeg_kilobytes
+from flowgrpo.rewards.models.jpeg import JpegCompressibility, JpegIncompressibility, jpeg_kilobytes
 
 
 def noise(*shape: int) -> torch.Tensor:

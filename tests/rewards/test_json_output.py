@@ -7,7 +7,7 @@ import math
 import pytest
 
 from flowgrpo.rewards import MissingDependency, RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.json_output import JsonOutput, read_json
+from flowgrpo.rewards.text.json_output import JsonOutput, read_json
 
 # Its reward is one for the module, and has a process.
 pytestmark = pytest.mark.slow
@@ -148,7 +148,7 @@ def test_a_schema_that_is_none_stops_the_run(schema: object) -> None:
 
 def test_a_schema_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("jsonschema")
-    from flowgrpo.rewards.json_schema import share
+    from flowgrpo.rewards.text.json_schema import share
 
     asked: list[object] = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **_: asked.append(arguments))

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.judge import SCORE, Judge
-from flowgrpo.rewards.judge_answers import NOTE_CHARACTERS, ScoreReader, Unreadable
-from flowgrpo.rewards.judge_client import Answer, JudgeClient
-from flowgrpo.rewards.judge_pairs import read_preference
-from flowgrpo.rewards.judge_prompts import Template
+from flowgrpo.rewards.judges.judge import SCORE, Judge
+from flowgrpo.rewards.judges.judge_answers import NOTE_CHARACTERS, ScoreReader, Unreadable
+from flowgrpo.rewards.judges.judge_client import JudgeClient, JudgeReply
+from flowgrpo.rewards.judges.judge_pairs import read_preference
+from flowgrpo.rewards.judges.judge_prompts import Template
 from tests.rewards.stub_server import FakeClock, Reply, StubServer, failed, question_of, said
 
 Stub = Callable[..., StubServer]
@@ -79,36 +79,36 @@ def levels_of(request: dict) -> list[int]:
     ],
 )
 def test_a_score_is_read(text: str, value: float):
-    assert ScoreReader("judge", SCORE, None, (0, 10), ours=True).read(Answer(text)) == pytest.approx(value)
+    assert ScoreReader("judge", SCORE, None, (0, 10), ours=True).read(JudgeReply(text)) == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(""),
-        Answer("It is good."),
-        Answer("Score: good"),
-        Answer("Score: 11"),
-        Answer("Score: -3"),
-        Answer("Score: 95"),
-        Answer("Score: 1.2.3"),
-        Answer("Score: 12345678901234567890"),
-        Answer("Score: 1e999"),
-        Answer("Score: 1E+999"),
-        Answer("Score: -1e999"),
-        Answer("Score: 1e99999999999"),
-        Answer("Score: 1,000"),
-        Answer("Score: Infinity"),
-        Answer("Score: nan"),
-        Answer("Scoreboard 7"),
-        Answer("Score: 7</think>"),
-        Answer("<think>Score: 7"),
-        Answer("Score: 1", cut=True),
-        Answer("Score: 7", refused="filter"),
-        Answer("Score: 7" + " " * 100_000),
+        JudgeReply(""),
+        JudgeReply("It is good."),
+        JudgeReply("Score: good"),
+        JudgeReply("Score: 11"),
+        JudgeReply("Score: -3"),
+        JudgeReply("Score: 95"),
+        JudgeReply("Score: 1.2.3"),
+        JudgeReply("Score: 12345678901234567890"),
+        JudgeReply("Score: 1e999"),
+        JudgeReply("Score: 1E+999"),
+        JudgeReply("Score: -1e999"),
+        JudgeReply("Score: 1e99999999999"),
+        JudgeReply("Score: 1,000"),
+        JudgeReply("Score: Infinity"),
+        JudgeReply("Score: nan"),
+        JudgeReply("Scoreboard 7"),
+        JudgeReply("Score: 7</think>"),
+        JudgeReply("<think>Score: 7"),
+        JudgeReply("Score: 1", cut=True),
+        JudgeReply("Score: 7", refused="filter"),
+        JudgeReply("Score: 7" + " " * 100_000),
     ],
 )
-def test_what_is_no_score_is_none(answer: Answer):
+def test_what_is_no_score_is_none(answer: JudgeReply):
     with pytest.raises(Unreadable):
         ScoreReader("judge", SCORE, None, (0, 10), ours=True).read(answer)
 
@@ -138,9 +138,9 @@ def test_a_field_of_json_is_read(field: str, text: str, value: float | None):
     reader = ScoreReader("judge", None, field, (1, 5))
     if value is None:
         with pytest.raises(Unreadable):
-            reader.read(Answer(text))
+            reader.read(JudgeReply(text))
     else:
-        assert reader.read(Answer(text)) == value
+        assert reader.read(JudgeReply(text)) == value
 
 
 @pytest.mark.slow
@@ -151,19 +151,19 @@ def test_a_pattern_of_the_user_cuts_no_number_short(text: str, value: float | No
     reader = ScoreReader("judge", r"so (\d+)", None, None if value else (0, 10))
     if value is None:
         with pytest.raises(Unreadable):
-            reader.read(Answer(text))
+            reader.read(JudgeReply(text))
     else:
-        assert reader.read(Answer(text)) == value
+        assert reader.read(JudgeReply(text)) == value
     reader.close()
 
 
 @pytest.mark.slow
 def test_a_pattern_of_the_user_is_given_up_when_it_takes_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("flowgrpo.rewards.judge_answers.PATTERN_SECONDS", 0.3)
+    monkeypatch.setattr("flowgrpo.rewards.judges.judge_answers.PATTERN_SECONDS", 0.3)
     reader = ScoreReader("judge", r"(?:a+)+=(\d)")
-    assert reader.read(Answer("aa=1, AA=2")) == 2.0
+    assert reader.read(JudgeReply("aa=1, AA=2")) == 2.0
     with pytest.raises(Unreadable, match="given up"):
-        reader.read(Answer("a" * 60))
+        reader.read(JudgeReply("a" * 60))
     reader.close()
 
 

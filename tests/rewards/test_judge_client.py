@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.rewards.judge_client import Answer, JudgeClient, JudgeServer, Question
-from flowgrpo.rewards.judge_images import chosen_frames, data_urls, shrunk
+from flowgrpo.rewards.judges.judge_client import JudgeClient, JudgeReply, JudgeServer, Question
+from flowgrpo.rewards.judges.judge_images import chosen_frames, data_urls, shrunk
 from flowgrpo.rewards.serving.http_client import ServerError, Unavailable, asked_pause
 from tests.rewards.stub_server import FakeClock, Reply, StubServer, failed, question_of, said
 
@@ -48,7 +48,7 @@ def client(server: StubServer, max_tokens: int = 50, **options: object) -> Judge
     return JudgeClient("judge", {"url": server.url, "model": "m", **options}, max_tokens=max_tokens, **ours)
 
 
-def ask(server: StubServer, *texts: str, **options: object) -> list[Answer]:
+def ask(server: StubServer, *texts: str, **options: object) -> list[JudgeReply]:
     return client(server, **options).ask([Question(text) for text in texts])
 
 
@@ -60,7 +60,7 @@ def test_a_question_about_an_image_is_sent_as_documented(stub: Stub, monkeypatch
     server = stub()
     levels = torch.arange(2 * 5 * 3).view(3, 2, 5) * 8
     asked = client(server, key_env="JUDGE_KEY", system="Be strict.", extra={"seed": 3})
-    assert asked.ask([Question("How good?", (levels / 255,))]) == [Answer("fine")]
+    assert asked.ask([Question("How good?", (levels / 255,))]) == [JudgeReply("fine")]
     request = server.requests[0]
     assert request["path"] == "/v1/chat/completions"
     assert request["headers"]["Authorization"] == f"Bearer {KEY}"
@@ -99,7 +99,7 @@ def test_a_base_model_is_asked_by_the_completions_api(stub: Stub):
     body = {"choices": [{"text": " 4", "finish_reason": "length"}]}
     server = stub(lambda request, number: (200, {}, json.dumps(body).encode()))
     asked = client(server, api="completions", system="Sums.")
-    assert asked.ask([Question("2 + 2 =", begun="The sum is")]) == [Answer(" 4", cut=True)]
+    assert asked.ask([Question("2 + 2 =", begun="The sum is")]) == [JudgeReply(" 4", cut=True)]
     assert server.requests[0]["path"] == "/v1/completions"
     assert server.bodies == [
         {"model": "m", "prompt": "Sums.\n\n2 + 2 =\nThe sum is", "temperature": 0, "max_tokens": 50}
@@ -250,7 +250,7 @@ def test_the_repetition_of_a_call_asks_only_for_what_is_missing(stub: Stub, cloc
     with pytest.raises(Unavailable):
         asked.ask(questions)
     broken, before = False, [question_of(request) for request in server.requests]
-    assert asked.ask(questions) == [Answer("fine")] * 4
+    assert asked.ask(questions) == [JudgeReply("fine")] * 4
     after = [question_of(request) for request in server.requests][len(before) :]
     assert set(before[:2]) == {"q0", "q1"}
     assert "q2" in after

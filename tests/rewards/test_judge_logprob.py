@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.judge_logprob import JudgeLogprob
+from flowgrpo.rewards.judges.judge_logprob import JudgeLogprob
 from tests.rewards.stub_server import StubServer, question_of, said
 
 QUALITY = {"excellent": 5, "good": 4, "fair": 3, "poor": 2, "bad": 1}

@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from flowgrpo.rewards import RewardBatch, RewardSet, RewardSpec
-from flowgrpo.rewards.judge_client import Answer
-from flowgrpo.rewards.judge_rubric import Criterion, Rubric, Verdict, read_criteria, read_verdicts, weighted_share
+from flowgrpo.rewards.judges.judge_client import JudgeReply
+from flowgrpo.rewards.judges.judge_rubric import (
+    Criterion,
+    CriterionVerdict,
+    Rubric,
+    read_criteria,
+    read_verdicts,
+    weighted_share,
+)
 from tests.rewards.stub_server import Reply, StubServer, question_of, said
 
 Stub = Callable[[Callable[[str], Any]], StubServer]
@@ -58,7 +65,7 @@ def score(server: StubServer, samples: Any, columns: dict[str, Any] | None = Non
 def test_the_weighted_share_by_hand(met: tuple[bool, ...], value: float):
     criteria = read_criteria(THREE, "here")
     assert criteria == [Criterion("There is a cat."), Criterion("It is black.", 2, "black"), Criterion("It bites.", -1)]
-    assert weighted_share(criteria, [Verdict(one, "") for one in met]) == pytest.approx(value)
+    assert weighted_share(criteria, [CriterionVerdict(one, "") for one in met]) == pytest.approx(value)
 
 
 def test_texts_are_asked_together_and_reasons_become_notes(stub: Stub):
@@ -121,20 +128,22 @@ def test_criteria_of_the_option_stand_in_for_those_a_sample_lacks(stub: Stub):
     ],
 )
 def test_an_answer_that_leaves_a_criterion_open_gives_no_score(text: str):
-    found = read_verdicts([Answer(text)], read_criteria(["a", "b"], "here"), "together")
+    found = read_verdicts([JudgeReply(text)], read_criteria(["a", "b"], "here"), "together")
     assert isinstance(found, str)
     assert found.startswith("no score (")
 
 
 @pytest.mark.parametrize("text", ["", "Maybe", "Yesterday", "No" * 2, "It is so: yes"])
 def test_neither_yes_nor_no_gives_no_score(text: str):
-    found = read_verdicts([Answer("Yes"), Answer(text)], read_criteria(["a", "b"], "here"), "each")
+    found = read_verdicts([JudgeReply("Yes"), JudgeReply(text)], read_criteria(["a", "b"], "here"), "each")
     assert isinstance(found, str)
 
 
 def test_one_verdict_may_come_without_its_list():
     criteria = read_criteria(["a"], "here")
-    assert read_verdicts([Answer('{"met": true, "reason": "so"}')], criteria, "together") == [Verdict(True, "so")]
+    assert read_verdicts([JudgeReply('{"met": true, "reason": "so"}')], criteria, "together") == [
+        CriterionVerdict(True, "so")
+    ]
 
 
 @pytest.mark.parametrize(

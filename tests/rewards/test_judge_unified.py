@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.judge_unified import UnifiedReward, about_one, about_two
+from flowgrpo.rewards.judges.judge_unified import UnifiedReward, about_one, about_two
 from tests.rewards.stub_server import StubServer, question_of, said
 
 AXES = "Alignment Score (1-5): {}\nCoherence Score (1-5): {}\nStyle Score (1-5): {}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.length import Length
+from flowgrpo.rewards.text.length import Length
 
 
 def texts(*lengths: int, right: str = "") -> list[str]:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.majority import Majority
+from flowgrpo.rewards.text.majority import Majority
 
 
 def test_equal_answers_vote_together_in_their_own_group():

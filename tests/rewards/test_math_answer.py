@@ -6,7 +6,7 @@ import math
 import pytest
 
 from flowgrpo.rewards import MissingDependency, RewardSet, RewardSpec
-from flowgrpo.rewards.math_answer import MathAnswer
+from flowgrpo.rewards.text.math_answer import MathAnswer
 
 # Its reward is one for the module, and has a process.
 pytestmark = pytest.mark.slow

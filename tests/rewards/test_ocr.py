@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from flowgrpo.rewards import RewardSet, RewardSpec, ocr
-from flowgrpo.rewards.ocr import Ocr, edit_distance, plain, quoted, text_score
+from flowgrpo.rewards import RewardSet, RewardSpec
+from flowgrpo.rewards.models import ocr
+from flowgrpo.rewards.models.ocr import Ocr, edit_distance, plain, quoted, text_score
 
 words = st.text("abc", max_size=6)
 

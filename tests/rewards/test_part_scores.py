@@ -90,7 +90,7 @@ def test_a_served_reward_gives_them() -> None:
         columns = {"parts": [text.splitlines(keepends=True) for text in texts], "answer": [None, "3", "5"]}
         want = str({"equations": [[1.0, NAN], [0.0], [1.0, 0.0]]})
         assert str(away.score(texts, ["p"] * 3, columns).parts) == want
-        away.rewards[0].function.limits = wire.Limits(most_samples=2)
+        away.rewards[0].function.limits = wire.WireLimits(most_samples=2)
         assert str(away.score(texts, ["p"] * 3, columns).parts) == want
     finally:
         server.close()

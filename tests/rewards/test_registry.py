@@ -78,9 +78,9 @@ def test_class_of_a_file_gets_its_options_and_names_itself(plugin: Path) -> None
 
 
 def test_dotted_name_and_entry_point_give_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_entry_points(monkeypatch, ("squash_size", "flowgrpo.rewards.jpeg:JpegCompressibility"))
+    set_entry_points(monkeypatch, ("squash_size", "flowgrpo.rewards.models.jpeg:JpegCompressibility"))
     found = resolve("squash_size")
-    assert found is resolve("flowgrpo.rewards.jpeg:JpegCompressibility")
+    assert found is resolve("flowgrpo.rewards.models.jpeg:JpegCompressibility")
     assert found is resolve("jpeg_compressibility")
 
 

@@ -11,7 +11,7 @@ import torch
 from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.remote import Remote
 from flowgrpo.rewards.serving.http_client import HttpClient, Reply
-from flowgrpo.rewards.serving.wire import Limits
+from flowgrpo.rewards.serving.wire import WireLimits
 from tests.rewards.served import REWARDS, Served
 from tests.rewards.stub_server import FakeClock
 
@@ -127,7 +127,7 @@ def test_smaller_encodings_round_to_256_levels(serve, encoding):
 @pytest.mark.parametrize("name", ["Small", "Ranked", "rich"])
 def test_a_call_that_is_too_large_goes_in_parts_and_groups_stay_whole(serve, plugins, name):
     each = 3 * 6 * 5 * 4
-    limits = Limits(most_bytes=4 * each + 2000) if name != "rich" else Limits(most_samples=2)
+    limits = WireLimits(most_bytes=4 * each + 2000) if name != "rich" else WireLimits(most_samples=2)
     server = serve(name, limits=limits)
     local = RewardSet([RewardSpec(f"{plugins}:{name}")])
     samples, groups = images(), [3, 9, 3, 9, 3]
@@ -145,7 +145,7 @@ def test_a_call_that_is_too_large_goes_in_parts_and_groups_stay_whole(serve, plu
 
 
 def test_a_group_that_cannot_be_sent_whole_is_refused_with_advice(serve):
-    server = serve("Ranked", limits=Limits(most_bytes=1000))
+    server = serve("Ranked", limits=WireLimits(most_bytes=1000))
     with pytest.raises(RewardError, match=r"a group of .* bytes is more than .* --max-mb"):
         remote(server.url).score(images(), PROMPTS, {"hint": [1] * 5}, GROUPS)
 
@@ -165,7 +165,7 @@ def test_a_failure_of_the_served_reward_is_a_failure_here(serve, tmp_path):
 
 
 def test_a_row_that_the_served_reward_got_wrong_is_named(serve):
-    server = serve("worded", limits=Limits(most_samples=2))
+    server = serve("worded", limits=WireLimits(most_samples=2))
     with pytest.raises(RewardError, match="'good'") as caught:
         remote(server.url).score(images(4), ["a", "a", "a", "b"])
     assert caught.value.index == 3
@@ -210,7 +210,7 @@ def test_a_server_that_is_killed_in_the_middle_and_started_again_loses_nothing(s
 
 
 def test_what_the_server_refuses_for_good_is_sent_once(serve, monkeypatch):
-    server = serve("level", limits=Limits(most_side=16))
+    server = serve("level", limits=WireLimits(most_side=16))
     away = remote(server.url)
     sent: list[str] = []
     request = HttpClient.request

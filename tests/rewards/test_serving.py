@@ -16,21 +16,21 @@ from typing import Any
 import pytest
 import torch
 
-from flowgrpo import cli
+from flowgrpo.cli import app as cli
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards import RewardSpec, build, resolve
 from flowgrpo.rewards.inputs import Inputs
-from flowgrpo.rewards.judge_client import JudgeServer
+from flowgrpo.rewards.judges.judge_client import JudgeServer
 from flowgrpo.rewards.registry import check_options
 from flowgrpo.rewards.remote import Remote
-from flowgrpo.rewards.serving import run as running_module
+from flowgrpo.rewards.serving import serve as running_module
 from flowgrpo.rewards.serving import server as server_module
 from flowgrpo.rewards.serving import wire
 from flowgrpo.rewards.serving.metrics import Metrics
-from flowgrpo.rewards.serving.run import serve
+from flowgrpo.rewards.serving.serve import serve
 from flowgrpo.rewards.serving.server import RewardServer
 from flowgrpo.rewards.serving.service import Service, Stopping
-from flowgrpo.rewards.serving.wire import Limits
+from flowgrpo.rewards.serving.wire import WireLimits
 from tests.rewards.served import REWARDS, Served
 
 TOKEN = "s3cret-token"
@@ -123,7 +123,7 @@ def test_other_machines_need_a_token(plugins: str):
 
 
 def test_large_requests_are_refused_before_they_are_read(served: Callable[..., Served]):
-    server = served(limits=Limits(most_bytes=1000))
+    server = served(limits=WireLimits(most_bytes=1000))
     # More than any buffer on the way holds: the client has to get its answer while it is still sending.
     assert error(ask(server, b"x" * 20_000_000)).startswith("20000000 bytes are more than 1000")
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw:
@@ -437,7 +437,7 @@ def test_the_command_passes_everything_on(monkeypatch: pytest.MonkeyPatch):
     assert not ended.value.code
     assert called["words"] == ("gold", {"dense": True, "target": 1e-3, "names": ["a", "b"]})
     assert (called["host"], called["port"], called["token_env"], called["waiting"]) == ("::1", 0, "T", 1)
-    assert called["limits"] == Limits(most_bytes=3 << 20)
+    assert called["limits"] == WireLimits(most_bytes=3 << 20)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from flowgrpo.rewards.inputs import Inputs
 from flowgrpo.rewards.scores import InvalidScores, normalise
 from flowgrpo.rewards.serving import wire
 from flowgrpo.rewards.serving.declaration import Declaration
-from flowgrpo.rewards.serving.wire import Limits
+from flowgrpo.rewards.serving.wire import WireLimits
 from tests.rewards.served import REWARDS
 
 
@@ -38,7 +38,7 @@ def test_images_travel_bit_for_bit(shape: tuple[int, ...]):
         "spaced name": [1, 2][: shape[0]],
     }
     sent = Inputs(samples, ["p", "{q}"][: shape[0]], columns, [4, 4][: shape[0]])
-    found, serves = wire.unpack(wire.pack(sent, "abc"), Limits())
+    found, serves = wire.unpack(wire.pack(sent, "abc"), WireLimits())
     assert serves == "abc"
     assert found.samples.dtype == torch.float32
     assert found.samples.numpy().tobytes() == samples.numpy().tobytes()
@@ -51,13 +51,13 @@ def test_images_travel_bit_for_bit(shape: tuple[int, ...]):
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 3, 2, 7)])
 def test_pictures_come_back_at_their_256_levels(encoding: str, shape: tuple[int, ...]):
     levels = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
-    found, _ = wire.unpack(wire.pack(Inputs(levels / 255, ["p"] * 2, {}, None), "", encoding), Limits())
+    found, _ = wire.unpack(wire.pack(Inputs(levels / 255, ["p"] * 2, {}, None), "", encoding), WireLimits())
     assert torch.equal(found.samples, levels.float() / 255)
 
 
 def test_completions_and_scores_travel():
     sent = Inputs(["a\u2028", "\ud83d"], ["p", "q"], {}, None)
-    assert wire.unpack(wire.pack(sent, ""), Limits())[0] == sent
+    assert wire.unpack(wire.pack(sent, ""), WireLimits())[0] == sent
     scores = Scores(torch.tensor([0.1, float("nan"), -0.0]), {"s": [1e-45, float("nan"), 3.0]}, ["a", "", "\ud800"])
     found = wire.unpack_scores(wire.pack_scores(scores))
     assert torch.equal(torch.tensor(found.values[::2]), scores.values[::2])
@@ -145,14 +145,14 @@ def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
     ],
 )
 def test_malformed_requests_are_refused(body: bytes, message: str):
-    limits = Limits(most_bytes=1 << 20, most_samples=8, most_frames=4, most_side=64)
+    limits = WireLimits(most_bytes=1 << 20, most_samples=8, most_frames=4, most_side=64)
     with pytest.raises(ValueError, match=message):
         wire.unpack(body, limits)
 
 
 def test_limits_are_checked():
     with pytest.raises(ValueError, match="most_side is 0"):
-        Limits(most_side=0)
+        WireLimits(most_side=0)
 
 
 # -- what is declared -------------------------------------------------------------------------------------------------

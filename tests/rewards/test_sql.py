@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
-from flowgrpo.rewards.sql import Sql
+from flowgrpo.rewards.sandbox.sql import Sql
 
 # Its reward is one for the module, and has a process.
 pytestmark = pytest.mark.slow

@@ -3,7 +3,7 @@
 import pytest
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.text_format import LONGEST_TEXT, TextFormat
+from flowgrpo.rewards.text.text_format import LONGEST_TEXT, TextFormat
 
 GOOD = "<think>2+2</think>\n<answer>4</answer>"
 

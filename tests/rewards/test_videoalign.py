@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.videoalign import AXES, TOKENS, VideoAlign, find_checkpoint, merge_lora, sampled_frames
+from flowgrpo.rewards.models.videoalign import AXES, TOKENS, VideoAlign, find_checkpoint, merge_lora, sampled_frames
 from tests.tiny_rewards import pictures, random_weights, save_qwen2_vl
 
 TEXT = "Quality: <|VQ_reward|>\nMotion: <|MQ_reward|>\nPrompt: {text_prompt}\nText: <|TA_reward|>\nEND\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowgrpo.rewards.voted import Count, Voted, read_voted
+from flowgrpo.rewards.models.voted import Count, Voted, read_voted
 from flowgrpo.votes.file import Side, append_vote
 from tests.rewards.votes_on_disk import Picture, make_vote, save, side, vote_on
 

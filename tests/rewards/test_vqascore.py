@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.vqascore import VqaScore
+from flowgrpo.rewards.models.vqascore import VqaScore
 from tests.tiny_rewards import as_pil, pictures, random_weights, save_qwen2_vl
 
 PROMPTS = ["a red circle", "two blue squares and more"]

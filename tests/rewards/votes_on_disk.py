@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flowgrpo.rewards.scenes import find_things, verify
-from flowgrpo.scenes.draw import draw
-from flowgrpo.scenes.prompts import Prompt, compose, disturb, ground_colour, split
 from flowgrpo.votes.file import Side, Vote, append_vote
+from flowgrpo.worlds.scenes.draw import draw
+from flowgrpo.worlds.scenes.gold import find_things, verify
+from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt, compose, disturb, ground_colour, split
 
 Picture = NDArray[np.uint8]
 
@@ -47,7 +47,7 @@ def vote_on(
     return vote
 
 
-def scene_pairs(count: int, seed: int, heldout: bool = False) -> Iterator[tuple[Prompt, tuple[Picture, Picture]]]:
+def scene_pairs(count: int, seed: int, heldout: bool = False) -> Iterator[tuple[ScenePrompt, tuple[Picture, Picture]]]:
     """Prompts of the embedded world, each with a scene that fits and one that does not, in random order."""
     dice = np.random.default_rng(seed)
     for prompt in split(heldout, count, seed)[:count]:
@@ -60,11 +60,11 @@ def scene_pairs(count: int, seed: int, heldout: bool = False) -> Iterator[tuple[
         yield prompt, (pictures[0], pictures[1])
 
 
-def gold(prompt: Prompt, picture: Picture) -> float:
+def gold(prompt: ScenePrompt, picture: Picture) -> float:
     """The gold reward's partial credit."""
     return verify(find_things(picture.astype(np.float32) / 255), prompt.items)[1]
 
 
-def choice_by_gold(prompt: Prompt, pictures: tuple[Picture, Picture]) -> str:
+def choice_by_gold(prompt: ScenePrompt, pictures: tuple[Picture, Picture]) -> str:
     left, right = (gold(prompt, picture) for picture in pictures)
     return "tie" if left == right else "left" if left > right else "right"

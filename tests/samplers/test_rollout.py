@@ -14,10 +14,10 @@ from torch import Tensor
 from flowgrpo.core.addressing import address
 from flowgrpo.samplers.kernels import KERNELS, Kernel, step
 from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, spine_plan, window_plan
-from flowgrpo.samplers.records import Rollout, Transitions, batches_of, replay
 from flowgrpo.samplers.rollout import RolloutRunner, draw_noise
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
+from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, replay
 
 SHAPE = (2, 3)
 FIVE = shifted_sigmas(5, 3.0)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from flowgrpo.pipelines.lora import LoraSpec
 from flowgrpo.text.model import LanguageModel, LanguageWeights, load_language_model, merged_weights
 from flowgrpo.text.sampling import completion_keys, sample_completions
 from flowgrpo.text.scoring import completion_log_probs
 from flowgrpo.text.vllm_engine import VllmEngine
+from flowgrpo.weights.lora import LoraSpec
 from tests.text import stub_vllm
 
 PROMPTS = ["1+2=", "47-85=", "9"]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.pipelines.conformance.run import TINY
+from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.conformance.tiny import Tiny
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import start
 
 PROMPTS = ("a photo of two red circles", "a star", "a blue square above a green triangle")

@@ -9,7 +9,7 @@ from flowgrpo.parts.choice import chosen
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.comparing import compare
 from flowgrpo.training.credit.judged import Judged
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 
 
 def credited(e: Any, scores: RewardBatch, credit: object, advantage: object = None) -> torch.Tensor:

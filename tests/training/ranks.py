@@ -56,7 +56,7 @@ def entry(job: dict[str, Any], rank: int, port: int) -> None:
     os.dup2(log, 2)
     sys.argv = ["flowgrpo", *job["words"]]
 
-    from flowgrpo.cli import main
+    from flowgrpo.cli.app import main
 
     main()
 
@@ -82,11 +82,6 @@ if __name__ == "__main__":
     import transformers
     from diffusers import StableDiffusion3Pipeline  # noqa: F401
     from PIL import Image
-
-    import flowgrpo.cli
-    import flowgrpo.gallery.build
-    import flowgrpo.rewards.scenes
-    import flowgrpo.training.session  # noqa: F401
 
     dir(transformers)  # This and the next are done once and kept, and are slow.
     Image.init()

@@ -19,19 +19,19 @@ from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.text.parts import Parts
+from flowgrpo.text.cutting import Parts
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.credit.pooling import pooled
 from flowgrpo.training.credit.strata import stratum_of
-from flowgrpo.training.critic import Critic
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions.chosen import Extensions
-from flowgrpo.training.processes import Processes
-from flowgrpo.training.readings import as_reported
-from flowgrpo.training.samples import Batch
+from flowgrpo.training.folder.saved_samples import Batch
+from flowgrpo.training.images.critic import Critic
+from flowgrpo.training.reported import as_reported
 from flowgrpo.training.tasks import FlowTask
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 
 FIVE, FLOW = shifted_sigmas(5, 3.0), Kernel("flow_sde", 0.7)
 PROMPTS, GROUP = 3, 4

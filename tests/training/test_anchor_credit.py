@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.plans import branch_plan, window_plan
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 from flowgrpo.training.trainer import Trainer
 from tests.training.judging import credited
 from tests.training.test_credit import FIVE, FLOW, experience, scores

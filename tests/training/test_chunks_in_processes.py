@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from flowgrpo.bench.interruption import contents
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.training.interruption import contents
 from tests.training import test_sharding
 from tests.training.test_processes import Runs, lines, printed, require_equal, run_all, shortened, statuses
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from flowgrpo.training import clock as clock_module
-from flowgrpo.training.clock import Clock
+from flowgrpo.training.reporting import clock as clock_module
+from flowgrpo.training.reporting.clock import Clock
 
 PARTS = ("denoiser", "decode", "reward", "optimizer", "rest")
 

@@ -11,7 +11,7 @@ from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.training.critic import Critic
+from flowgrpo.training.images.critic import Critic
 
 SHAPE = (4, 8, 8)
 PLAN = window_plan(shifted_sigmas(5, 3.0), [1, 2], Kernel("flow_sde", 0.7), samples=8)

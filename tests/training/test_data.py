@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from flowgrpo.pipelines.pictures import Picture
-from flowgrpo.training.data import (  # fmt: skip
+from flowgrpo.training.data import (
     PromptRow,
     PromptStream,
     columns_of,

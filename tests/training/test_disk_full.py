@@ -13,10 +13,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from flowgrpo.gallery.thumbnails import Thumbnails
-from flowgrpo.pipelines import saving
-from flowgrpo.training.checkpoint import verify_checkpoint, write_checkpoint
-from flowgrpo.training.files import NoRoom, explained, write_text, writing
-from flowgrpo.training.run_folder import RunFolder, save_image
+from flowgrpo.training.folder.checkpoint import verify_checkpoint, write_checkpoint
+from flowgrpo.training.folder.files import NoRoom, explained, write_text, writing
+from flowgrpo.training.folder.run_folder import RunFolder, save_image
+from flowgrpo.weights import saving
 from tests.conftest import Command
 
 LIMIT = 200_000
@@ -165,7 +165,7 @@ def test_the_command_says_how_the_run_goes_on(
     def full(path: Path, records: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr("flowgrpo.training.run_folder.append_lines", full)
+    monkeypatch.setattr("flowgrpo.training.folder.run_folder.append_lines", full)
     words = ("data.heldout=null", "extensions=[]", "run.iterations=1")
     status, _, errors = command("train", "text", *small_text, *words, "--out", "run")
     assert status == 1

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import Session
 from tests.training.test_text import gradient, numbers, task_of
 from tests.training.text_runs import trainer_of

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent, flow_task
 from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.pipelines.acceleration import compile_blocks
 from flowgrpo.training import session
-from flowgrpo.training.bench import Silent, flow_task
-from flowgrpo.training.loading import load_pipeline
+from flowgrpo.training.model_paths import load_pipeline
 
 
 def _run(words: list[str], folder: Path) -> list[dict]:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.clock import Clock
 from flowgrpo.training.credit.remembering import Tracked
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Visits
-from flowgrpo.training.processes import Processes
-from flowgrpo.training.run_folder import RunFolder
-from flowgrpo.training.samples import Batch
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.folder.saved_samples import Batch
+from flowgrpo.training.reporting.clock import Clock
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 from tests.training.test_processes import Threads
 from tests.training.test_text import made_up, task_of
 from tests.training.test_text_processes import launched, lines_of

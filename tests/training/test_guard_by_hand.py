@@ -8,7 +8,7 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.extensions import Guard
-from flowgrpo.training.extensions.base import Evaluation
+from flowgrpo.training.extensions.extension import Evaluation
 
 MEASURED = ["quality", "best", "calm"]
 RECIPE = load_recipe("default", ["rewards=[{name: gold, label: quality, weight: 0}, {name: proxy, label: ocr}]"])

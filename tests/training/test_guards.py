@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.reporting import Alarm
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.reporting.reporter import Alarm
 from flowgrpo.training.session import Session, start
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from flowgrpo.training import lock
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder import lock
+from flowgrpo.training.folder.run_folder import RunFolder
 from tests.conftest import Command
 
 HOLDER = """
 import sys
 from pathlib import Path
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 run = RunFolder(Path(sys.argv[1]))
 run.claim()
 print("held", flush=True)

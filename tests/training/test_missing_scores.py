@@ -14,7 +14,7 @@ from flowgrpo.training.credit.combining import total_reward
 from flowgrpo.training.credit.pooling import Pooled
 from flowgrpo.training.credit.selecting import kept_nodes
 from flowgrpo.training.extensions import Curriculum
-from flowgrpo.training.records import reward_record
+from flowgrpo.training.reporting.records import reward_record
 from flowgrpo.training.uneven_groups import collect_rounds
 from tests.training.judging import selections
 from tests.training.score_paths import PATHS, Path, advantages_of, rollout_of, values_of

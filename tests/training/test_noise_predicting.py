@@ -7,9 +7,9 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.pipelines.conformance.run import TINY
-from flowgrpo.training.bench import Silent
+from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.session import start
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import Experience
-from flowgrpo.training.bench import Silent
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.forward import ForwardObjective
 from flowgrpo.training.losses.transition import TransitionObjective
 from flowgrpo.training.outcome import Outcome
-from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 

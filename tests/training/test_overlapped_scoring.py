@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.rewards import Reward, RewardError, RewardSet, Scores
 from flowgrpo.rewards.registry import RewardSpec
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.interruption import contents
 from flowgrpo.training.overlapped_scoring import OverlappedScoring, runs_elsewhere
 from flowgrpo.training.session import start
 from tests.rewards.served import Served

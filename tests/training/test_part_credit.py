@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.text.parts import Parts
+from flowgrpo.text.cutting import Parts
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.session import start
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 from tests.training.judging import credited
 from tests.training.test_credit import credit as image_credit
 from tests.training.test_credit import probed

@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from flowgrpo.cli import app
+from flowgrpo.bench.measures import Silent
+from flowgrpo.cli.app import app
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.checking import check
 from flowgrpo.training.extensions import Replay
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.training.test_text import gradient, numbers, task_of

@@ -9,7 +9,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.text_policy import Completions
+from flowgrpo.training.text.text_policy import Completions
 from tests.training.judging import credited
 from tests.training.test_text import gradient, made_up, task_of
 from tests.training.text_runs import trainer_of

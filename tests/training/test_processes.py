@@ -17,12 +17,12 @@ from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.pipelines.policy import part_of
 from flowgrpo.rewards.runner import RewardBatch
-from flowgrpo.training import processes
 from flowgrpo.training.credit.pooling import pooled
 from flowgrpo.training.data import PromptRow
-from flowgrpo.training.processes import Processes
-from flowgrpo.training.records import joint_record, joint_update
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.distributed import processes
+from flowgrpo.training.distributed.processes import Processes
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.reporting.records import joint_record, joint_update
 from flowgrpo.training.session import _check_ranks
 from tests.training import ranks
 

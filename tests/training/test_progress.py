@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training import progress
-from flowgrpo.training.pace import Pace
-from flowgrpo.training.processes import Processes
-from flowgrpo.training.progress import ConsoleReporter
-from flowgrpo.training.progress_table import duration, number, share
-from flowgrpo.training.reporting import Alarm
+from flowgrpo.training.distributed.processes import Processes
+from flowgrpo.training.reporting import progress
+from flowgrpo.training.reporting.pace import Pace
+from flowgrpo.training.reporting.progress import ConsoleReporter
+from flowgrpo.training.reporting.progress_table import duration, number, share
+from flowgrpo.training.reporting.reporter import Alarm
 
 
 @pytest.fixture

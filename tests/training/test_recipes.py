@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe, recipe_names
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.planning import forecast, planner
 from flowgrpo.training.session import start

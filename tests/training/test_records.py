@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.records import SHOWN, track_samples
+from flowgrpo.training.reporting.records import SHOWN, track_samples
 from flowgrpo.training.session import start
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
-from flowgrpo.training.interruption import contents
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command
 

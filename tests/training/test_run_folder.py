@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.training.run_folder import RunFolder, save_image, write_atomically, write_text
+from flowgrpo.training.folder.run_folder import RunFolder, save_image, write_atomically, write_text
 
 
 @pytest.fixture

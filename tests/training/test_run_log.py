@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flowgrpo.training.progress import ConsoleReporter
-from flowgrpo.training.run_log import RunLog
+from flowgrpo.training.folder.run_log import RunLog
+from flowgrpo.training.reporting.progress import ConsoleReporter
 
 STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4} ")
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.gallery.build import build_gallery
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.interruption import contents
 from flowgrpo.training.session import start
 
 pytest.importorskip("rapidocr")

@@ -9,7 +9,7 @@ from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.pooling import Pooled, pooled
 from flowgrpo.training.credit.strata import Stratum
 from flowgrpo.training.data import PromptRow
-from flowgrpo.training.processes import Processes
+from flowgrpo.training.distributed.processes import Processes
 from tests.training.test_processes import Threads
 from tests.training.test_text import made_up
 from tests.training.test_text_processes import launched, lines_of

@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.pipelines.scenes import CALL
-from flowgrpo.pipelines.sharding import Shards
-from flowgrpo.training.launching import sharding_of
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.distributed.launching import sharding_of
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.weights.sharding import Shards
+from flowgrpo.worlds.scenes.flow import CALL
 from tests.training.ranks import free_port
 from tests.training.test_processes import ITERATIONS, REWARDS, Runs, lines, numbers, printed, run_all, statuses
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
 from flowgrpo.training.credit.combining import total_reward
-from flowgrpo.training.run_folder import RunFolder
-from flowgrpo.training.samples import Batch
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.folder.saved_samples import Batch
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 

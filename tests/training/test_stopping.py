@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.interruption import contents
-from flowgrpo.training.keeping import SHARE
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.keeping import SHARE
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.stopping import ONCE, Abandoned, Stop, Stopped
 

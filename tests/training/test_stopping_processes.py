@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flowgrpo.training.interruption import contents
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.bench.interruption import contents
+from flowgrpo.training.folder.run_folder import RunFolder
 from tests.training import ranks
 
 pytestmark = pytest.mark.slow

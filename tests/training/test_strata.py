@@ -10,7 +10,7 @@ from flowgrpo.training.credit.comparing import compare
 from flowgrpo.training.credit.pooling import Pooled, pooled
 from flowgrpo.training.credit.strata import Stratum, stratum_ids, stratum_values
 from flowgrpo.training.data import PromptRow
-from flowgrpo.training.processes import Processes
+from flowgrpo.training.distributed.processes import Processes
 from tests.training.test_text_replay import completions
 
 NAN = float("nan")

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.records import standard_errors
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.reporting.records import standard_errors
+from flowgrpo.training.reporting.symptoms import Symptom, Symptoms
 from flowgrpo.training.session import Session, start
-from flowgrpo.training.symptoms import Symptom, Symptoms
 
 HEALTHY = {
     "reward/total": 0.5, "reward/a": 0.5, "reward/b": None, "advantage/largest": 0.8, "degenerate_groups": 0.2,

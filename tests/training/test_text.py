@@ -9,16 +9,16 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import TextRecipe
 from flowgrpo.core.objectives import policy_loss
 from flowgrpo.core.surrogates import clip
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_policy import Completions
-from flowgrpo.training.text_task import TextTask
+from flowgrpo.training.text.text_policy import Completions
+from flowgrpo.training.text.text_task import TextTask
 from flowgrpo.training.trainer import Trainer
 from tests.training.text_runs import trainer_of
 

@@ -9,9 +9,9 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core.corrections import CORRECTIONS, auto, mask, truncate
-from flowgrpo.training.processes import Processes
+from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.session import Session
-from flowgrpo.training.text_tokens import TokenObjective
+from flowgrpo.training.text.token_objective import TokenObjective
 from tests.text import stub_vllm
 from tests.training.text_runs import trainer_of
 

@@ -7,8 +7,8 @@ import torch
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.text.sampling import Sampled
-from flowgrpo.training.text_policy import Completions
-from flowgrpo.training.text_tokens import TokenObjective
+from flowgrpo.training.text.text_policy import Completions
+from flowgrpo.training.text.token_objective import TokenObjective
 from tests.training.test_text import task_of
 from tests.training.text_runs import trainer_of
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flowgrpo.bench.interruption import contents, interruption
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.interruption import contents, interruption
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.learning_rate import learning_rate
-from flowgrpo.training.run_folder import RunFolder
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
 
@@ -153,7 +153,7 @@ def test_the_learning_rate_rises_and_falls_as_the_recipe_says(
 
 
 def test_the_batch_of_the_denoiser_does_not_change_gradients(recipe: Recipe, tmp_path: Path) -> None:
-    from flowgrpo.training.bench import batches
+    from flowgrpo.bench.measures import batches
 
     figures = batches(recipe, tmp_path / "run", lambda text: None)
     assert {"1", "4", "all"} == figures.keys()

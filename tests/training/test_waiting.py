@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from flowgrpo.bench.interruption import contents
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines import offload, policy
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.interruption import contents
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
-from flowgrpo.training import processes
-from flowgrpo.training.launching import zero_of
-from flowgrpo.training.processes import Processes, launched
-from flowgrpo.training.run_folder import RunFolder
-from flowgrpo.training.zero import ZeroOptimizer
+from flowgrpo.training.distributed import processes
+from flowgrpo.training.distributed.launching import zero_of
+from flowgrpo.training.distributed.processes import Processes, launched
+from flowgrpo.training.distributed.zero import ZeroOptimizer
+from flowgrpo.training.folder.run_folder import RunFolder
 from tests.training import test_processes
 from tests.training.ranks import free_port
 from tests.training.test_processes import Runs, lines, printed, run_all, statuses

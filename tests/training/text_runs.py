@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.bench import Silent
-from flowgrpo.training.run_folder import RunFolder
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 

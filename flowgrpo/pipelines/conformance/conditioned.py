@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from . import autoencoders, parts
-from .images import (  # fmt: skip
+from . import autoencoders
+from . import encoders as parts
+from .images import (
     chroma_parts,
     cogview4_parts,
     euler,
@@ -23,7 +24,7 @@ from .images import (  # fmt: skip
 )
 from .images_more import kandinsky5_parts, longcat_parts
 from .tiny import Tiny
-from .videos import (  # fmt: skip
+from .videos import (
     hunyuan_video15_parts,
     ltx_parts,
     shorten_hunyuan15,

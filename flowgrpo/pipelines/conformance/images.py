@@ -9,7 +9,8 @@ from typing import Any
 
 import diffusers
 
-from . import autoencoders, parts
+from . import autoencoders
+from . import encoders as parts
 from .tiny import Tiny
 
 _SMALL = {"height": 16, "width": 16}

@@ -7,7 +7,8 @@ from typing import Any
 import diffusers
 import torch
 
-from . import autoencoders, parts
+from . import autoencoders
+from . import encoders as parts
 from .images import euler, shifted_scheduler
 from .tiny import Tiny
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import diffusers
 
-from . import autoencoders, parts
+from . import autoencoders
+from . import encoders as parts
 from .tiny import Tiny
 
 _GUIDED = {"height": 16, "width": 16, "guidance_scale": 4.0, "negative_prompt": "blue"}

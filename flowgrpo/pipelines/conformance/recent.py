@@ -6,7 +6,8 @@ from typing import Any
 
 import diffusers
 
-from . import autoencoders, parts
+from . import autoencoders
+from . import encoders as parts
 from .images import euler, flux2_klein_parts, shifted_scheduler, zimage_parts
 from .tiny import Tiny
 

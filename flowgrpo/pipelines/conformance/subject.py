@@ -27,7 +27,7 @@ class Failure(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What a check found.
 
     Attributes:

@@ -14,9 +14,9 @@ import diffusers
 import torch
 import transformers
 
-from ..adapters import ADAPTERS
+from ...weights.pipeline_classes import ADAPTERS
+from .conform import TINY, Result
 from .reasons import REASONS, UNTRIED, reason
-from .run import TINY, Result
 
 
 def class_of(name: str) -> str:
@@ -71,7 +71,7 @@ def as_markdown(rows: Sequence[dict[str, Any]], made_with: dict[str, str], other
     lines = [
         "Checked with " + ", ".join(f"{name} {version}" for name, version in made_with.items()) + ", on the CPU in "
         f"float32. {count['unmodified']} classes work unmodified, {count['adapter']} with an entry in "
-        f"`pipelines/adapters.py`, {count['not yet']} of those checked not yet.",
+        f"`weights/pipeline_classes.py`, {count['not yet']} of those checked not yet.",
         "",
         "| class | verdict | states are evaluated | adapter, or what is missing |",
         "| --- | --- | --- | --- |",

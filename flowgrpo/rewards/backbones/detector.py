@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..pixels import preprocess_images
-from .loading import check_dtype, load_processor, load_transformers, source_name
+from .model_loading import check_dtype, load_processor, load_transformers, source_name
 from .sharing import Lease, borrow
 
 STRIDE = 32

@@ -11,7 +11,7 @@ import torch
 
 from ..base import nearest
 from ..pixels import preprocess_images
-from .loading import HUB, check_dtype, find_file, fixed_generator
+from .model_loading import HUB, check_dtype, find_file, fixed_generator
 from .sharing import Lease, borrow
 from .towers import Towers
 

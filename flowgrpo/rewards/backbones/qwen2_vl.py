@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..pixels import preprocess_images, to_bytes
-from .loading import find_file, load_processor, load_transformers, source_name
+from .model_loading import find_file, load_processor, load_transformers, source_name
 
 FACTOR = 28
 PLACE_OF_PROMPT = "{text_prompt}"

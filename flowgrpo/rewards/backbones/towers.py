@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..options import check_count
 from ..pixels import as_frames, to_bytes
-from .loading import check_dtype, load_processor, load_transformers, source_name
+from .model_loading import check_dtype, load_processor, load_transformers, source_name
 from .sharing import Lease, borrow
 
 REMEMBERED = 4096

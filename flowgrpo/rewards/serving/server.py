@@ -26,8 +26,8 @@ from ..base import InvalidScores
 from . import wire
 from .declaration import Declaration
 from .http_client import is_local
-from .service import Abandoned, Full, Service, Stopping
-from .wire import Limits
+from .service import Full, RequestAbandoned, Service, Stopping
+from .wire import WireLimits
 
 SILENT_SECONDS = 30.0
 READ_SECONDS = 600.0
@@ -81,11 +81,11 @@ class RewardServer(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        limits: Limits | None = None,
+        limits: WireLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_host(host, token)
-        self.service, self.declaration, self.limits, self.clock = service, declaration, limits or Limits(), clock
+        self.service, self.declaration, self.limits, self.clock = service, declaration, limits or WireLimits(), clock
         self._token = None if token is None else _digest(token)
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -159,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as refused:
             self.server.service.metrics.answered(refused.status)
             self._refuse(refused)
-        except Abandoned:
+        except RequestAbandoned:
             self.close_connection = True
         else:
             self.server.service.metrics.answered(200)

@@ -24,7 +24,7 @@ class Stopping(Exception):
     """The service ends; it finishes what it was given before."""
 
 
-class Abandoned(Exception):
+class RequestAbandoned(Exception):
     """Whoever asked is gone."""
 
 
@@ -147,7 +147,7 @@ class Service:
 
     def _do(self, job: _Job) -> None:
         if job.abandoned():
-            job.result.set_exception(Abandoned())
+            job.result.set_exception(RequestAbandoned())
             return
         began = self._clock()
         try:

@@ -41,7 +41,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True)
-class Limits:
+class WireLimits:
     """What a server accepts in one request.
 
     Attributes:
@@ -90,7 +90,7 @@ def pack(inputs: Inputs, serves: str, encoding: str = "float32") -> bytes:
     return b"".join([len(text).to_bytes(PREFIX_BYTES, "big"), text, *payload])
 
 
-def unpack(body: bytes | bytearray, limits: Limits) -> tuple[Inputs, str]:
+def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
     """The samples of a request, and the fingerprint it expects.
 
     Raises:
@@ -150,7 +150,7 @@ def sample_bytes(samples: Tensor | list[str]) -> int:
     return max((12 * len(text) for text in samples), default=0)
 
 
-def limits_as_json(limits: Limits) -> dict[str, int]:
+def limits_as_json(limits: WireLimits) -> dict[str, int]:
     """For the server to tell."""
     return asdict(limits)
 
@@ -177,7 +177,7 @@ def png(pixels: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def _unpack_samples(about: Any, payload: memoryview, limits: Limits) -> Tensor | list[str]:
+def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tensor | list[str]:
     if not isinstance(about, dict) or about.get("kind") not in ("images", "completions"):
         raise ValueError("`samples` has to say kind images or completions")
     if about["kind"] == "completions":
@@ -225,7 +225,7 @@ def _read_png(file: bytes, height: int, width: int, number: int) -> Any:
         raise ValueError(f"frame {number} is no such PNG file: {error}") from None
 
 
-def _shape(shape: Any, limits: Limits) -> list[int]:
+def _shape(shape: Any, limits: WireLimits) -> list[int]:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("`shape` is no list of sizes")
     if len(shape) not in (4, 5) or shape[-3] != 3 or 0 in shape[1:]:

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from ...core.advantages import filled_rewards, weighted_total
-from ...core.combination import (
-    gated_rewards,
-    group_gated_rewards,
-    uncertainty_weighted_rewards,
-    worst_case_rewards,
-)
-from ...core.shaping import unlikeliness_rewards
+from ...core.bounded_terms import unlikeliness_rewards
+from ...core.combination import gated_rewards, group_gated_rewards, uncertainty_weighted_rewards, worst_case_rewards
 from ...core.verifiers import corrected_rewards
 from ...parts.needs import needs
 from ...parts.ranges import NotNegative
@@ -61,7 +56,7 @@ COMBINATIONS: dict[str, Callable[..., Tensor]] = {"sum": weighted_sum, "worst": 
 """`combination(rewards [L, K], *, ...) -> [L]`: rewards times their weights, a missing one as its mean in the group."""
 
 
-class Compared(Protocol):
+class Comparable(Protocol):
     """L samples that are compared."""
 
     @property
@@ -77,12 +72,12 @@ class Compared(Protocol):
         """[L] of whole samples, by the sampler; of completions only."""
 
 
-def peers_of(samples: Compared) -> Tensor:
+def peers_of(samples: Comparable) -> Tensor:
     """[L] ids of the samples whose mean stands in for a missing score: results of a group, or its other samples."""
     return 2 * samples.groups + samples.outcomes.to(samples.groups)
 
 
-def total_reward(scores: RewardBatch, samples: Compared, *, previews: bool = False, between: bool = False) -> Tensor:
+def total_reward(scores: RewardBatch, samples: Comparable, *, previews: bool = False, between: bool = False) -> Tensor:
     """[L] weighted sum of the rewards that count; NaN where none applies.
 
     A score that is missing counts as its mean over the group, see `core.advantages.weighted_total`.
@@ -105,7 +100,7 @@ def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
 
 def combine(
     scores: RewardBatch,
-    samples: Compared,
+    samples: Comparable,
     rewards: Sequence[RewardConfig],
     combination: Callable[[Tensor], Tensor] = weighted_sum,
 ) -> RewardBatch:

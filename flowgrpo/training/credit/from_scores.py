@@ -13,14 +13,14 @@ from torch import Tensor
 from ...configs.schema import AnyRecipe
 from ...configs.sections import RewardConfig
 from ...core.advantages import group_advantages
-from ...core.shaping import positive_only_advantages
+from ...core.bounded_terms import positive_only_advantages
 from ...parts.choice import Choice
 from ...rewards.runner import RewardBatch
-from ..checkpoint import Stateful
-from ..critic import Critic
-from ..extensions.base import Comparison
 from ..extensions.chosen import Extensions
-from ..samples import Batch
+from ..extensions.extension import Comparison
+from ..folder.checkpoint import Stateful
+from ..folder.saved_samples import Batch
+from ..images.critic import Critic
 from .combining import combine, counted_rewards, total_reward
 from .comparing import ADVANTAGES, compare
 from .judged import Judged

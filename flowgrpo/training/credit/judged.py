@@ -11,7 +11,7 @@ from .combining import total_reward
 
 if TYPE_CHECKING:
     from ...rewards.runner import RewardBatch
-    from ..critic import Critic
+    from ..images.critic import Critic
 
 
 @dataclass(frozen=True)

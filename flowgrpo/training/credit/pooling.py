@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...rewards.runner import RewardBatch
 from ..data import PromptRow
-from ..processes import Processes
+from ..distributed.processes import Processes
 from ..tasks import Collected
 from .strata import Stratum, stratum_ids, stratum_values
 

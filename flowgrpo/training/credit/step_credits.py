@@ -13,19 +13,11 @@ from ...core.trees import depth_advantages, node_values
 from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import NotNegative, Positive, Share
-from .conditions import (
-    asks_critic,
-    compares_itself,
-    of_images,
-    one_tree,
-    reads_previews,
-    transitions,
-    works_on_samples,
-)
+from .conditions import asks_critic, compares_itself, of_images, one_tree, reads_previews, transitions, works_on_samples
 from .scales import Ddof, Scale
 
 if TYPE_CHECKING:
-    from ...samplers.records import Rollout
+    from ...samplers.transitions import Rollout
     from .judged import Judged
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ...core.advantages import as_precise, group_advantages, weighted_total
-from ...core.minima import minimum_returns, minimum_weighted_rewards
-from ...core.parts import later_returns, part_advantages
+from ...core.part_credit import later_returns, part_advantages
 from ...core.prefix_tree import prefix_tree_advantages
+from ...core.worst_step import minimum_returns, minimum_weighted_rewards
 from ...parts.needs import Need, needs
 from ...parts.ranges import NotNegative
 from ...rewards.runner import RewardBatch
@@ -20,7 +20,7 @@ from .conditions import compares_itself, group_of_two, of_tokens, scores_of_part
 from .scales import Ddof, ScaleWithin
 
 if TYPE_CHECKING:
-    from ..text_policy import Completions
+    from ..text.text_policy import Completions
     from .judged import Judged
 
 

@@ -1,7 +1,7 @@
 """What only some runs want: each a class whose hooks are called at the same few places of every run."""
 
-from .base import Extension
 from .curriculum import Curriculum
+from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
 from .replay import Replay

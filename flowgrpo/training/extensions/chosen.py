@@ -8,14 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from ...configs.schema import AnyRecipe
-from ..checkpoint import Kept, Stateful, Written
-from ..clock import Clock
 from ..credit.pooling import Pooled
 from ..data import PromptRow
-from ..processes import Processes
-from ..samples import Batch
+from ..distributed.processes import Processes
+from ..folder.checkpoint import Kept, Stateful, Written
+from ..folder.saved_samples import Batch
+from ..reporting.clock import Clock
 from ..tasks import Task
-from .base import Comparison, Evaluation, Extension
+from .extension import Comparison, Evaluation, Extension
 
 
 class Extensions:

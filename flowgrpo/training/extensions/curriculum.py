@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from ...core.addressing import address
-from ...core.replay import VarianceCurriculum, answer_diversity
+from ...core.prompt_memory import VarianceCurriculum, answer_diversity
 from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, Share
@@ -18,9 +18,9 @@ from ...parts.section import Section
 from ..credit.combining import total_reward
 from ..credit.pooling import Pooled
 from ..data import PromptRow
-from ..readings import answers_of
-from ..samples import Batch
-from .base import Extension, once, reported, unknown_reward
+from ..folder.saved_samples import Batch
+from ..reported import answers_of
+from .extension import Extension, once, reported, unknown_reward
 
 ANSWERS = "curriculum/answers"
 

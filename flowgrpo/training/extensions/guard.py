@@ -13,8 +13,8 @@ from typing import Any, Literal
 from ...configs.reading_soundness import reward_place
 from ...parts.needs import SOMETHING, Need, needs
 from ...parts.ranges import Count, Given, NotNegative
-from ..reporting import Alarm
-from .base import Evaluation, Extension
+from ..reporting.reporter import Alarm
+from .extension import Evaluation, Extension
 
 
 @needs(Need("data.heldout", (SOMETHING,), "watches evaluations"))

@@ -13,7 +13,7 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive
 from ..credit.combining import counted_rewards
-from .base import CREDIT, Comparison, Extension, once
+from .extension import CREDIT, Comparison, Extension, once
 
 
 def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:

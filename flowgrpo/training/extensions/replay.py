@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from ...core.replay import Successes
+from ...core.prompt_memory import Successes
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count
 from ...rewards.runner import RewardBatch
-from ...text.parts import Parts
+from ...text.cutting import Parts
 from ...text.sampling import Sampled
-from ..clock import Clock
 from ..credit.combining import total_reward
-from ..processes import Processes
-from ..samples import Batch
+from ..distributed.processes import Processes
+from ..folder.saved_samples import Batch
+from ..reporting.clock import Clock
 from ..tasks import Task
-from ..text_policy import Completions
-from .base import CREDIT, Extension, once, one_round
+from ..text.text_policy import Completions
+from .extension import CREDIT, Extension, once, one_round
 
 SUCCESS = 0.5
 Repairs = list[tuple[int, dict[str, Any]]]

@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ...core.shaping import bounded_shaping
+from ...core.bounded_terms import bounded_shaping
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given
 from ..credit.strata import signal_values
-from ..samples import Batch
-from .base import CREDIT, Comparison, Extension, names_a_reward, reported
+from ..folder.saved_samples import Batch
+from .extension import CREDIT, Comparison, Extension, names_a_reward, reported
 
 
 @needs(names_a_reward, Need(CREDIT, ("leaf",), "bends the advantages of samples, not of steps"))

@@ -13,9 +13,9 @@ from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Pooled
-from ..readings import answers_of
-from ..samples import Batch
-from .base import Extension, names_a_reward, once, reported
+from ..folder.saved_samples import Batch
+from ..reported import answers_of
+from .extension import Extension, names_a_reward, once, reported
 
 ANSWERS = "uncertainty/answers"
 

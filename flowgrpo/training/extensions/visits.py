@@ -11,13 +11,13 @@ from torch import Tensor
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...text.sampling import Sampled
-from ..clock import Clock
 from ..credit.pooling import DIVERGENCE, Pooled
-from ..processes import Processes
-from ..samples import Batch
-from ..text_objective import batches_of
-from ..text_policy import Completions, TextPolicy
-from .base import Extension, once, one_round
+from ..distributed.processes import Processes
+from ..folder.saved_samples import Batch
+from ..reporting.clock import Clock
+from ..text.text_objective import batches_of
+from ..text.text_policy import Completions, TextPolicy
+from .extension import Extension, once, one_round
 
 
 def _of_text(recipe: Any, choice: Choice) -> list[str]:

@@ -12,11 +12,11 @@ from torch import Tensor
 from ...core.diagnostics import step_statistics
 from ...core.penalties import Edges
 from ..outcome import Outcome
-from .contract import Penalties, Setting, Unmeasured, pair
+from .objective import ObjectiveSetting, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience, Scored
-    from ...samplers.records import Transitions
+    from ...pipelines.policy import Experience, ScoredEdges
+    from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, slice]
 
@@ -33,7 +33,7 @@ class EdgeObjective(Unmeasured, ABC):
 
     trains = "steps"
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ObjectiveSetting) -> None:
         self.recipe, self.policy, self.elements = setting.recipe, setting.policy, setting.elements
         self.controls = setting.controls
         self.penalties = Penalties(setting.recipe.penalties, setting.elements)
@@ -71,7 +71,7 @@ class EdgeObjective(Unmeasured, ABC):
 
     @abstractmethod
     def loss(
-        self, scored: Scored, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
+        self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch of E edges.
 
@@ -86,16 +86,16 @@ class EdgeObjective(Unmeasured, ABC):
             The loss, a number with gradient; and metrics, name -> [sum, count], with "loss" among them.
         """
 
-    def more_metrics(self, scored: Scored, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    def more_metrics(self, scored: ScoredEdges, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Further metrics of a batch, by name."""
         return {}
 
-    def held(self, scored: Scored, advantage: Tensor, mask: Tensor | None) -> Tensor | None:
+    def held(self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None) -> Tensor | None:
         """[E, 1] bool: edges without a gradient because of a bound; None for none."""
         return None
 
 
-def edges_of(scored: Scored, step: int, advantage: Tensor, mask: Tensor | None) -> Edges:
+def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | None) -> Edges:
     """Scored edges of a denoising step as penalties see them, with advantages [E] and a mask [E, 1]."""
     return Edges(
         step=step,

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...configs.sections import EmaConfig
 from ...core.addressing import address
 from ...core.diagnostics import step_statistics
-from ...core.forward import Noised, diffusion_nft
+from ...core.forward_process import Noised, diffusion_nft
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
 from ...parts.choice import Choice, Of
@@ -23,7 +23,7 @@ from ...parts.ranges import Count
 from ...parts.traits import saying
 from ...samplers.rollout import draw_noise
 from ..outcome import Outcome
-from .contract import Penalties, Setting, Unmeasured, pair
+from .objective import ObjectiveSetting, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
     from ...pipelines.policy import Experience
@@ -66,7 +66,12 @@ class ForwardObjective(Unmeasured):
     trains = "images"
 
     def __init__(
-        self, setting: Setting, *, loss: Loss = diffusion_nft, times: Count | None = None, old: EmaConfig | None = None
+        self,
+        setting: ObjectiveSetting,
+        *,
+        loss: Loss = diffusion_nft,
+        times: Count | None = None,
+        old: EmaConfig | None = None,
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
         self.loss = loss

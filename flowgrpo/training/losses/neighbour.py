@@ -17,11 +17,11 @@ from ...parts.choice import Choice, Of
 from ...parts.needs import SOMETHING, Need, needs
 from ...parts.traits import whole_groups
 from ..outcome import Outcome
-from .contract import Setting, Unmeasured
+from .objective import ObjectiveSetting, Unmeasured
 
 if TYPE_CHECKING:
     from ...pipelines.policy import Experience
-    from ...samplers.records import Transitions
+    from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, slice]
 
@@ -54,7 +54,7 @@ class NeighbourObjective(Unmeasured):
 
     trains = "choices"
 
-    def __init__(self, setting: Setting, *, surrogate: Surrogate = clip, p: Exponent = 0.8) -> None:
+    def __init__(self, setting: ObjectiveSetting, *, surrogate: Surrogate = clip, p: Exponent = 0.8) -> None:
         self.policy, self.surrogate, self.p = setting.policy, surrogate, p
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:

@@ -18,11 +18,11 @@ from ...parts.needs import needs
 from ...parts.ranges import Positive
 from ..balance import Balance
 from ..controls import moves
-from .contract import Setting
 from .edges import EdgeObjective
+from .objective import ObjectiveSetting
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience, Scored
+    from ...pipelines.policy import Experience, ScoredEdges
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
@@ -79,7 +79,7 @@ class TransitionObjective(EdgeObjective):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: ObjectiveSetting,
         *,
         surrogate: Surrogate = clip,
         ratio: Literal["gaussian", "guard", "cps_released"] = "guard",
@@ -124,7 +124,7 @@ class TransitionObjective(EdgeObjective):
         self.surrogate = self.balance.surrogate
 
     def loss(
-        self, scored: Scored, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
+        self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The surrogate's, weighted by step."""
         return policy_loss(
@@ -139,7 +139,7 @@ class TransitionObjective(EdgeObjective):
             denom=rows,
         )
 
-    def more_metrics(self, scored: Scored, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    def more_metrics(self, scored: ScoredEdges, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
         """Bounds of the ratio that were found, and its variance."""
         found = {} if self.balance is None else self.balance.metrics(metrics["loss"][1])
         if self.controls.variance is not None:
@@ -147,7 +147,7 @@ class TransitionObjective(EdgeObjective):
             found["ratio_variance"] = ratio_variance(detached, torch.ones_like(detached) if mask is None else mask)
         return found
 
-    def held(self, scored: Scored, advantage: Tensor, mask: Tensor | None) -> Tensor:
+    def held(self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None) -> Tensor:
         """What the surrogate holds back."""
         detached = scored.log_ratio.detach()
         return held_columns(detached, torch.zeros_like(detached), advantage, mask, surrogate=self.surrogate)

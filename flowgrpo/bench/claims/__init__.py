@@ -1,0 +1,1 @@
+"""The papers' claims, measured on the embedded model: `flowgrpo bench claims`."""

@@ -1,0 +1,185 @@
+"""Result files of the papers' claims: their keys, and one process at a time for each.
+
+A result is named by a key of all that shapes it: the resolved recipes, version and code of the package, its model and
+prompts. One that is there is not made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+
+from ...configs.schema import Recipe
+from ...parts.choice import plain
+from ...training.folder.run_folder import write_text
+
+Result = dict[str, Any]
+
+PACKAGE = Path(__file__).resolve().parents[2]
+# Files of the package that no training run passes through.
+_NO_PART = (
+    "__main__.py", "bench/", "cli/", "estimate/", "gallery/", "inference/", "text/", "training/reporting/progress.py",
+    "training/text/", "worlds/building.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a table of claims is made with.
+
+    Attributes:
+        results: folder of the result files; run folders stand in its `runs`.
+        seeds: run seeds.
+        scale: of the number of iterations.
+        overrides: `key=value` changes to every recipe, part of the key of each result.
+        any_code: take a result of other code, or of another version, where there is none of this one.
+    """
+
+    results: Path
+    seeds: tuple[int, ...] = (0, 1, 2)
+    scale: float = 1.0
+    overrides: tuple[str, ...] = ()
+    any_code: bool = False
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What of the package shapes a result, besides the recipe."""
+
+    version: str
+    code: str
+    data: str
+
+
+@lru_cache(maxsize=1)
+def stamp() -> Stamp:
+    """Of the package as it stands when this is first called in a process."""
+    sources = [p for p in _files() if p.suffix == ".py" and not _name(p).startswith(_NO_PART)]
+    shipped = [p for p in _files() if _name(p).startswith("worlds/scenes/") and p.suffix != ".py"]
+    version = sys.modules[__name__.partition(".")[0]].__version__
+    return Stamp(version, digest(sources), digest(shipped))
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Short hash of the names and contents of files of the package."""
+    found = hashlib.sha256()
+    for path in files:
+        found.update(f"{_name(path)}\n".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:12]
+
+
+def _files() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def content(recipe: Recipe) -> dict[str, Any]:
+    """A recipe without its name and paper, which change no number."""
+    return {key: value for key, value in plain(recipe).items() if key not in ("name", "paper")}
+
+
+def key_of(recipes: Sequence[Recipe], *further: str) -> str:
+    """Ten digits that differ when anything does that shapes a result."""
+    used = stamp()
+    said = json.dumps([[content(r) for r in recipes], used.version, used.code, used.data, further], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:10]
+
+
+def provenance() -> dict[str, Any]:
+    """Versions and hardware, for a result file."""
+    used = stamp()
+    return {"version": used.version, "code": used.code, "data": used.data, "hardware": hardware()}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine this process runs on."""
+    name = platform.processor()
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        models = [line for line in listing.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        name = models[0].partition(":")[2].strip() if models else name
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "cpu": name or platform.machine(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu,
+        "torch": torch.__version__, "python": platform.python_version(),
+    }  # fmt: skip
+
+
+def write_result(path: Path, result: Result) -> None:
+    """Write a result file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(result, allow_nan=False) + "\n")
+
+
+def read_result(path: Path) -> Result:
+    """Read a result file.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        found: Result = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not a result file ({error}); delete it, and it is measured again") from None
+    return found | {"file": path.name}
+
+
+def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: str, **same: Any) -> Result | None:
+    """The result of these recipes; with `any_code` the newest of equal recipes if there is none of this code.
+
+    A recipe of an older schema is equal if it is with that schema's new keys at their defaults. A result of other code
+    must also hold what `same` says.
+    """
+    exact = settings.results / f"{prefix}-{key_of(recipes, *further)}.json"
+    if exact.is_file():
+        return read_result(exact)
+    if not settings.any_code:
+        return None
+    digits = "[0-9a-f]" * 10
+    others = sorted(settings.results.glob(f"{prefix}-{digits}.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for found in map(read_result, others):
+        alike = all(found.get(key) == value for key, value in same.items())
+        if alike and _contents(found["recipes"]) == [content(r) for r in recipes]:
+            return found | {"other_code": True}
+    return None
+
+
+def _contents(stored: Iterable[str]) -> list[dict[str, Any]] | None:
+    try:
+        return [content(Recipe.model_validate(yaml.safe_load(text))) for text in stored]
+    except ValidationError:
+        return None
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process alone holds the lock of that name; one that dies lets go of it."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks: there, one process at a time
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True

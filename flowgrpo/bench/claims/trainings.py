@@ -1,0 +1,310 @@
+"""The runs behind the papers' claims: what is trained on the embedded default, and what is kept of it.
+
+Every method trains by its recipe for the same number of iterations, with the same evaluation and seeds. A run that was
+interrupted goes on from its run folder. Several processes may work on one folder of results: each takes what no other
+is at.
+
+The unit of compute is one state through the denoiser. A state with gradients counts `GRADIENT_UNITS`, since a backward
+pass costs about two forward ones. Both are counted as they happen, so passes for a reference, for guidance or for
+noised data are included, and evaluations are not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...configs.load import dump_recipe, load_image_recipe, recipe_names
+from ...configs.schema import Recipe
+from ...training.folder.run_folder import RunFolder
+from ...training.reporting.reporter import Alarm
+from ...training.reporting.symptoms import Symptom
+from ...training.session import Session, start
+from ...training.trainer import Trainer
+from ..measures import flow_task
+from .results import Result, Settings, claimed, find, key_of, provenance, write_result
+
+Report = Callable[[str], None]
+
+# With these and three seeds, 31 recipes and five variants take about six hours on 2 cores, by their states through the
+# denoiser: two processes side by side, one thread each.
+ITERATIONS = 48
+EVALUATIONS = 4
+GRADIENT_UNITS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to train on each seed.
+
+    Attributes:
+        label: its name in tables and files.
+        method: a recipe of the package.
+        overrides: what it changes of that recipe.
+        length: its iterations, as a multiple of those of the common table.
+    """
+
+    label: str
+    method: str
+    overrides: tuple[str, ...] = ()
+    length: float = 1.0
+
+
+# Over-optimisation shows where the reward is learned, the rollout is used several times and the rate does not fall;
+# KL and the scale of the advantage are made equal, so that only ratio, step weight and clip differ.
+_LONG = (
+    "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant",
+    "penalties=[]", "advantage.scale=group", "advantage.ddof=1",
+)  # fmt: skip
+VARIANTS = (
+    Job("flow_grpo+proxy", "flow_grpo", _LONG, 2.0),
+    Job("grpo_guard+proxy", "grpo_guard", _LONG, 2.0),
+    Job("pref_grpo+proxy", "pref_grpo", ("rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]",)),
+    Job("pref_grpo+pointwise", "pref_grpo", ("rewards=[{name: proxy}]",)),
+    Job("vgpo+relative", "vgpo", ("sampler.plan.probe=null", "advantage=group", "credit=leaf")),
+)
+
+
+def jobs() -> dict[str, Job]:
+    """Every recipe of the package by its name, then the variants that single claims need."""
+    names = recipe_names("images")
+    variants = {job.label: job for job in VARIANTS if job.method in names}
+    return {name: Job(name, name) for name in names} | variants
+
+
+def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
+    """The recipe of one run: the method's own, with the common length, evaluation and seed."""
+    iterations = max(EVALUATIONS, round(ITERATIONS * job.length * settings.scale))
+    every = math.ceil(iterations / EVALUATIONS)
+    rewards = "[{name: gold}, {name: gold, options: {dense: true}, label: gold_dense}, {name: proxy}]"
+    common = (
+        f"evaluate={{every: {every}, seeds: 2, steps: 10, rewards: {rewards}}}",
+        f"run={{iterations: {iterations}, seed: {seed}, checkpoint_every: 10, keep: 1, sample_every: {every}}}",
+    )
+    return load_image_recipe(job.method, [*common, *job.overrides, *settings.overrides])
+
+
+def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
+    """The result of one run, if it is there."""
+    return find(settings, f"{job.label}-seed{seed}", [recipe_of(job, seed, settings)])
+
+
+def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None:
+    """Make the result of one run, from where it stopped if it was interrupted.
+
+    Nothing is done if the result is there, or if another process is at it. A gradient that is not finite ends a run;
+    that is its result.
+    """
+    recipe = recipe_of(job, seed, settings)
+    key = key_of([recipe])
+    name = f"{job.label}-seed{seed}-{key}"
+    folder = settings.results / "runs" / name
+    with claimed(folder.with_name(f"{name}.lock")) as mine:
+        if not mine:
+            report(f"{job.label}, seed {seed}: another process is at it")
+            return
+        if find_run(settings, job, seed) is not None:
+            return
+        head = {"kind": "run", "label": job.label, "method": job.method, "seed": seed, "key": key}
+        head |= {"overrides": [*job.overrides, *settings.overrides], "recipes": [dump_recipe(recipe)]}
+        head["trained_on"] = trained_on(recipe)
+        try:
+            _train(recipe, folder, f"{job.label}, seed {seed}", report)
+            figures = summary(folder, recipe)
+        except FloatingPointError as error:
+            figures = {"failed": str(error)}
+            report(f"{job.label}, seed {seed}: {error}")
+        write_result(settings.results / f"{name}.json", head | provenance() | figures)
+    gc.collect()
+
+
+def trained_on(recipe: Recipe) -> str:
+    """The rewards of a recipe in words."""
+    judges = [entry.options.get("judge") for entry in recipe.rewards]
+    named = [f"{r.name} by {judge}" if judge else r.label or r.name for r, judge in zip(recipe.rewards, judges)]
+    return ", ".join(named)
+
+
+def _train(recipe: Recipe, folder: Path, name: str, report: Report) -> None:
+    stands = (folder / "config.yaml").is_file()
+    session = Session(recipe, RunFolder.open(folder)) if stands else start(recipe, folder)
+    trainer = session.trainer(Meter(folder / "compute.jsonl", name, report))
+    trainer.resume()
+    trainer.train()
+    assert session.run is not None
+    session.run.release()
+
+
+class Meter:
+    """A reporter that counts the states which pass through the denoiser, a line an iteration.
+
+    Args:
+        file: where to append the counts; the last line of an iteration holds.
+        name: of the run, for its reports.
+        report: called with a line at each evaluation.
+    """
+
+    def __init__(self, file: Path, name: str, report: Report) -> None:
+        self.file, self.name, self.report = file, name, report
+        self.states = [0, 0]
+
+    def started(self, trainer: Trainer) -> None:
+        """Watch the denoisers of a trainer."""
+        self.trainer = trainer
+        if trainer.next_iteration:
+            self.report(f"{self.name}: goes on before iteration {trainer.next_iteration}")
+        for module in trainer.task.weights.modules.values():
+            module.register_forward_pre_hook(self._count, with_kwargs=True)
+
+    def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [value for value in (kwargs.get("hidden_states"), *args, *kwargs.values()) if torch.is_tensor(value)]
+        self.states[torch.is_grad_enabled()] += len(tensors[0])
+
+    def iteration(self, record: Mapping[str, Any]) -> None:
+        """Write down what the iteration took."""
+        number, recipe = record["iteration"], flow_task(self.trainer).recipe
+        edges = flow_task(self.trainer).plan_for(number).counts().trained_edges * recipe.rollout.prompts
+        line = {
+            "iteration": number,
+            "forward": self.states[0],
+            "trained_states": self.states[1],
+            "trained_edges": edges,
+        }
+        self.states = [0, 0]
+        with self.file.open("a", encoding="utf-8") as handle:
+            handle.write(json.dumps(line) + "\n")
+
+    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
+        """Forget what the evaluation took, and say what it found."""
+        self.states = [0, 0]
+        found = ", ".join(f"{key.removeprefix('eval/')} {value}" for key, value in rounded(record).items())
+        self.report(f"{self.name}: after {iteration} iterations {found}")
+
+    def alarm(self, alarm: Alarm) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {alarm}")
+
+    def note(self, text: str) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {text}")
+
+    def symptom(self, symptom: Symptom) -> None:
+        """Say it."""
+        self.report(f"{self.name}: {symptom}")
+
+
+def rounded(record: Mapping[str, float | None]) -> dict[str, str]:
+    """Numbers as a line of progress shows them."""
+    return {key: "–" if value is None else f"{value:.4f}" for key, value in record.items()}
+
+
+def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """Curves by iteration, evaluations with what was spent before each, log-ratios by step, diversity, and totals."""
+    records = json_lines(folder / "metrics.jsonl")
+    done = [r for r in records if r["iteration"] < recipe.run.iterations]
+    counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
+    names = sorted(
+        {
+            k
+            for r in done
+            for k, v in r.items()
+            if isinstance(v, int | float) and not k.startswith(("eval/", "eval_error/"))
+        }
+    )
+    curves: dict[str, list[Any]] = {name: [r.get(name) for r in done] for name in names}
+    for name in ("forward", "trained_states", "trained_edges"):
+        curves[name] = [counts[r["iteration"]][name] for r in done]
+    curves["compute"] = [f + GRADIENT_UNITS * t for f, t in zip(curves["forward"], curves["trained_states"])]
+    curves["seconds"] = [sum(v for k, v in r.items() if k.startswith("time/")) for r in done]
+    marks = [r for r in records if any(key.startswith("eval/") for key in r)]
+    at = [r["iteration"] for r in marks]
+    scored = {key for r in marks for key in r if key.startswith("eval/")}
+    evaluation = {key.removeprefix("eval/"): [r.get(key) for r in marks] for key in sorted(scored)}
+    steps = recipe.optimizer.updates * recipe.optimizer.epochs
+    evaluation |= {"iteration": at, "updates": [steps * k for k in at]}
+    evaluation |= {name: [sum(curves[name][:k]) for k in at] for name in ("compute", "seconds")}
+    apart = diversity(folder / "samples", "eval")
+    evaluation["diversity"] = [apart.get(k) for k in at]
+    spent = ("evaluations", "forward", "trained_states", "trained_edges", "compute", "seconds")
+    return {
+        "iterations": len(done),
+        "images": sum(1 for r in json_lines(folder / "samples" / "index.jsonl") if _first_batch(r)),
+        "curves": curves,
+        "evaluation": evaluation,
+        "rollout_diversity": {str(k): v for k, v in diversity(folder / "samples", "train").items()},
+        "steps": ratios_by_step(done),
+        "totals": {name: sum(curves[name]) for name in spent if name in curves},
+    }
+
+
+def _first_batch(record: Mapping[str, Any]) -> bool:
+    return bool(record["phase"] == "train" and record["iteration"] == 0)
+
+
+def json_lines(file: Path) -> list[dict[str, Any]]:
+    """The objects of a `.jsonl` file; a line that a crash cut short is ignored."""
+    found = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return found
+
+
+def ratios_by_step(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Trained step → count, mean and variance of the log-ratio, share clipped; pooled over iterations."""
+    pooled: dict[str, list[float]] = {}
+    for record in records:
+        for step, stats in record.get("steps", {}).items():
+            count, mean, var = (stats.get(key) for key in ("count", "log_ratio_mean", "log_ratio_var"))
+            if not count or mean is None or var is None:
+                continue
+            sums = pooled.setdefault(step, [0.0] * 4)
+            for k, value in enumerate((1.0, mean, var + mean**2, stats.get("clip_share") or 0.0)):
+                sums[k] += count * value
+    found = {}
+    for step, (count, first, second, clipped) in sorted(pooled.items(), key=lambda item: int(item[0])):
+        mean = first / count
+        found[step] = {
+            "count": count,
+            "mean": mean,
+            "var": max(second / count - mean**2, 0.0),
+            "clipped": clipped / count,
+        }
+    return found
+
+
+def diversity(samples: Path, phase: str) -> dict[int, float]:
+    """Iteration → how far apart the saved images of one prompt are, see `apart`."""
+    by_iteration: dict[int, list[Mapping[str, Any]]] = {}
+    for record in json_lines(samples / "index.jsonl"):
+        if record["phase"] == phase:
+            by_iteration.setdefault(record["iteration"], []).append(record)
+    found = {}
+    for iteration, records in by_iteration.items():
+        pixels = [np.asarray(Image.open(samples / r["image"]).convert("RGB"), dtype=np.float32) for r in records]
+        distance = apart(torch.from_numpy(np.stack(pixels) / 255), [r["prompt_id"] for r in records])
+        if distance is not None:
+            found[iteration] = distance
+    return found
+
+
+def apart(images: Tensor, owners: Sequence[int]) -> float | None:
+    """Mean over prompts of the mean RMS pixel distance, in [0, 1], between two images [N, ...] of one prompt."""
+    rows: dict[int, list[int]] = {}
+    for row, owner in enumerate(owners):
+        rows.setdefault(owner, []).append(row)
+    flat = images.flatten(1).double()
+    means = [float(torch.pdist(flat[group]).mean()) for group in rows.values() if len(group) > 1]
+    return sum(means) / len(means) / math.sqrt(flat.shape[1]) if means else None

@@ -1,0 +1,102 @@
+"""How much of a batch's gradient is signal: `flowgrpo bench signal`.
+
+What a recipe should train, and how, is often decided by how noisy its gradient is; a run of training says so only after
+hours, and with the noise of one run. This says it at the policy that a recipe starts from.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..configs.schema import Recipe
+from .measures import Report, _gradient, _trainer, flow_task
+
+BATCHES = 48
+FEWEST = 3
+
+
+@dataclass(frozen=True)
+class Share:
+    """Signal in the gradient of one batch, as a share of its mean square.
+
+    Attributes:
+        value: the mean inner product of two batches' gradients over their mean square: 1 if all are equal, 0 in the
+            mean if they have nothing in common; it may come out below 0.
+        error: its standard error.
+    """
+
+    value: float
+    error: float
+
+
+def signal_share(gradients: Tensor) -> Share:
+    """The share of signal in gradients, unbiased but for the division, with its jackknife error.
+
+    Args:
+        gradients: [N, P] of N batches drawn apart, 3 or more.
+
+    Raises:
+        ValueError: fewer than 3 batches.
+    """
+    count = len(gradients)
+    if count < FEWEST:
+        raise ValueError(f"{count} gradients do not tell signal from noise; use {FEWEST} or more")
+    wide = gradients.double()
+    gram = wide @ wide.T
+    own, everything = gram.diagonal(), gram.sum()
+
+    def share(total: Tensor, squares: Tensor, n: int) -> Tensor:
+        return (total - squares) / (n - 1) / squares.clamp(min=1e-300)
+
+    left_out = share(everything - 2 * gram.sum(1) + own, own.sum() - own, count - 1)
+    spread = (left_out - left_out.mean()).square().sum() * (count - 1) / count
+    return Share(float(share(everything, own.sum(), count)), float(spread.sqrt()))
+
+
+def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES) -> dict[str, Any]:
+    """Share of signal in the gradient of an iteration's batch, by the denoising steps that it trains.
+
+    Each batch is an iteration of the recipe at the weights that it starts from, with prompts and noise of its own,
+    without a KL and a curriculum, which have no say there. `scaled` divides each number of a gradient by its root mean
+    square over the batches, as Adam nearly does. Seconds are those of sampling, rewards and gradient.
+    """
+    penalties = [penalty for penalty in recipe.penalties if penalty.name != "kl"]
+    others = [chosen for chosen in recipe.extensions if chosen.name != "curriculum"]
+    trainer = _trainer(recipe.model_copy(update={"penalties": penalties, "extensions": others}), folder)
+    task = flow_task(trainer)
+    gradients: dict[str, list[Tensor]] = {}
+    seconds: dict[str, float] = {}
+    for k in range(batches):
+        trained = ", ".join(map(str, task.plan_for(k).trained_steps)) or "noised images"
+        began = time.perf_counter()
+        rows, experience = trainer.collect(k)
+        advantages = trainer.advantages(trainer.score(trainer.rewards, rows, experience), experience, rows)
+        found = _gradient(trainer, experience, advantages)
+        seconds[trained] = seconds.get(trained, 0.0) + time.perf_counter() - began
+        flat = torch.cat([found[name].flatten().cpu() for name in sorted(found)])
+        gradients.setdefault(trained, []).append(flat)
+    results = {}
+    report("steps trained    batches    share of signal, plain        scaled               seconds a batch")
+    for trained, listed in gradients.items():
+        if len(listed) < FEWEST:
+            report(f"{trained:<15} {len(listed):>8}    too few; measure more batches, or a window that stays")
+            continue
+        stacked = torch.stack(listed)
+        rms = stacked.double().square().mean(0).sqrt()
+        plain, scaled = signal_share(stacked), signal_share(stacked / rms.clamp(min=1e-30).to(stacked))
+        taken = seconds[trained] / len(listed)
+        report(
+            f"{trained:<15} {len(listed):>8}    {plain.value:>+9.4f} ± {plain.error:.4f}    "
+            f"{scaled.value:>+9.4f} ± {scaled.error:.4f}    {taken:>9.2f}"
+        )
+        results[trained] = {
+            "batches": len(listed), "seconds": taken,
+            "plain": [plain.value, plain.error], "scaled": [scaled.value, scaled.error],
+        }  # fmt: skip
+    return {"images": recipe.rollout.prompts * recipe.rollout.group, "steps": results}

@@ -1,0 +1,1 @@
+"""The commands, one file for each family of them."""

@@ -1,0 +1,271 @@
+"""The `flowgrpo` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import typer.core
+from rich.console import Console
+
+from ..rewards.given_up import ended_for_sure
+from .allocator import keep_freed_memory
+from .gallery import gallery
+from .output import console, is_first, output_file, output_folder, say, timed_report
+from .parts import parts
+from .pipelines import pipelines_app
+from .plan import RecipeArgument, plan, recipes, split
+from .rewards import rewards_app
+from .sample import evaluate, sample
+from .stop import stoppable
+
+if TYPE_CHECKING:
+    from ..training.reporting.progress import ConsoleReporter
+    from ..training.session import Session
+    from ..training.stopping import Stop
+
+
+class Commands(typer.core.TyperGroup):
+    """Commands that end with status 0 only by coming to their end, whatever they call."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one, with `sys.exit` as a failure: typer's own exits are other exceptions."""
+        try:
+            return super().invoke(ctx)
+        except SystemExit as error:
+            if isinstance(error.__context__, BrokenPipeError):
+                # Whoever read the output has enough of it, as `head` has; what is left to flush has no reader either.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit(1) from None
+            raise RuntimeError(
+                f"something that this command called raised {error!r} before the command had ended; the traceback says "
+                "what did"
+            ) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
+app.add_typer(build_app, name="build")
+app.add_typer(rewards_app, name="rewards")
+app.add_typer(pipelines_app, name="pipelines")
+app.command()(gallery)
+app.command()(parts)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        parts = [f"{name} {version(name)}" for name in ("flowgrpo", "torch", "diffusers", "transformers")]
+        say(f"{', '.join(parts)}, Python {sys.version.split()[0]}")
+        raise typer.Exit()
+
+
+@app.callback()
+def flowgrpo(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the versions and end.")
+    ] = False,
+) -> None:
+    """Align image and video generators, and language models, with rewards."""
+
+
+def _new_run_name(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+@app.command()
+def train(
+    words: RecipeArgument = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE-TIME if left out.")] = None,
+) -> None:
+    """Train by a recipe (the embedded default if none is named), into a new run folder."""
+    from ..configs.load import load_recipe
+
+    source, overrides = split(words)
+    output_folder(out)
+    recipe = load_recipe(source, overrides)
+    folder = out or _new_run_name(recipe.name)
+    with stoppable(folder) as stop, _reporting(stop) as reporter:
+        reporter.say(f"run folder {folder}")
+        reporter.doing("loading")
+        from ..training.session import start
+
+        _run(start(recipe, folder, reporter.log.open if reporter.log else None), reporter, stop, resume=False)
+
+
+@app.command()
+def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+    """Continue an interrupted run to the very same numbers."""
+    from ..configs.load import load_recipe
+
+    with stoppable(run) as stop, _reporting(stop) as reporter:
+        from ..training.distributed.processes import ended_together
+        from ..training.folder.run_folder import RunFolder
+
+        with ended_together():
+            folder = RunFolder.open(run)
+            if is_first():
+                folder.claim()
+            recipe = load_recipe(folder.config)
+        if reporter.log:
+            reporter.log.open(run)
+        reporter.doing("loading")
+        from ..training.session import Session
+
+        _run(Session(recipe, folder), reporter, stop, resume=True)
+
+
+@contextmanager
+def _reporting(stop: Stop) -> Iterator[ConsoleReporter]:
+    from ..training.folder.run_log import RunLog
+    from ..training.reporting.progress import ConsoleReporter
+
+    main = is_first()
+    with RunLog(main) as log, ConsoleReporter(console, main, log) as reporter:
+        stop.say = reporter.say
+        yield reporter
+
+
+def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) -> None:
+    from ..gallery.build import build_gallery
+
+    assert session.run is not None
+    for note in session.notes if session.accelerator.is_main_process else ():
+        reporter.say(f"note: {note}")
+    trainer = session.trainer(reporter, stop)
+    if resume:
+        trainer.resume()
+    trainer.train()
+    if session.accelerator.is_main_process:
+        reporter.doing("making the gallery")
+        page = build_gallery(session.run.path) if session.data.heldout else None
+        reporter.say(f"trained weights: {session.run.path / session.task.result}")
+        if page is not None:
+            reporter.say(f"gallery: {page}")
+
+
+app.command()(plan)
+app.command()(sample)
+app.command()(evaluate)
+
+
+@app.command()
+def bench(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims."
+        ),
+    ],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
+    seeds: Annotated[str, typer.Option(help="claims: run seeds.")] = "0,1,2",
+    scale: Annotated[float, typer.Option(help="claims: of the length of the runs; 1 is for 2 cores.")] = 1.0,
+    results: Annotated[Path, typer.Option(help="claims: folder of result files and runs.")] = Path("runs/claims"),
+    any_code: Annotated[bool, typer.Option(help="claims: use results of older code with an equal recipe.")] = False,
+    report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
+) -> None:
+    """Measure a claim of the documentation again, or with `claims` those of the papers, whatever is missing of them."""
+    import json
+    import tempfile
+
+    from ..configs.load import load_image_recipe, load_recipe
+
+    if name == "claims":
+        from ..bench.claims.gather import claims, settings_of
+
+        output_folder(results)
+        output_folder(out)
+        settings, methods = settings_of(results, words or [], seeds, scale, any_code)
+        return claims(settings, methods, out or results / "report", say, report_only)
+    output_file(out)
+    from ..bench.kills import kills
+    from ..bench.measures import MEASUREMENTS
+    from ..bench.model_iteration import iteration
+    from ..bench.overhead import overhead
+    from ..bench.signal import signal
+    from ..bench.text_measures import TEXT_MEASUREMENTS
+
+    measurements: dict[str, Callable[..., dict[str, Any]]] = {
+        **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
+    }  # fmt: skip
+    if name in TEXT_MEASUREMENTS:
+        if words:
+            raise ValueError(f"{name} takes no recipe; it measures a model of its own")
+        figures = TEXT_MEASUREMENTS[name](say)
+    elif name in measurements:
+        source, overrides = split(words)
+        with tempfile.TemporaryDirectory() as folder:
+            recipe = (load_recipe if name == "kills" else load_image_recipe)(source, overrides)
+            figures = measurements[name](recipe, Path(folder) / "run", say)
+    else:
+        raise ValueError(
+            f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims'])}"
+        )
+    if out is not None:
+        from ..training.folder.run_folder import write_text
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, json.dumps(figures, indent=2) + "\n")
+
+
+app.command()(recipes)
+
+
+@build_app.command("scenes")
+def build_scenes_command(
+    out: Annotated[Path, typer.Option(help="New folder for pipeline, scorer and prompts.")],
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped folder.")] = 1.0,
+) -> None:
+    """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
+    from ..worlds.building import build_all
+
+    output_folder(out)
+    build_all(out, seed=seed, scale=scale, report=timed_report())
+
+
+@build_app.command("arithmetic")
+def build_arithmetic_command(
+    out: Annotated[Path, typer.Option(help="New folder for model and problems.")],
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped model.")] = 1.0,
+) -> None:
+    """Train the embedded language model from nothing (a minute or two on 2 cores)."""
+    from ..worlds.building import build_arithmetic_all
+
+    output_folder(out)
+    build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
+
+
+@ended_for_sure()
+def main() -> None:
+    """Entry point: errors a user can mend are one message, not a traceback."""
+    keep_freed_memory()
+    try:
+        app()
+    except Exception as error:
+        # Imported only here: it loads torch, which `--help` and `recipes` do without.
+        from ..pipelines.recorder import PipelineError
+        from ..rewards.base import RewardError
+        from ..training.folder.files import explained
+
+        if not isinstance(error, (ValueError, PipelineError, RewardError, FloatingPointError, ImportError, OSError)):
+            raise
+        text = explained(error) if isinstance(error, OSError) else str(error)
+        Console(stderr=True).print(
+            f"error: {text}", style="red", highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        sys.exit(1)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted", highlight=False, markup=False)
+        sys.exit(130)

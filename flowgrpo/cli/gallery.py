@@ -1,0 +1,118 @@
+"""`flowgrpo gallery`: pages and files for people who look at pictures."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import output_folder, say
+
+
+def gallery(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown against each other.")],
+    out: Annotated[Path | None, typer.Option(help="Another folder to write to; needed for several runs.")] = None,
+    link: Annotated[bool, typer.Option("--link", help="With --out: show the runs' own images, copy none.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow runs that are still going.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="--watch: seconds between looks.")] = 5.0,
+    single: Annotated[Path | None, typer.Option(help="Write the whole gallery as this one HTML file.")] = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
+    animation: Annotated[Path | None, typer.Option(help="Write an animated comparison (.webp or .gif).")] = None,
+    dataset: Annotated[Path | None, typer.Option(help="Write a folder that Hugging Face datasets reads.")] = None,
+    reward: Annotated[str | None, typer.Option(help="Sheet, animation: the reward that orders; the first.")] = None,
+    order: Annotated[str, typer.Option(help="Sheet, animation: gained, lost, cheating, high, low or file.")] = "gained",
+    count: Annotated[int, typer.Option(min=1, max=500, help="Sheet, animation: how many prompts.")] = 12,
+    vote: Annotated[bool, typer.Option("--vote", help="Ask people which of two is better, on a local page.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Print what people chose so far.")] = False,
+    votes: Annotated[Path | None, typer.Option(help="File of the choices; RUN/votes.jsonl of one run.")] = None,
+    vote_dataset: Annotated[Path | None, typer.Option(help="Write the choices as a folder of preferences.")] = None,
+    sets: Annotated[str, typer.Option(help="--vote: base, last or numbers of evaluations, with commas.")] = "base,last",
+    session: Annotated[str | None, typer.Option(help="--vote: whose choices; the last in the file.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="--vote: show pairs already voted on as well.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="--vote: port of the page; 0 for a free one.")] = 0,
+) -> None:
+    """Write the static gallery of runs, or exports of it, or ask people to choose."""
+    from ..gallery.build import build_gallery
+    from ..gallery.exports import write_animation, write_dataset, write_sheet, write_single
+    from ..gallery.watch import watch as follow
+
+    output_folder(out)
+    for path in (single, sheet, animation, dataset, vote_dataset):
+        output_folder(None if path is None else path.parent)
+    exports = []
+    if sheet is not None:
+        exports.append(write_sheet(runs, sheet, reward, order, count))
+    if animation is not None:
+        exports.append(write_animation(runs, animation, reward, order, count))
+    if single is not None:
+        exports.append(write_single(runs, single))
+    if dataset is not None:
+        exports.append(write_dataset(runs, dataset))
+    for path in exports:
+        say(str(path))
+    voting = vote or report or vote_dataset is not None
+    if watch:
+        say(str(follow(runs, out, lambda: time.sleep(every), say, link=link)))
+    elif out is not None or not (exports or voting):
+        say(str(build_gallery(runs, out, link=link)))
+    if not watch and (exports or out is not None or not voting):
+        _say_notes(runs)
+    if voting:
+        file = _votes_file(runs, votes)
+        if vote:
+            _serve_votes(runs, file, sets, session, again, port)
+        if vote_dataset is not None:
+            _write_votes(runs, file, vote_dataset)
+        if report or vote:
+            _print_votes(runs, file)
+
+
+def _say_notes(runs: list[Path]) -> None:
+    from ..gallery.build import read_runs
+    from ..gallery.notes import notes_on
+
+    for note in notes_on(read_runs(runs)):
+        say(f"note: {note}")
+
+
+def _votes_file(runs: list[Path], votes: Path | None) -> Path:
+    if votes is None and len(runs) > 1:
+        raise ValueError(f"{len(runs)} runs have no common folder; name a file for the choices with --votes")
+    return runs[0] / "votes.jsonl" if votes is None else votes
+
+
+def _serve_votes(runs: list[Path], file: Path, sets: str, session: str | None, again: bool, port: int) -> None:
+    from ..gallery.build import read_runs
+    from ..gallery.vote_pairs import sources_of
+    from ..gallery.vote_server import Booth, VoteServer
+
+    read = read_runs(runs)
+    booth = Booth(read, sources_of(read, sets), file, session, again)
+    with VoteServer(booth, port) as server:
+        count = booth.progress()
+        say(f"{count['total']} pairs, {count['voted']} of them done in session {booth.session}; choices go to {file}")
+        say(f"open {server.url} and end with Ctrl-C")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            say("")
+
+
+def _write_votes(runs: list[Path], file: Path, out: Path) -> None:
+    from ..gallery.vote_dataset import write_preferences
+
+    path, notes = write_preferences(runs, file, out)
+    for line in (str(path), *notes):
+        say(line)
+
+
+def _print_votes(runs: list[Path], file: Path) -> None:
+    from ..gallery.build import read_runs
+    from ..gallery.vote_report import report_on
+
+    if not file.exists():
+        say(f"there is no file {file} yet: ask people with --vote")
+    for line in report_on(read_runs(runs), file).lines():
+        say(line)

@@ -1,0 +1,211 @@
+"""Commands that look at recipes without a model: `flowgrpo plan` and `flowgrpo recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import console, output_file, say
+
+if TYPE_CHECKING:
+    from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+    from ..training.checking import Checked
+
+RecipeArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]..."),
+]
+
+
+def split(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """The recipe, if the first word is one, and the overrides."""
+    given = list(words or [])
+    if given and "=" not in given[0]:
+        return given[0], given[1:]
+    return None, given
+
+
+def plan(
+    words: RecipeArgument = None,
+    draw: Annotated[bool, typer.Option("--draw", help="Draw the rollout tree of one prompt.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="SVG file to draw that tree to.")] = None,
+    iteration: Annotated[int, typer.Option(min=0, help="Iteration whose tree is drawn.")] = 0,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Card of the estimate: h100, h200, a100, l40s or 4090; that of the hardware part."),
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="How many; those of the hardware part.")] = None,
+    sharding: Annotated[
+        str | None,
+        typer.Option(
+            help="What they share out, for the estimate: fsdp2 (full weights and all that belongs to them) or zero2 "
+            "(gradients and optimizer)."
+        ),
+    ] = None,
+    utilisation: Annotated[float, typer.Option(help="Share of the card's peak, for the estimate of time.")] = 0.35,
+    as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,
+) -> None:
+    """Print what a recipe will do and cost, without loading a model."""
+    from ..configs.layers import machine_of
+    from ..configs.load import dump_recipe, load_recipe
+    from ..configs.schema import TextRecipe
+
+    source, overrides = split(words)
+    output_file(svg)
+    recipe = load_recipe(source, overrides)
+    if as_yaml:
+        return say(dump_recipe(recipe).rstrip("\n"))
+    checked = _checked(recipe, source)
+    say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
+    if isinstance(recipe, TextRecipe):
+        if draw or svg is not None:
+            raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
+        _plan_text(recipe)
+        return _print_findings(checked)
+    _print_counts(recipe)
+    if draw or svg is not None:
+        _draw_tree(recipe, iteration, draw, svg)
+    machine = machine_of(source)
+    if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
+        card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
+        _print_estimate(recipe, card, count, utilisation, machine.get("prompts"), sharding)
+    _print_findings(checked)
+
+
+def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
+    """The check that every run begins with; what a recipe of the package names and is not here is no fault of it.
+
+    Raises:
+        ValueError: all that is wrong, a line each.
+    """
+    from ..configs.load import load_recipe
+    from ..training.checking import check
+
+    checked = check(recipe)
+    if checked.texts("fault", "needed") and source is not None and not Path(source.partition("@")[0]).is_file():
+        own = load_recipe(source)
+        excused = {f"data.{name}" for name in ("train", "heldout") if not Path(str(getattr(own.data, name))).exists()}
+        excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
+        excused |= {"rewards"} if own.rewards == recipe.rewards else set()
+        excused |= {"evaluate.rewards"} if own.evaluate.rewards == recipe.evaluate.rewards else set()
+        checked.excuse(excused)
+    if checked.texts("fault", "needed"):
+        checked.require()
+    return checked
+
+
+def _print_findings(checked: Checked) -> None:
+    for kind, word in (("excused", "needed"), ("unknown", "not checked"), ("note", "note")):
+        for finding in checked.findings:
+            if finding.kind == kind:
+                say(f"{word}: {finding.text}")
+
+
+def _print_counts(recipe: Recipe) -> None:
+    from ..training.planning import budget_line, clip_bounds, forecast, search_line, step_ranges
+
+    expected = forecast(recipe)
+    say(
+        f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
+        f"images an iteration, {recipe.run.iterations} iterations"
+    )
+    if recipe.rollout.chunk is not None:
+        say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; what follows does not depend on it")
+    say(
+        f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
+        "on-policy"
+    )
+    if (line := budget_line(recipe)) is not None:
+        say(f"before rounds; {line}")
+    high, nats = clip_bounds(recipe, None)
+    if nats is not None or high is not None:
+        say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
+    say("per prompt, by window of trained steps:")
+    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
+    for counts, uses in zip(expected.counts, expected.windows):
+        steps = step_ranges(counts.trained_steps)
+        say(
+            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
+            f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
+        )
+    if (line := search_line(recipe)) is not None:
+        say(f"trained edges: {line}")
+    for warning in expected.warnings:
+        say(f"note: {warning}")
+
+
+def _print_estimate(
+    recipe: Recipe, gpu: str, gpus: int, utilisation: float, prompts: int | None, sharding: str | None
+) -> None:
+    from ..estimate.estimates import GPUS, SHARDING, estimate, table
+
+    try:
+        found = estimate(recipe, gpu, gpus, utilisation, prompts, sharding)
+    except ValueError as error:
+        if gpu not in GPUS or not 0 < utilisation <= 1 or sharding not in (None, *SHARDING):
+            raise
+        return say(f"no estimate of memory and time: {error}")
+    for line in table(found):
+        say(line)
+    if sharding is not None and found.sharding is None:
+        why = (
+            "one GPU has everything" if gpus == 1 else "FSDP2 shares out full weights, and a LoRA is whole on each GPU"
+        )
+        say(f"  note: {sharding} changes nothing here: {why}")
+
+
+def _plan_text(recipe: TextRecipe) -> None:
+    from ..training.planning import budget_line, parts_line, search_line
+
+    rollout, optimizer = recipe.rollout, recipe.optimizer
+    texts, longest = rollout.prompts * rollout.group, recipe.generation.max_tokens
+    say(
+        f"{rollout.prompts} prompts × {rollout.group} completions = {texts} completions an iteration, at most "
+        f"{longest} tokens each, {recipe.run.iterations} iterations"
+    )
+    if (line := budget_line(recipe)) is not None:
+        say(f"before rounds; {line}")
+    say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
+    say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
+    for found in (search_line(recipe), parts_line(recipe)):
+        if found is not None:
+            say(found)
+
+
+def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
+    from rich.text import Text
+
+    from ..samplers.drawing import draw_text, unfold
+    from ..samplers.drawing_svg import draw_svg
+    from ..training.folder.run_folder import write_text
+    from ..training.planning import planner, table_of
+
+    if iteration >= recipe.run.iterations:
+        raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
+    own = recipe.sampler.sigmas
+    tree = unfold(planner(recipe, table_of(recipe))(iteration))
+    title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
+    if draw:
+        text = Text("\n" + draw_text(tree, title, note))
+        text.highlight_regex("[━╍┕┝]+", "bold orange3")
+        console.print(text, end="", soft_wrap=True)
+    if svg is not None:
+        svg.parent.mkdir(parents=True, exist_ok=True)
+        write_text(svg, draw_svg(tree, title, note))
+        say(f"drawing: {svg}")
+
+
+def recipes() -> None:
+    """List the recipes that come with the package, and the parts that can be put on them."""
+    from ..configs.layers import KINDS, parts
+    from ..configs.load import recipe_names
+
+    for name, line in recipe_names().items():
+        say(f"{name:<20} {line}")
+    say("\nparts, one of a kind, put on a recipe as in flow_grpo+sd35_medium+ocr+gpus8:")
+    for kind in KINDS:
+        for part in parts().values():
+            if part.kind == kind:
+                say(f"  {part.name:<18} {kind:<9} {part.line}")

@@ -1,0 +1,208 @@
+"""`flowgrpo rewards`: what rewards there are, and what an author of one needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .output import console, output_file, output_folder, say
+
+if TYPE_CHECKING:
+    from ..kit.findings import Report
+    from ..rewards.base import RewardSpec
+
+rewards_app = typer.Typer(help="List the rewards that are installed, and help to write one.", add_completion=False)
+
+RewardArgument = Annotated[
+    str, typer.Argument(help="As in a recipe: name, file.py:name, module:name, or {name: …, options: {…}}.")
+]
+
+
+@rewards_app.callback(invoke_without_command=True)
+def rewards(context: typer.Context) -> None:
+    """List the rewards that are installed."""
+    if context.invoked_subcommand is not None:
+        return
+    from ..rewards.registry import available
+
+    for name, line in available().items():
+        say(f"{name:<24} {line}")
+
+
+@rewards_app.command("serve")
+def serve_reward(
+    reward: Annotated[str, typer.Argument(help="Name, path/to/file.py:name or package.module:name.")],
+    options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8765,
+    token_env: Annotated[str | None, typer.Option(help="Environment variable with the token to ask for.")] = None,
+    waiting: Annotated[int, typer.Option(min=0, help="Most requests that wait for the one being scored.")] = 4,
+    max_mb: Annotated[int, typer.Option(min=1, help="Megabytes of the largest request.")] = 512,
+    max_side: Annotated[int, typer.Option(min=1, help="Pixels of the longest side of an image.")] = 8192,
+) -> None:
+    """Serve a reward over HTTP, for the reward `remote` of a recipe, until SIGTERM or Ctrl-C."""
+    from ..rewards.serving.serve import serve
+    from ..rewards.serving.wire import WireLimits
+
+    serve(
+        reward,
+        _options(options or []),
+        host=host,
+        port=port,
+        token_env=token_env,
+        waiting=waiting,
+        limits=WireLimits(most_bytes=max_mb << 20, most_side=max_side),
+        report=say,
+    )
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """Options of a reward, with values as in a recipe."""
+    from ..configs.yaml_text import parse_yaml_value
+
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"--options {word!r} is not key=value; write for example --options target=0.4")
+        try:
+            found[name] = parse_yaml_value(value)
+        except ValueError as error:
+            raise ValueError(f"--options {word!r}: {error}") from None
+    return found
+
+
+@rewards_app.command("new")
+def new_reward(
+    name: Annotated[str, typer.Argument(help="Of the reward: letters, digits and underscores.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the package; NAME if left out.")] = None,
+    text: Annotated[bool, typer.Option("--text", help="It scores completions, and not images.")] = False,
+) -> None:
+    """Write a small package with a reward, its entry point, a test and a README."""
+    from ..kit.package import new_package
+
+    output_folder((out or Path(name)).parent)
+    paths = new_package(name, out, "text" if text else "images")
+    for path in paths:
+        say(str(path))
+    folder = paths[0].parent
+    say(f"next: change {paths[-2]}, then `pip install -e {folder}` and `flowgrpo rewards check {name}`")
+
+
+@rewards_app.command("check")
+def check_reward_command(
+    reward: RewardArgument,
+    images: Annotated[Path | None, typer.Option(help="Folder of pictures to try it on as well.")] = None,
+    metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name, for --images.")] = None,
+    options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
+    data: Annotated[str | None, typer.Option(help="Prompt file; of text also one with a column completion.")] = None,
+    prompts: Annotated[int, typer.Option(min=0, help="Prompts that the embedded model samples; 0: none.")] = 6,
+    seeds: Annotated[int, typer.Option(min=2, help="Samples of each prompt.")] = 8,
+    most: Annotated[int, typer.Option(min=2, help="Most pictures of the folder.")] = 64,
+    against: Annotated[list[str] | None, typer.Option(help="Another reward to compare with.")] = None,
+    declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie there.")] = None,
+    accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is meant.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that one call may take; no limit if left out.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="images or text, where the reward does not tell.")] = None,
+    json: Annotated[Path | None, typer.Option(help="JSON file for the report.")] = None,
+    optimise: Annotated[bool, typer.Option("--optimise", help="Train for it, and show what it prefers.")] = False,
+    iterations: Annotated[int, typer.Option(min=1, help="Of that training.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="Run folder of that training.")] = None,
+) -> None:
+    """Look for faults of a reward before any training; exit status 1 if there is one."""
+    from ..kit.check import CheckPlan, check_reward
+    from ..kit.check_optimised import write_report
+    from ..kit.entries import parse_range, parse_reward
+
+    output_file(json)
+    output_folder(out)
+    if optimise and out is not None and out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; name a new folder with --out")
+    if task not in (None, "images", "text"):
+        raise ValueError(f"--task is {task!r}; use images or text")
+    spec = parse_reward(reward, _options(options or []), time_limit)
+    plan = CheckPlan(
+        images, metadata, data, prompts, seeds, most, [parse_reward(word) for word in against or []],
+        None if declared is None else parse_range(declared), accept or [], task,
+    )  # fmt: skip
+    _quiet()
+    # Seen on a terminal only, and gone afterwards.
+    with console.status("") as status:
+        report = check_reward(spec, plan, status.update)
+    say(report.text())
+    write_report(report, json)
+    if optimise and not report.has("failure", "scores", "absent"):
+        _optimise(spec, report, iterations, out, json)
+    if report.count("fault"):
+        raise typer.Exit(1)
+
+
+@rewards_app.command("compare")
+def compare_rewards_command(
+    rewards: Annotated[list[str], typer.Argument(help="Rewards, as in a recipe; two or more.", metavar="A B...")],
+    images: Annotated[Path | None, typer.Option(help="Folder of pictures.")] = None,
+    votes: Annotated[
+        Path | None,
+        typer.Option(help="File of `flowgrpo gallery --vote` to compare with; one reward will do."),
+    ] = None,
+    metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name.")] = None,
+    most: Annotated[int, typer.Option(min=0, help="Pictures shown on which two rewards differ most.")] = 8,
+    json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
+) -> None:
+    """Compare rewards on a folder of pictures: agreement, and where they differ most; or with people's choices."""
+    from ..kit.agreement import agreement_with, as_json
+    from ..kit.compare import compare_rewards
+    from ..kit.entries import parse_reward
+    from ..kit.folder import read_folder
+
+    output_file(json)
+    if (images is None) == (votes is None):
+        raise ValueError("give --images, a folder of pictures, or --votes, a file of people's choices")
+    specs = [parse_reward(word) for word in rewards]
+    if votes is not None:
+        _quiet()
+        agreements = agreement_with(specs, votes)
+        for agreement in agreements:
+            say(agreement.text())
+        written = as_json(agreements)
+    else:
+        assert images is not None
+        pictures = read_folder(images, metadata)
+        _quiet()
+        found = compare_rewards(specs, pictures)
+        say(found.text(most))
+        written = found.as_json(most)
+    if json is not None:
+        from ..training.folder.run_folder import write_text
+
+        json.parent.mkdir(parents=True, exist_ok=True)
+        write_text(json, written)
+
+
+def _optimise(spec: RewardSpec, report: Report, iterations: int, out: Path | None, json: Path | None) -> None:
+    import time
+
+    from ..gallery.build import build_gallery
+    from ..kit.check_optimised import check_optimised, write_report
+    from ..training.reporting.progress import ConsoleReporter
+
+    folder = out or Path("runs") / f"check-{report.reward}-{time.strftime('%Y%m%d-%H%M%S')}"
+    say(f"training for it: {iterations} iterations, run folder {folder}")
+    before = len(report.findings)
+    with ConsoleReporter(console) as reporter:
+        written = check_optimised(spec, report, iterations, folder, reporter)
+    for finding in report.findings[before:]:
+        say(finding.text())
+    for path in (*written, build_gallery(folder)):
+        say(str(path))
+    write_report(report, json)
+
+
+def _quiet() -> None:
+    from ..training.model_paths import quiet_libraries
+
+    quiet_libraries()

@@ -1,0 +1,194 @@
+"""`flowgrpo sample` and `flowgrpo evaluate`: what a model makes, of its own accord or of a run's held-out prompts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .output import output_folder, say
+from .plan import split
+
+if TYPE_CHECKING:
+    from ..training.data import PromptRow
+    from ..training.text.text_policy import Completions
+
+ONLY = {
+    "images": ("steps", "noise"),
+    "text": ("temperature", "top_p", "top_k", "max_tokens"),
+}
+"""Options of `flowgrpo sample` that belong to one task."""
+
+
+def sample(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A prompt file, as `data.train` of a recipe, in place of PROMPTS.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
+    ] = "scenes",
+    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    task: Annotated[
+        str | None, typer.Option(help="`images` or `text`; told by the model, but for hub ids, which are of images.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
+    seed: Annotated[int, typer.Option(help="Of the first sample of a prompt; the next ones have the next seeds.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Samples of a prompt.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Images: denoising steps; as in the run's evaluations, or 10.")
+    ] = None,
+    noise: Annotated[
+        int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Text: 0 takes the likeliest token; as the run's, or 1, if left out.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(help="Text: only the likeliest tokens of this mass.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Text: only the likeliest so many tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Text: longest completion; as the run's, or 256.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of the weights; as the run's, or float32.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples made at once; as in the run, or 8 images or 64 texts.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE of a recipe, as model.call.guidance_scale=4; as in the run if left out."),
+    ] = None,
+) -> None:
+    """Sample images or completions with a model, base or trained, in the way in which its run evaluates it."""
+    given = {
+        "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+        "max_tokens": max_tokens,
+    }  # fmt: skip
+    keys = {
+        "model.dtype": dtype, "evaluate.steps": steps, "generation.top_p": top_p, "generation.top_k": top_k,
+        "generation.max_tokens": max_tokens,
+    }  # fmt: skip
+    output_folder(out)
+    _check_run(model)
+    if temperature is not None and not math.isfinite(temperature):
+        raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
+    kind = _kind(model, task, given)
+    rows = _rows(prompts, file)
+    batches = ("rollout.batch", "rollout.decode_batch") if kind == "images" else ("evaluate.batch",)
+    keys |= dict.fromkeys(batches, batch)
+    overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
+    if kind == "images":
+        from ..inference.inference import sample_images
+
+        for path in sample_images(
+            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base, say=say
+        ):
+            say(str(path))
+        return
+    from ..inference.text_inference import sample_texts
+
+    index, found = sample_texts(
+        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base
+    )
+    _show(rows, found, seed)
+    say(f"written to {index}")
+
+
+def _check_run(model: str) -> None:
+    """Read the recipe of a run before anything else of it; raises ValueError for what `load_recipe` refuses."""
+    from ..configs.load import load_recipe
+
+    config = Path(model) / "config.yaml"
+    if config.is_file():
+        load_recipe(config)
+
+
+def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
+    """What is to be sampled.
+
+    Raises:
+        ValueError: the model makes something else, or an option belongs to the other task.
+    """
+    from ..inference.text_inference import task_of
+
+    made = task_of(model)
+    if task not in (None, "images", "text"):
+        raise ValueError(f"--task is {task!r}; use images or text")
+    if task is not None and made not in (None, task):
+        raise ValueError(f"--task is {task}, but {model} makes {made}; leave --task out")
+    kind: Literal["images", "text"] = "text" if "text" in (task, made) else "images"
+    for name in ONLY["images" if kind == "text" else "text"]:
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            hint = "; with a hub id of a language model write --task text as well" if made is None else ""
+            raise ValueError(f"{option} is not for {kind}, which {model} makes; leave it out{hint}")
+    return kind
+
+
+def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
+    from ..training.data import PromptRow, read_prompts
+
+    if file is not None and prompts:
+        raise ValueError("prompts are given, and --file as well; use one of them")
+    if file is not None:
+        return read_prompts(str(file))
+    if not prompts:
+        raise ValueError("no prompt is given; write one, or name a file with --file")
+    for number, text in enumerate(prompts):
+        if not text.strip():
+            raise ValueError(f"prompt {number + 1} is empty; write its words")
+    return [PromptRow(number, text) for number, text in enumerate(prompts)]
+
+
+def _plain(rows: list[PromptRow]) -> list[str]:
+    for row in rows:
+        if row.messages is not None:
+            raise ValueError(
+                f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which language models "
+                "alone read; write its words as `prompt`"
+            )
+    return [row.text for row in rows]
+
+
+def _show(rows: list[PromptRow], found: Completions, seed: int) -> None:
+    """Print completions below their prompts."""
+    seen = [0] * len(rows)
+    for text, owner, ids, ended in zip(found.samples, found.prompt_of_sample, found.sampled.ids, found.sampled.ended):
+        if seen[owner] == 0:
+            say(f"prompt {owner + 1}: {rows[owner].text}")
+        say(f"  seed {seed + seen[owner]}, {len(ids)} tokens{'' if ended else ', cut there'}:")
+        for line in text.split("\n"):
+            say(f"    {line}")
+        seen[owner] += 1
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
+    ] = "scenes",
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="A recipe, whose prompts and rewards are taken, and key=value overrides; a run has its own."
+        ),
+    ] = None,
+    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
+    ] = None,
+) -> None:
+    """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
+
+    A run is evaluated by its own recipe, if no other is named, and samples are made as in it: with its dtype, steps,
+    batch and arguments of the call. What is no run needs a recipe.
+    """
+    output_folder(out)
+    source, overrides = split(words)
+    from ..inference.inference import evaluate_model
+    from ..inference.opening import evaluation_recipe
+
+    recipe = evaluation_recipe(model, source, overrides)
+    noun = "images" if recipe.task == "images" else "completions"
+    for name, (mean, error, count) in evaluate_model(model, recipe, out=out, base=base, say=say).items():
+        say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
+    if out is not None:
+        say(f"written to {out / 'index.jsonl'}")

@@ -1,0 +1,64 @@
+"""Credit of the parts of a sample, such as the lines of a completion: what follows from one on, within a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .advantages import group_advantages
+from .worst_step import step_values
+
+AMONG = ("place", "group")
+
+
+def later_returns(step_rewards: Tensor) -> Tensor:
+    """What is scored from a part on: R_t = sum over k >= t of r_k.
+
+    The rank-wise return of Rank-GRPO (arXiv 2510.20150), DCG@k:N where r_k is the discounted gain of rank k: a part is
+    not credited for those before it, which it cannot have caused.
+
+    Args:
+        step_rewards: [B, K]; NaN for a part without a score (padding), which is left out.
+
+    Returns:
+        [B, K], float32 at least, without a gradient; NaN where no part with a score follows.
+
+    Raises:
+        ValueError: Another shape, or an infinite score.
+    """
+    rewards = step_values(step_rewards)
+    known = ~rewards.isnan()
+    total = torch.where(known, rewards, 0.0).flip(1).cumsum(1).flip(1)
+    follows = known.flip(1).cumsum(1).flip(1) > 0
+    return total.masked_fill(~follows, torch.nan).to(torch.promote_types(step_rewards.dtype, torch.float32))
+
+
+def part_advantages(returns: Tensor, groups: Tensor | Sequence[int], *, among: str = "place", **kw: Any) -> Tensor:
+    """Advantages of parts within a group of samples that need not have equally many.
+
+    Args:
+        returns: [B, K]; NaN where a row has no such part, or nothing is known of it.
+        groups: [B] integer ids.
+        among: "place" compares the k-th part with the k-th parts of its group (Rank-GRPO, arXiv 2510.20150), of which
+            one alone has 0; "group" with all parts of its group, each counted once.
+        **kw: Keyword arguments of `group_advantages`.
+
+    Returns:
+        [B, K], float32 at least; 0 where `returns` is NaN.
+
+    Raises:
+        ValueError: For an unknown `among`, another shape, or as `group_advantages`.
+    """
+    if among not in AMONG:
+        raise ValueError(f"`among` is {among!r}; use one of {', '.join(AMONG)}")
+    if returns.dim() != 2:
+        raise ValueError(f"`returns` has shape {tuple(returns.shape)}; give one value per part, (B, K)")
+    if among == "place":
+        return group_advantages(returns, groups, **kw)
+    ids = torch.as_tensor(groups, device=returns.device)
+    if ids.shape != returns.shape[:1]:
+        raise ValueError(f"`groups` has shape {tuple(ids.shape)}; give one group id per row, ({len(returns)},)")
+    return group_advantages(returns.flatten(), ids.repeat_interleave(returns.shape[1]), **kw).reshape(returns.shape)

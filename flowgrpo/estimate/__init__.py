@@ -1,0 +1,1 @@
+"""Memory and time that a recipe should need, before a run."""

@@ -1,0 +1,239 @@
+"""Memory and time that a recipe should need, from shapes alone; the method is in docs/estimates.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from ..configs.layers import prompts_of_file
+from ..configs.schema import Recipe
+from ..parts.traits import saying, trained
+from ..training.data import read_prompts
+from ..training.distributed.processes import Processes
+from ..training.planning import Forecast, forecast, search_passes
+from ..training.session import kept_prompts
+from .memory import SHARDING, Shares, passing, resting, waiting
+from .models import Model, model_of
+
+GIB = 2**30
+UTILISATION = 0.35
+UNKNOWN_PROMPTS = 10_000
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A card: what it is called, its dense bfloat16 peak in 10¹² FLOP/s by its maker, and its memory in GiB."""
+
+    label: str
+    tflops: float
+    gib: float
+
+
+GPUS = {
+    "h100": Gpu("H100 SXM", 989.4, 80.0),
+    "h200": Gpu("H200 SXM", 989.4, 141.0),
+    "a100": Gpu("A100 80 GB", 312.0, 80.0),
+    "l40s": Gpu("L40S", 362.05, 48.0),
+    "4090": Gpu("RTX 4090", 165.2, 24.0),
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run should need, on each of several equal GPUs.
+
+    Attributes:
+        gpu, gpus, utilisation: what was assumed.
+        sharding: what the GPUs share out, a key of `SHARDING`; None where each has everything.
+        resting: what stays in memory during an iteration, in bytes.
+        passing: what comes and goes, one of them at a time, in bytes.
+        start: bytes while the prompts are encoded, before the first iteration.
+        waiting: what is in host memory for this GPU, in bytes.
+        flops: of an iteration, by part, on the GPU with the most to do.
+        evaluation: FLOPs of an evaluation on the held-out prompts.
+        iterations, evaluations: how many there are of each.
+        prompts_known: whether the number of prompts is that of the file or of the published one.
+    """
+
+    gpu: Gpu
+    gpus: int
+    utilisation: float
+    sharding: str | None
+    resting: dict[str, int]
+    passing: dict[str, int]
+    start: int
+    waiting: dict[str, int]
+    flops: dict[str, float]
+    evaluation: float
+    iterations: int
+    evaluations: int
+    prompts_known: bool
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at once."""
+        return max(self.start, sum(self.resting.values()) + max(self.passing.values()))
+
+    def seconds(self, flops: float) -> float:
+        """Time for so many FLOPs."""
+        return flops / (self.gpu.tflops * 1e12 * self.utilisation)
+
+    @property
+    def iteration_seconds(self) -> float:
+        """Time of an iteration, without rewards and without an evaluation."""
+        return self.seconds(sum(self.flops.values()))
+
+    @property
+    def run_seconds(self) -> float:
+        """Time of the whole run, evaluations with it."""
+        return self.iterations * self.iteration_seconds + self.evaluations * self.seconds(self.evaluation)
+
+
+def estimate(
+    recipe: Recipe,
+    gpu: str = "h100",
+    gpus: int = 1,
+    utilisation: float = UTILISATION,
+    prompts: int | None = None,
+    sharding: str | None = None,
+) -> Estimate:
+    """Memory and time of a recipe, without its weights.
+
+    Args:
+        recipe: of images or videos.
+        gpu: a key of `GPUS`.
+        gpus: how many share the prompts.
+        utilisation: share of the card's peak that is reached, in (0, 1].
+        prompts: training prompts to count at most, where the file is not there.
+        sharding: what a launch on several GPUs shares out, a key of `SHARDING`; FSDP2 leaves a LoRA whole.
+
+    Raises:
+        ValueError: an unknown card or sharding, a share out of range, or a pipeline whose shapes are not known.
+    """
+    if gpu not in GPUS:
+        raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
+    if not 0 < utilisation <= 1 or gpus < 1:
+        raise ValueError(f"utilisation is {utilisation} and gpus {gpus}; use a share in (0, 1] and at least 1 GPU")
+    if gpus > recipe.rollout.prompts:
+        raise ValueError(
+            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, and all samples of a prompt are made by one; "
+            "use fewer GPUs, or more prompts"
+        )
+    shares = Shares.of(recipe, gpus, sharding)
+    model, expected = model_of(recipe.model), forecast(recipe)
+    share = math.ceil(recipe.rollout.prompts / gpus)
+    train, known = _prompt_count(recipe.data.train, prompts)
+    heldout, heldout_known = _prompt_count(recipe.data.heldout) if recipe.data.heldout else (0, True)
+    heldout = min(heldout, recipe.evaluate.prompts or heldout)
+    cached = _cached_prompts(recipe, train, heldout, gpus) * model.prompt_bytes
+    stays = resting(recipe, model, expected, share, shares) | {"prompt embeddings": cached}
+    waits = {name: stays.pop(name) for name in waiting(recipe)}
+    evaluated = math.ceil(heldout / gpus) * recipe.evaluate.seeds
+    steps = recipe.evaluate.steps or recipe.sampler.steps
+    return Estimate(
+        gpu=GPUS[gpu],
+        gpus=gpus,
+        utilisation=utilisation,
+        sharding=shares.name,
+        resting=stays,
+        passing=passing(recipe, model, shares),
+        start=stays["denoiser"] + stays.get("VAE", 0) + model.encoders + stays["LoRA"] + cached,
+        waiting=waits,
+        flops=_flops(recipe, model, expected, share, _turns(recipe, gpus)),
+        evaluation=evaluated * (steps * model.branches * model.evaluation.forward + model.decode_flops),
+        iterations=recipe.run.iterations,
+        evaluations=math.ceil(recipe.run.iterations / recipe.evaluate.every) + 1 if heldout else 0,
+        prompts_known=known and heldout_known,
+    )
+
+
+def _turns(recipe: Recipe, gpus: int) -> int:
+    """Prompts trained one after the other in an iteration: in each optimizer step all wait for the busiest GPU."""
+    total, updates = recipe.rollout.prompts, recipe.optimizer.updates
+    bounds = []
+    for rank in range(gpus):
+        processes = Processes(rank, gpus)
+        bounds.append((0, *processes.cuts(total, updates), len(processes.share(total))))
+    return sum(max(own[k + 1] - own[k] for own in bounds) for k in range(updates))
+
+
+def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: int) -> dict[str, float]:
+    """Of an iteration on the busiest GPU, by part; where plans differ over the run, on average."""
+    cost, iterations = model.evaluation, sum(expected.windows)
+
+    def average(name: str) -> float:
+        return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
+
+    objective, leaves, states = recipe.objective, average("leaves"), average("trained_states")
+    if trained(recipe) == "images":
+        states = leaves * (objective.get("times") or recipe.sampler.steps - 1)
+    others = int(bool(saying(recipe, "compares"))) + int(objective.get("old") is not None)
+    gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
+    passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward
+    return {
+        "sampling": share * model.branches * average("evaluations") * cost.forward,
+        "decoding": share * leaves * model.decode_flops,
+        "training": turns * model.branches * states * passes,
+    }
+
+
+def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
+    """Most prompts whose embeddings one GPU holds."""
+    templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
+    most = kept_prompts(recipe, heldout)
+    if recipe.model.release_text_encoders:
+        return train * templates + heldout
+    drawn = math.ceil(recipe.rollout.prompts / gpus) * recipe.run.iterations
+    met = min(train, drawn) * templates + share
+    return met if most is None else min(met, most)
+
+
+@cache
+def _prompt_count(source: str, most: int | None = None) -> tuple[int, bool]:
+    """Prompts of a file, or of the published one of that name; and whether that is known."""
+    try:
+        return len(read_prompts(source)), True
+    except ValueError:
+        known = prompts_of_file(source)
+        count = UNKNOWN_PROMPTS if known is None else known
+        return (count if most is None else min(count, most)), known is not None
+
+
+def table(found: Estimate) -> list[str]:
+    """The lines of an estimate, aligned."""
+    gib: Mapping[str, float] = {name: size / GIB for name, size in found.resting.items() if size >= 0.005 * GIB} | {
+        f"{name} (one at a time)": size / GIB for name, size in found.passing.items()
+    }
+    width = max(len(name) for name in [*gib, "most at once", *(f"{name} (in host memory)" for name in found.waiting)])
+    shared = "" if found.sharding is None else f", {SHARDING[found.sharding]}"
+    lines = [
+        f"estimate for {found.gpus} × {found.gpu.label}{shared}, from shapes alone; rewards are not counted "
+        "(docs/estimates.md)",
+        "  memory of each GPU, in GiB:",
+        *(f"    {name:<{width}}  {size:8.2f}" for name, size in gib.items()),
+        f"    {'while encoding':<{width}}  {found.start / GIB:8.2f}",
+        f"    {'most at once':<{width}}  {found.peak / GIB:8.2f}  of {found.gpu.gib:g}",
+        *(f"    {f'{name} (in host memory)':<{width}}  {size / GIB:8.2f}" for name, size in found.waiting.items()),
+        f"  time, at an assumed {found.utilisation:.0%} of {found.gpu.tflops:g} TFLOP/s:",
+        *(f"    {name:<{width}}  {duration(found.seconds(flops)):>8}" for name, flops in found.flops.items()),
+        f"    {'iteration':<{width}}  {duration(found.iteration_seconds):>8}",
+        f"    {'evaluation':<{width}}  {duration(found.seconds(found.evaluation)):>8}",
+        f"    {'run':<{width}}  {duration(found.run_seconds):>8}  {found.iterations} iterations, "
+        f"{found.evaluations} evaluations",
+    ]
+    if found.peak > found.gpu.gib * GIB:
+        lines.append("  note: that is more than the card has; a smaller rollout.batch or more GPUs help")
+    if not found.prompts_known:
+        lines.append(f"  note: a prompt file that is not there was counted as {UNKNOWN_PROMPTS:,} prompts")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """A time in two or three figures: 0.42 s, 95 s, 12 min, 31 h, 12 d."""
+    for limit, unit, size in ((1.0, "s", 1), (120.0, "s", 1), (7200.0, "min", 60), (172_800.0, "h", 3600)):
+        if seconds < limit:
+            number = seconds / size
+            return f"{number:.2f} {unit}" if number < 1 else f"{number:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} d"

@@ -1,0 +1,157 @@
+"""A recipe's pipeline in numbers, found on `meta` without its weights; the method is in docs/estimates.md."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from ..configs.schema import LoraConfig, ModelConfig
+from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_shape
+from ..training.model_paths import DTYPES, call_arguments, model_folder
+from ..training.session import lora_spec
+from ..weights.sharding import repeated_blocks
+from ..weights.trained import TrainedWeights
+from .footprint import Footprint, decoding, footprint
+
+ROWS = 2
+"""Of the evaluation that is counted."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A recipe's pipeline in numbers.
+
+    Attributes:
+        denoiser, vae, encoders: bytes of their weights and buffers.
+        trained: numbers that are trained.
+        block: numbers in the largest of the blocks in which FSDP2 shares out a denoiser.
+        outside: numbers of a denoiser that are in none of them.
+        elements: numbers in a latent.
+        state_bytes: bytes of one number of a state.
+        prompt_bytes: bytes of what a text encoder makes of a prompt.
+        branches: evaluations of the denoiser for one state.
+        rows: of them, those in one call.
+        evaluation: cost of one of them.
+        decode_flops, decode_bytes: of one latent.
+    """
+
+    denoiser: int
+    vae: int
+    encoders: int
+    trained: int
+    block: int
+    outside: int
+    elements: int
+    state_bytes: int
+    prompt_bytes: int
+    branches: int
+    rows: int
+    evaluation: Footprint
+    decode_flops: float
+    decode_bytes: int
+
+
+def model_of(config: ModelConfig) -> Model:
+    """The numbers of a recipe's pipeline, from its configurations.
+
+    Raises:
+        ValueError: as `architecture_of`.
+    """
+    path = model_folder(config.path)
+    architecture, call = architecture_of(path), call_arguments(path, config.call)
+    family = FAMILIES[architecture.denoiser[0]]
+    dtype = DTYPES[config.dtype]
+    latent = latent_shape(architecture, call)
+    branches = family.branches(call)
+    adapter = config.lora.model_dump_json() if config.train == "lora" else None
+    denoiser = _denoiser(path, config.dtype, adapter, latent, family.tokens(call), config.quantize is not None)
+    vae, decode_flops, decode_bytes = _decoder(path, config.dtype, latent)
+    return Model(
+        denoiser=architecture.experts * denoiser.bytes,
+        vae=vae,
+        encoders=sum(architecture.encoders.values()) * dtype.itemsize,
+        trained=architecture.experts * denoiser.trained,
+        block=denoiser.block,
+        outside=denoiser.outside,
+        elements=math.prod(latent),
+        state_bytes=4 if family.float32 else dtype.itemsize,
+        prompt_bytes=(1 if family.negative else branches) * denoiser.prompt * dtype.itemsize,
+        branches=branches,
+        rows=branches if family.together else 1,
+        evaluation=denoiser.evaluation,
+        decode_flops=decode_flops,
+        decode_bytes=decode_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Denoiser:
+    """Bytes of its weights, numbers of them by kind, numbers in a prompt's embeddings, and an evaluation's cost."""
+
+    bytes: int
+    trained: int
+    block: int
+    outside: int
+    prompt: int
+    evaluation: Footprint
+
+
+@cache
+def _denoiser(
+    path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int, quantized: bool
+) -> _Denoiser:
+    """The denoiser of a pipeline on `meta`, with a LoRA as JSON or, without one, all of its weights trained."""
+    name, config = architecture_of(path).denoiser
+    dtype = DTYPES[dtype_name] if adapter else torch.float32
+    module = built(name, config, dtype)
+    size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
+    pipe: Any = SimpleNamespace(components=modules)
+    if adapter:
+        spec = lora_spec(LoraConfig.model_validate_json(adapter))
+        weights = TrainedWeights.lora(pipe, spec, seed=0, modules=modules)
+    else:
+        weights = TrainedWeights.full(pipe, modules=modules)
+    settings: Any = module.config
+    with torch.device("meta"):
+        family = FAMILIES[name]
+        inputs = tree_map_only(Tensor, lambda value: value.to(dtype), family.inputs(settings, latent, tokens, ROWS))
+        evaluation = footprint(module, inputs, ROWS, alike=family.alike)
+    blocks = [_numbers(block) for block in repeated_blocks(module)]
+    given = inputs | inputs.get("added_cond_kwargs", {})
+    texts = [given[key] for key in ("encoder_hidden_states", "pooled_projections", "text_embeds") if key in given]
+    return _Denoiser(
+        bytes=size,
+        trained=sum(parameter.numel() for parameter in weights.parameters()),
+        block=max(blocks, default=0),
+        outside=_numbers(module) - sum(blocks),
+        prompt=sum(text[0].numel() for text in texts),
+        evaluation=evaluation,
+    )
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _saved_by_quantizing(module: nn.Module) -> int:
+    """Bytes that linear weights in 8 bits with a float32 scale a row take less than the weights as they are."""
+    linear = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
+    return sum(w.numel() * (w.element_size() - 1) - 4 * len(w) for w in linear)
+
+
+@cache
+def _decoder(path: str, dtype_name: str, latent: tuple[int, ...]) -> tuple[int, float, int]:
+    """Bytes of a VAE's weights, and FLOPs and most bytes alive of decoding one latent."""
+    vae = built(*architecture_of(path).vae, DTYPES[dtype_name])
+    return _bytes(vae), *decoding(vae, torch.empty(1, *latent, dtype=DTYPES[dtype_name], device="meta"))
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))

@@ -1,0 +1,115 @@
+"""Which pairs an export shows: those that gained most, lost most, or look like cheats."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .run_figures import SAME
+from .run_reading import Run
+from .samples import Sample
+
+ORDERS = ("gained", "lost", "cheating", "high", "low", "file")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt and seed: the first evaluation of the first run, then the last of every run."""
+
+    shots: tuple[Sample | None, ...]
+
+    @property
+    def first(self) -> Sample:
+        """The earliest sample; it carries the prompt and the seed."""
+        return next(shot for shot in self.shots if shot is not None)
+
+    def gain(self, reward: str) -> float | None:
+        """Of the last run over the first evaluation; None where the reward does not apply to both."""
+        base, tuned = self.shots[0], self.shots[-1]
+        if not (base and tuned and reward in base.rewards and reward in tuned.rewards):
+            return None
+        return tuned.rewards[reward] - base.rewards[reward]
+
+
+def rows_of(runs: Sequence[Run]) -> list[Row]:
+    """Prompts and seeds that every run evaluated first and last, in the order of the first run.
+
+    Raises:
+        ValueError: a run has no evaluations.
+    """
+    columns: list[dict[tuple[str, str, int], Sample]] = []
+    for number, run in enumerate(runs):
+        evaluated = run.iterations("eval")
+        if not evaluated:
+            raise ValueError(f"{run.folder} has no evaluation samples, which exports show; evaluate in the run")
+        for iteration in (evaluated[0], evaluated[-1]) if number == 0 else (evaluated[-1],):
+            columns.append(samples_at(run, iteration))
+    shared = [key for key in columns[0] if all(key in column for column in columns)]
+    return [Row(tuple(column[key] for column in columns)) for key in shared]
+
+
+def choose(rows: Sequence[Row], rewards: Sequence[str], reward: str | None, order: str, count: int) -> list[Row]:
+    """The first `count` rows by an order.
+
+    Args:
+        rows: see `rows_of`.
+        rewards: all there are.
+        reward: what gained, lost, high and low mean; the first if None.
+        order: one of ORDERS. `cheating`: the reward gained while another fell; gain and fall are each in units
+            of their root mean square over the rows, and added.
+        count: at least 1.
+
+    Raises:
+        ValueError: an unknown reward or order, or nothing to show.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"no order {order!r}; use one of {', '.join(ORDERS)}")
+    if reward is not None and reward not in rewards:
+        raise ValueError(f"no reward {reward!r} in the samples; use one of {', '.join(rewards) or 'none'}")
+    if order == "file" or not rewards:
+        chosen = list(rows)
+    else:
+        scored = _scores(rows, rewards, reward or rewards[0], order)
+        chosen = [row for row, score in sorted(zip(rows, scored), key=lambda pair: -pair[1]) if score > -math.inf]
+    if not chosen:
+        raise ValueError(f"no pair of samples to show by {order!r}; use another order, such as 'file'")
+    return chosen[:count]
+
+
+def _scores(rows: Sequence[Row], rewards: Sequence[str], reward: str, order: str) -> list[float]:
+    def known(value: float | None, sign: int = 1) -> float:
+        return -math.inf if value is None else sign * value
+
+    if order in ("gained", "lost"):
+        return [known(row.gain(reward), 1 if order == "gained" else -1) for row in rows]
+    if order in ("high", "low"):
+        last = [row.shots[-1] for row in rows]
+        return [known(shot.rewards.get(reward) if shot else None, 1 if order == "high" else -1) for shot in last]
+    gains = {name: [row.gain(name) for row in rows] for name in rewards}
+    scale = {name: _size([value for value in values if value is not None]) for name, values in gains.items()}
+    found = []
+    for at in range(len(rows)):
+        gain = gains[reward][at]
+        falls = [
+            -value / scale[name]
+            for name, values in gains.items()
+            if name != reward and (value := values[at]) is not None and value < -SAME
+        ]
+        found.append(gain / scale[reward] + max(falls) if gain is not None and gain > SAME and falls else -math.inf)
+    return found
+
+
+def _size(values: Sequence[float]) -> float:
+    return math.sqrt(sum(value * value for value in values) / len(values)) or 1.0 if values else 1.0
+
+
+def samples_at(run: Run, iteration: int) -> dict[tuple[str, str, int], Sample]:
+    """By prompt, seed, and which of the pairs of those it is: prompt numbers differ where prompt files do."""
+    found: dict[tuple[str, str, int], Sample] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for pair in run.pairs:
+        if pair.phase == "eval":
+            place = (pair.first.prompt, pair.first.seed)
+            counts[place] = counts.get(place, -1) + 1
+            if iteration in pair.shots:
+                found[place[0], place[1], counts[place]] = pair.shots[iteration]
+    return found

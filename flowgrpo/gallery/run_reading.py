@@ -1,0 +1,150 @@
+"""Reading a run folder: its recipe, metrics and samples, lined up by prompt and seed."""
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..configs.yaml_text import read_yaml_mapping
+from ..votes.lines import read_jsonl
+from .samples import Sample, finite_numbers, read_samples
+
+_SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+@dataclass(frozen=True)
+class SamplePair:
+    """The samples of one prompt and one seed through training, all of one phase."""
+
+    phase: str
+    shots: dict[int, Sample]  # by iteration, increasing
+
+    @property
+    def first(self) -> Sample:
+        """The earliest sample; it carries the prompt, the seed and the columns."""
+        return next(iter(self.shots.values()))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the gallery needs of a run folder."""
+
+    folder: Path
+    name: str
+    config: dict[str, Any]  # the recipe, secrets removed
+    metrics: tuple[dict[str, float], ...]  # by increasing "iteration", one entry each, finite values only
+    steps: tuple[tuple[int, int, dict[str, float]], ...]  # (iteration, trained step, its statistics)
+    pairs: tuple[SamplePair, ...]
+    skipped: int  # lines that could not be read
+    text: bool  # whether the samples are completions; else they are images
+
+    @property
+    def samples(self) -> Path:
+        """The folder that image paths are relative to."""
+        return self.folder / "samples"
+
+    def iterations(self, phase: str) -> tuple[int, ...]:
+        """Iterations of which there are samples of a phase, increasing."""
+        return tuple(sorted({at for pair in self.pairs if pair.phase == phase for at in pair.shots}))
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run folder written by `flowgrpo train`, finished or still running.
+
+    Args:
+        folder: holds `config.yaml`, `samples/index.jsonl` and, usually, `metrics.jsonl`.
+
+    Raises:
+        ValueError: the folder is not a run, has no samples, or holds a record that is not as documented.
+    """
+    config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
+    if not config_file.is_file():
+        raise ValueError(
+            f"{folder} is not a run folder: it has no config.yaml. Give the folder that `flowgrpo train` wrote."
+        )
+    if not index.is_file():
+        raise ValueError(
+            f"{folder} has no samples yet: {index} does not exist. Build the gallery after the first evaluation."
+        )
+    config = _without_secrets(read_yaml_mapping(config_file, "the recipe of the run, or train again"))
+    samples, bad_samples = read_samples(index)
+    metrics, steps, bad_metrics = read_metrics(folder / "metrics.jsonl")
+    name = config.get("name")
+    return Run(
+        folder=folder,
+        name=name if isinstance(name, str) and name.strip() else folder.resolve().name,
+        config=config,
+        metrics=metrics,
+        steps=steps,
+        pairs=pair_samples(samples),
+        skipped=bad_samples + bad_metrics,
+        text=samples[0].completion is not None,
+    )
+
+
+def read_metrics(
+    path: Path,
+) -> tuple[tuple[dict[str, float], ...], tuple[tuple[int, int, dict[str, float]], ...], int]:
+    """The finite numbers of `metrics.jsonl` by iteration, those by trained step, and how many lines were unreadable.
+
+    An iteration written twice (before and after a resume) keeps its later values.
+    """
+    if not path.is_file():
+        return (), (), 0
+    records, skipped = read_jsonl(path)
+    rows: dict[int, dict[str, float]] = {}
+    steps: dict[tuple[int, int], dict[str, float]] = {}
+    for _, record in records:
+        iteration = record.get("iteration")
+        if not isinstance(iteration, int) or isinstance(iteration, bool):
+            skipped += 1
+            continue
+        rows.setdefault(iteration, {}).update(finite_numbers(record))
+        by_step = record.get("steps")
+        for step, values in by_step.items() if isinstance(by_step, dict) else ():
+            if step.isdecimal() and isinstance(values, dict):
+                steps[iteration, int(step)] = finite_numbers(values)
+    return (
+        tuple(rows[iteration] for iteration in sorted(rows)),
+        tuple((*place, steps[place]) for place in sorted(steps)),
+        skipped,
+    )
+
+
+def pair_samples(samples: list[Sample]) -> tuple[SamplePair, ...]:
+    """Line up the samples that share phase, prompt and seed over the iterations.
+
+    When a prompt has several samples of one seed they are matched in the order of their `sample` index. A
+    sample recorded twice (before and after a resume) counts once, as last written.
+
+    Returns:
+        The pairs in the order in which they first appear: a run that goes on appends to them.
+    """
+    by_key: dict[tuple[str, str, str, str], dict[int, dict[int, Sample]]] = defaultdict(lambda: defaultdict(dict))
+    for sample in samples:
+        # The text belongs to the key: a prompt file edited between runs may reuse a number.
+        key = (sample.phase, sample.prompt_id, sample.seed, sample.prompt)
+        by_key[key][sample.iteration][sample.sample] = sample
+    pairs = []
+    for (phase, *_), iterations in by_key.items():
+        ordered = {at: [found[index] for index in sorted(found)] for at, found in sorted(iterations.items())}
+        for rank in range(max(len(found) for found in ordered.values())):
+            shots = {at: found[rank] for at, found in ordered.items() if rank < len(found)}
+            pairs.append(SamplePair(phase, shots))
+    return tuple(pairs)
+
+
+def _without_secrets(value: Any) -> Any:
+    """A copy of a configuration fit to publish: keys that hold credentials are blanked."""
+    if isinstance(value, dict):
+        return {
+            key: "(hidden)"
+            if item and isinstance(item, str) and _SECRET_KEY.search(str(key))
+            else _without_secrets(item)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_without_secrets(item) for item in value]
+    return _URL_LOGIN.sub("", value) if isinstance(value, str) else value

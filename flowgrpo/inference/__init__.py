@@ -1,0 +1,1 @@
+"""What a model makes outside a run: `flowgrpo sample` and `flowgrpo evaluate`."""

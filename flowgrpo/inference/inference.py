@@ -1,0 +1,227 @@
+"""Samples and evaluations outside a run, by the very steps of its own evaluations."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..core.addressing import address
+from ..rewards.runner import RewardBatch, RewardSet
+from ..text.cutting import Parts
+from ..training.checking import read_heldout, reward_specs
+from ..training.data import PromptRow, columns_of
+from ..training.folder.run_folder import save_image
+from ..training.folder.saved_samples import asked, evaluation_key
+from ..training.images.evaluator import company_of
+from ..training.reporting.clock import Clock
+from ..training.reporting.records import reward_means, sample_records
+from ..training.tasks import FlowTask
+from ..training.text.text_task import TextTask
+from .opening import ImageModel, image_recipe, is_run, open_images
+from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
+
+Say = Callable[[str], None]
+CPU = torch.device("cpu")
+EVERY_SECONDS = 5.0
+
+
+def silent(line: str) -> None:
+    """Say nothing."""
+
+
+def model_images(
+    model: str, prompts: Sequence[str], noises: Sequence[int], overrides: Sequence[str] = ()
+) -> torch.Tensor:
+    """Images [N, 3, H, W] in [0, 1] of N prompts, each from the noise of its seed.
+
+    Args:
+        model: as `opening.open_images`.
+        prompts: texts.
+        noises: seeds.
+        overrides: of the recipe by which the model is called.
+    """
+    opened = open_images(model, image_recipe(model, overrides))
+    return opened.evaluator(prompts).images(prompts, noises)
+
+
+def sample_images(
+    model: str,
+    prompts: Sequence[str],
+    out: Path,
+    *,
+    seed: int = 0,
+    count: int = 1,
+    noise: int | None = None,
+    overrides: Sequence[str] = (),
+    base: bool = False,
+    say: Say = silent,
+) -> list[Path]:
+    """Sample and write PNG files; existing files are not overwritten.
+
+    Images are made as in the evaluations of a run: by its dtype, steps, batch and arguments of the call. With the
+    `noise` of an image of its held-out prompts that image is made again to the last bit, for the others of its batch
+    are made beside it.
+
+    Args:
+        model: as `opening.open_images`.
+        prompts: texts.
+        out: folder.
+        seed: of the first image of a prompt; the next ones have the next seeds.
+        count: images of a prompt.
+        noise: seed of the generator of the initial noise itself, as `samples/index.jsonl` of a run has it.
+        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
+        base: of a run, the model before training.
+        say: told what is done.
+
+    Raises:
+        ValueError: a file of that name exists, or `noise` with several images of a prompt.
+    """
+    if noise is not None and count != 1:
+        raise ValueError(f"--noise is of one image and --count is {count}; leave one of them out")
+    first = seed if noise is None else noise
+    paths = [out / f"{p:03d}-{first + k}.png" for p in range(len(prompts)) for k in range(count)]
+    for path in paths:
+        if path.exists():
+            raise ValueError(f"{path} exists; name another folder with --out")
+    recipe = image_recipe(model, overrides)
+    say(f"{len(paths)} image(s) by {model}: {how(recipe)}")
+    opened = open_images(model, recipe, base=base)
+    texts: Sequence[str] = [text for text in prompts for _ in range(count)]
+    keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
+    places = list(range(len(texts)))
+    if noise is not None:
+        keys = [noise] * len(prompts)
+        if is_run(model) and len(prompts) == 1 and not overrides:
+            texts, keys, places = _company(opened, prompts[0], noise, say)
+    images = opened.evaluator(texts).images(texts, keys)
+    out.mkdir(parents=True, exist_ok=True)
+    for path, place in zip(paths, places, strict=True):
+        save_image(path, images[place])
+    return paths
+
+
+def how(recipe: Recipe) -> str:
+    """In what way images are made, in a line."""
+    levels = recipe.sampler.sigmas
+    steps = recipe.evaluate.steps or (len(levels) - 1 if levels else recipe.sampler.steps)
+    call = "".join(f", {name} {value}" for name, value in recipe.model.call.items())
+    return f"{recipe.model.dtype}, {steps} steps, batch {recipe.rollout.batch}{call}"
+
+
+def _company(opened: ImageModel, prompt: str, noise: int, say: Say) -> tuple[Sequence[str], list[int], list[int]]:
+    """Prompts and noises of the images that a run's evaluations made together, and the place of one among them.
+
+    It is alone if it is none of theirs. The model rounds by what is beside a state.
+    """
+    recipe = opened.recipe
+    try:
+        rows = [row for row in read_heldout(recipe) for _ in range(recipe.evaluate.seeds)]
+    except (OSError, ValueError) as error:
+        say(f"made alone, so the same but for rounding: {error}")
+        return [prompt], [noise], [0]
+    keys = evaluation_noises(rows, recipe.evaluate.seeds)
+    places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
+    if not places:
+        say("no image of the run's evaluations has this prompt and noise; made alone")
+        return [prompt], [noise], [0]
+    first = places[0] // company_of(recipe) * company_of(recipe)
+    together = slice(first, first + company_of(recipe))
+    chosen = opened.illustrated(rows[together], str(recipe.data.heldout))
+    say(f"made beside the {len(chosen) - 1} other image(s) of its batch, as in the run's evaluations")
+    return [row.prompt for row in chosen], keys[together], [places[0] - first]
+
+
+def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
+    """Seeds of the initial noises of evaluations, of rows that stand there once for each of so many images."""
+    return [address(evaluation_key(row), 0, k % seeds) for k, row in enumerate(rows)]
+
+
+def evaluate_model(
+    model: str, recipe: AnyRecipe, *, out: Path | None = None, base: bool = False, say: Say = silent
+) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error and count of each evaluation reward on the held-out prompts.
+
+    Of a run and its own recipe the means are those of the run's last evaluation, to the last bit if that was made by
+    one process on such a device.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+        recipe: how samples are made, and whose held-out prompts, rewards and lengths are taken; of images or of text.
+        out: folder for the completions with their rewards, as `samples/index.jsonl` of a run has them; text only.
+        base: of a run, the model before training.
+        say: told what is evaluated, and how far it is.
+
+    Raises:
+        ValueError: the recipe is of another task than the model or has no held-out prompts, a reward cannot score
+            them, a file exists, or the run has no weights yet.
+    """
+    made = task_of(model)
+    if made not in (recipe.task, None):
+        raise ValueError(f"{model} makes {made}, and {recipe.name} is a recipe of {recipe.task}; name one of {made}")
+    if out is not None and not isinstance(recipe, TextRecipe):
+        raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
+    index = None if out is None else new_index(out)
+    rows = read_heldout(recipe)
+    if not rows:
+        raise ValueError(
+            f"data.heldout of {recipe.name} is null, and an evaluation is of held-out prompts; name a file with "
+            "data.heldout=FILE"
+        )
+    rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
+    parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+    for reward in rewards.rewards:
+        reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
+    total = len(rows) * recipe.evaluate.seeds
+    say(f"{model}: {len(rows)} prompts of {recipe.data.heldout}, {total} samples, scored by {', '.join(rewards.names)}")
+    experience = _evaluated(model, recipe, rows, base, say)
+    say(f"scoring {total} samples")
+    scores = rewards.score(*asked(rows, experience))
+    rewards.close()
+    if index is not None:
+        done = 0 if base else iterations_done(model)
+        write_completions(index, "eval", done, sample_records(rows, experience, scores), experience.samples)
+    return _summaries(scores)
+
+
+def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], base: bool, say: Say) -> Any:
+    keys = [evaluation_key(row) for row in rows]
+    seen = progress(len(rows) * recipe.evaluate.seeds, say)
+    if isinstance(recipe, TextRecipe):
+        say(how_text(recipe))
+        return text_task(model, recipe, base=base).evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
+    say(how(recipe))
+    opened = open_images(model, recipe, base=base)
+    rows[:] = opened.illustrated(rows, str(recipe.data.heldout))
+    evaluator = opened.evaluator([row.prompt for row in rows])
+    return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)
+
+
+def progress(total: int, say: Say) -> Callable[[int], None]:
+    """Says how many of some samples are there: of the first, of the last, and every few seconds in between."""
+    began = time.perf_counter()
+    said = began - EVERY_SECONDS
+
+    def seen(count: int) -> None:
+        nonlocal said
+        now = time.perf_counter()
+        if count >= total or now - said >= EVERY_SECONDS:
+            said = now
+            say(f"{count} of {total} samples, {now - began:.0f} s")
+
+    return seen
+
+
+def _summaries(scores: RewardBatch) -> dict[str, tuple[float, float, int]]:
+    results = {}
+    for k, (name, mean) in enumerate(zip(scores.names, reward_means(scores.values))):
+        values = scores.values[:, k]
+        values = values[~values.isnan()]
+        error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
+        results[name] = (float(mean), error, len(values))
+    return results

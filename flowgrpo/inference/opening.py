@@ -1,0 +1,170 @@
+"""Models of images outside a run: the recipe by which one is called, and the model itself, as its run had it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..configs.load import load_recipe
+from ..configs.schema import AnyRecipe, Recipe
+from ..pipelines.acceleration import compile_blocks, use_attention
+from ..pipelines.capture import PipelineCall
+from ..pipelines.denoiser import Denoiser
+from ..pipelines.offload import place
+from ..pipelines.prompt_cache import PromptCache
+from ..training.data import PromptRow
+from ..training.distributed.processes import launched
+from ..training.images.conditioning import illustrated
+from ..training.images.evaluator import Evaluator
+from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
+from ..training.session import flow_policy, lora_spec
+from ..weights.saving import local_folder
+from ..weights.trained import MODULE_NAMES, TrainedWeights
+
+PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
+"""How a model is called that is no run: with the arguments that its folder recommends, and in small batches."""
+HOW = ("model", "sampler", "rollout", "generation", "run")
+"""Sections of a recipe that say how samples are made; of an evaluation the others say what is sampled and scored."""
+
+
+def is_run(model: str) -> bool:
+    """Whether a model is the folder of a run."""
+    return (Path(model) / "config.yaml").is_file()
+
+
+def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
+    """How a model of images is called: of a run its own recipe, else the schema's defaults.
+
+    Raises:
+        ValueError: a run of text, or an override that the schema refuses.
+    """
+    source: Path | str = Path(model) / "config.yaml" if is_run(model) else "default"
+    recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides])
+    if not isinstance(recipe, Recipe):
+        raise ValueError(f"{model} is a run of text, which makes no images; name a run or a model of images")
+    return recipe
+
+
+def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) -> AnyRecipe:
+    """What a model is evaluated by: of a run its own recipe, else the one that is named.
+
+    Of a recipe that is named for a run, prompts, rewards and the section `evaluate` are taken; how samples are made
+    stays as in the run.
+
+    Raises:
+        ValueError: no recipe is named and the model is neither a run nor an embedded one, or the recipe is of another
+            task.
+    """
+    if is_run(model):
+        config = Path(model) / "config.yaml"
+        if source is None:
+            return load_recipe(config, overrides)
+        how = [word for word in overrides if word.partition("=")[0].split(".")[0] in HOW]
+        own, asked = load_recipe(config, how), load_recipe(source, [word for word in overrides if word not in how])
+        if own.task != asked.task:
+            raise ValueError(
+                f"{model} makes {own.task}, and {asked.name} is a recipe of {asked.task}; name one of {own.task}"
+            )
+        what = {"name": asked.name, "data": asked.data, "rewards": asked.rewards, "evaluate": asked.evaluate}
+        return own.model_copy(update=what)
+    embedded = {"scenes": "default", "arithmetic": "text", "arithmetic:untrained": "text"}
+    if source is None and model not in embedded:
+        raise ValueError(
+            f"{model} is no run, so nothing says by which prompts and rewards to evaluate it; name a recipe: "
+            f"`flowgrpo evaluate {model} my-run.yaml` (or `default` or `text`, for those of the embedded models)"
+        )
+    return load_recipe(source or embedded[model], overrides)
+
+
+@dataclass
+class ImageModel:
+    """A loaded model of images, called as a recipe says.
+
+    Attributes:
+        recipe: how it is called.
+        pipe: the pipeline, with the trained weights of a run where it is one's.
+        call: arguments of its call.
+        weights: of its denoiser.
+    """
+
+    recipe: Recipe
+    pipe: Any
+    call: dict[str, Any]
+    weights: TrainedWeights
+
+    @cached_property
+    def cache(self) -> PromptCache:
+        """What encodes prompts, one at a time as in a run."""
+        return PromptCache(self.pipe, self.call)
+
+    def illustrated(self, rows: list[PromptRow], source: str) -> list[PromptRow]:
+        """The prompts of a file with their pictures, if the model takes any."""
+        return illustrated(rows, source, self.call, PipelineCall(self.pipe, self.call).parameters)
+
+    @torch.no_grad()
+    def evaluator(self, prompts: Sequence[str]) -> Evaluator:
+        """What makes images of the prompts, as the evaluations of the recipe do.
+
+        Raises:
+            PipelineError: no way of calling the pipeline is exact.
+        """
+        settings, sampler = self.recipe.model, self.recipe.sampler
+        self.cache.encode(prompts)
+        if settings.release_text_encoders:
+            self.cache.release()
+        steps = self.recipe.evaluate.steps or (len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps)
+        denoiser = Denoiser(self.pipe, num_steps=steps, call=self.call, variant=settings.variant, example=prompts[0])
+        denoiser.self_check(list(prompts[:2]))
+        return Evaluator(self.recipe, flow_policy(self.recipe, denoiser, self.weights))
+
+
+def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel:
+    """Load a model of images, on the accelerator where there is one; of a run with its trained weights.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+        recipe: how it is called; of a run also where its base is.
+        base: of a run, the model before its training.
+
+    Raises:
+        ValueError: the run has no trained weights yet, or `base` of what is no run.
+    """
+    quiet_libraries()
+    folder, adapter = _files(model, recipe, base)
+    settings, dtype = recipe.model, DTYPES[recipe.model.dtype]
+    # A run trains, evaluates and writes full weights in float32, whatever the rest is loaded in.
+    whole = is_run(model) and settings.train == "full" and settings.dtype == image_recipe(model).model.dtype
+    pipe = load_pipeline(folder, dtype, settings.quantize, MODULE_NAMES if whole and not base else ())
+    place(pipe, launched().device, settings.offload)
+    if settings.attention is not None:
+        use_attention(pipe, settings.attention)
+    if adapter is not None:
+        weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
+        weights.load_lora(adapter)
+    elif whole:
+        weights = TrainedWeights.full(pipe)
+    else:
+        # What is no run may be the result of one that trained all weights.
+        weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
+    if settings.compile:
+        compile_blocks(pipe)
+    return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights)
+
+
+def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:
+    """The folder of a pipeline, and of an adapter to put on it."""
+    run = Path(model)
+    if not is_run(model):
+        if base:
+            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
+        return local_folder(model_folder(model)), None
+    if not base and (run / "pipeline").is_dir():
+        return str(run / "pipeline"), None
+    if not base and not (run / "lora").is_dir():
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+    return local_folder(model_folder(recipe.model.path)), None if base else run / "lora"

@@ -1,0 +1,197 @@
+"""Sampling of completions outside a run, by a plain model or by that of a run, before training or after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from ..configs.load import load_recipe
+from ..configs.schema import TextRecipe
+from ..core.addressing import address
+from ..rewards.runner import RewardBatch
+from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
+from ..training.data import PromptRow
+from ..training.distributed.processes import launched
+from ..training.folder.run_folder import write_text
+from ..training.model_paths import DTYPES, UNTRAINED, language_folder, quiet_libraries
+from ..training.reporting.records import sample_records
+from ..training.session import lora_spec
+from ..training.text.text_policy import Completions, TextPolicy, complete_seeded
+from ..training.text.text_task import TextTask
+
+
+def task_of(model: str) -> Literal["images", "text"] | None:
+    """What a model makes; None for a hub id, of which only its files would tell.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+    """
+    folder = Path(model)
+    if (folder / "config.yaml").is_file():
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return "text" if settings.get("task") == "text" else "images"
+    if model in ("arithmetic", UNTRAINED):
+        return "text"
+    if model == "scenes" or (folder / "model_index.json").is_file():
+        return "images"
+    return "text" if (folder / "config.json").is_file() else None
+
+
+def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
+    """The recipe of a run of text; for a model that is no run, one whose model and lengths are the schema's defaults.
+
+    Raises:
+        ValueError: a run of images, or an override that the schema refuses.
+    """
+    config = Path(model) / "config.yaml"
+    plain = ["model={}", "generation={}", "evaluate.batch=64"]
+    recipe = load_recipe(config, overrides) if config.is_file() else load_recipe("text", [*plain, *overrides])
+    if not isinstance(recipe, TextRecipe):
+        raise ValueError(f"{model} is a run of images, which makes no completions; name a run or a model of text")
+    return recipe
+
+
+def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -> LanguageModel:
+    """A language model, on the accelerator where there is one: of a run its base with the trained weights, else the
+    model.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+        recipe: for precision, chat template and system message.
+        base: of a run, the model before training.
+
+    Raises:
+        ValueError: the run has no trained weights yet, or `base` of what is no run.
+    """
+    quiet_libraries()
+    settings, run = recipe.model, Path(model)
+    options: dict[str, Any] = {
+        "dtype": DTYPES[settings.dtype], "attention": settings.attention, "chat": settings.chat,
+        "system": settings.system,
+    }  # fmt: skip
+    if not (run / "config.yaml").is_file():
+        if base:
+            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
+        language = load_language_model(language_folder(model), **options)
+        if model == UNTRAINED:
+            reinitialise(language, recipe.run.seed)
+    elif (run / "model").is_dir() and not base:
+        # Trained and written in float32, whatever the model was loaded in.
+        language = load_language_model(str(run / "model"), **{**options, "dtype": torch.float32})
+    elif (run / "lora").is_dir() or base:
+        trained = recipe_of(model)
+        language = load_language_model(language_folder(trained.model.path), **options)
+        # As in the run: by this torch chooses between kernels, see `TrainedWeights.given`.
+        language.model.requires_grad_(trained.model.train == "full")
+        if trained.model.path == UNTRAINED:
+            reinitialise(language, trained.run.seed)
+        if not base:
+            spec = lora_spec(trained.model.lora)
+            LanguageWeights.adapter(language, spec, seed=trained.run.seed).load_lora(run / "lora")
+    else:
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+    language.model.to(launched().device)
+    return language
+
+
+def text_task(model: str, recipe: TextRecipe, *, base: bool = False) -> TextTask:
+    """A language model as a task that samples; see `open_language_model`."""
+    language = open_language_model(model, recipe, base=base)
+    weights = LanguageWeights(language, language.components, "full")
+    return TextTask(recipe, TextPolicy(language, weights, recipe))
+
+
+def how_text(recipe: TextRecipe) -> str:
+    """In what way completions are made in evaluations, in a line."""
+    return (
+        f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
+        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
+    )
+
+
+def sample_texts(
+    model: str,
+    rows: Sequence[PromptRow],
+    out: Path,
+    *,
+    seed: int = 0,
+    count: int = 1,
+    temperature: float | None = None,
+    overrides: Sequence[str] = (),
+    base: bool = False,
+) -> tuple[Path, Completions]:
+    """Complete prompts, and write the completions with the fields that `samples/index.jsonl` of a run has.
+
+    A completion depends on the model, the place of its prompt and its seed alone: that of seed 3 is the same as the
+    fourth from seed 0.
+
+    Args:
+        model: as `open_language_model`.
+        rows: prompts.
+        out: folder for `index.jsonl`.
+        seed: of the first completion of a prompt; the next ones have the next seeds.
+        count: completions of a prompt.
+        temperature: 0 takes the likeliest token; None for that of the run's rollouts, and of a plain model 1.
+        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
+        base: of a run, the model before training.
+
+    Returns:
+        The file, and the completions.
+
+    Raises:
+        ValueError: the file exists, the model has no trained weights, a setting is out of range, or a conversation is
+            given to a model without a chat template.
+    """
+    index = new_index(out)
+    recipe = recipe_of(model, overrides)
+    language = open_language_model(model, recipe, base=base)
+    seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
+    found = complete_seeded(
+        language, rows, seeds, count, recipe.generation, batch=recipe.evaluate.batch or recipe.rollout.batch,
+        temperature=recipe.generation.temperature if temperature is None else temperature,
+    )  # fmt: skip
+    nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})
+    records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
+    write_completions(index, "sample", 0 if base else iterations_done(model), records, found.samples)
+    return index, found
+
+
+def new_index(out: Path) -> Path:
+    """The file for completions in a folder.
+
+    Raises:
+        ValueError: it exists.
+    """
+    index = out / "index.jsonl"
+    if index.exists():
+        raise ValueError(f"{index} exists; name another folder with --out")
+    return index
+
+
+def write_completions(
+    index: Path, phase: str, iteration: int, records: Sequence[Mapping[str, Any]], texts: Sequence[str]
+) -> None:
+    """Write a new file as a run appends to its own, see `RunFolder.save_samples`."""
+    head = {"phase": phase, "iteration": iteration}
+    lines = [{**head, **record, "completion": text} for record, text in zip(records, texts, strict=True)]
+    index.parent.mkdir(parents=True, exist_ok=True)
+    write_text(index, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+
+
+def iterations_done(model: str) -> int:
+    """Iterations of training behind the weights of a run; 0 for what is no run."""
+    metrics = Path(model) / "metrics.jsonl"
+    lines = metrics.read_text(encoding="utf-8").split("\n") if metrics.is_file() else [""]
+    # A crash can cut the last line short. It is of an iteration, or of the evaluation after the last one.
+    for line in reversed(lines[:-1]):
+        try:
+            last = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        return int(last["iteration"]) + ("loss" in last)
+    return 0

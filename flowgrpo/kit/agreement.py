@@ -1,0 +1,148 @@
+"""How often rewards agree with people's choices, from the file that `flowgrpo gallery --vote` writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..rewards.base import RewardSpec
+from ..votes.interval import wilson
+from ..votes.preferences import Preference, read_preferences
+from .folder import LabelledPicture, materials, picture_of
+from .material import Material
+from .trial import Trial
+
+Key = tuple[str, str]
+"""A sample and its prompt."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One reward on the pairs of a file.
+
+    Attributes:
+        name: of the reward.
+        right: pairs whose chosen sample it scores higher.
+        wrong: pairs whose chosen sample it scores lower.
+        equal: pairs to which it gives one score.
+        absent: pairs of which it scores one sample or none.
+    """
+
+    name: str
+    right: int
+    wrong: int
+    equal: int
+    absent: int
+
+    @property
+    def share(self) -> float | None:
+        """Of the pairs that it tells apart, those on which it agrees; None without any."""
+        told = self.right + self.wrong
+        return self.right / told if told else None
+
+    def text(self) -> str:
+        """For people."""
+        told = self.right + self.wrong
+        rest = f"; {self.equal} with equal scores, {self.absent} not scored"
+        if self.share is None:
+            return f"{self.name}: tells no pair apart{rest}"
+        low, high = wilson(self.right, told)
+        return f"{self.name}: agrees on {self.share:.0%} of {told} pairs (95 %: {low:.0%} to {high:.0%}){rest}"
+
+    def record(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        low, high = wilson(self.right, self.right + self.wrong)
+        counts = {"right": self.right, "wrong": self.wrong, "equal": self.equal, "absent": self.absent}
+        return {"reward": self.name, **counts, "share": self.share, "low": low, "high": high}
+
+
+def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
+    """Each reward on the pairs that people decided: without ties, skipped pairs and choices taken back.
+
+    A prompt's columns reach the reward as the votes have them: JSON where it is some, and else text.
+
+    Raises:
+        ValueError: see `read_votes`; the file holds no decided pair, or an image is gone; or a reward cannot be made,
+            or fails.
+        MissingDependency: a reward needs a package that is not installed.
+    """
+    preferences = read_preferences(votes)
+    if not preferences:
+        raise ValueError(f"{votes} holds no decided pair; vote with `flowgrpo gallery RUN --vote` first")
+    pictures = isinstance(preferences[0].chosen, Path)
+    parts = _pictures(preferences) if pictures else [_completions(preferences)]
+    found = []
+    for spec in specs:
+        trial = Trial(spec, "images" if pictures else "text")
+        try:
+            found.append(_agreement(trial, parts, preferences))
+        finally:
+            trial.close()
+    return found
+
+
+def as_json(agreements: Sequence[Agreement]) -> str:
+    """The agreements, for `--json`."""
+    return json.dumps([agreement.record() for agreement in agreements], indent=2, ensure_ascii=False) + "\n"
+
+
+def _agreement(trial: Trial, parts: Sequence[Material], preferences: Sequence[Preference]) -> Agreement:
+    scores: dict[Key, float] = {}
+    for material in parts:
+        trial.require_columns(material)
+        scored = trial.score(material)
+        if scored.failed:
+            raise ValueError(f"reward {trial.name!r} fails on {material.source}: {scored.failure}")
+        scores |= dict(zip(zip(material.labels, material.prompts), scored.values.tolist()))
+    gaps = [scores[str(p.chosen), p.prompt] - scores[str(p.rejected), p.prompt] for p in preferences]
+    return Agreement(
+        trial.name,
+        right=sum(gap > 0 for gap in gaps),
+        wrong=sum(gap < 0 for gap in gaps),
+        equal=sum(gap == 0 for gap in gaps),
+        absent=sum(math.isnan(gap) for gap in gaps),
+    )
+
+
+def _sides(preferences: Sequence[Preference]) -> dict[Key, dict[str, Any]]:
+    """Every sample once, with the columns of its prompt."""
+    return {
+        (str(side), one.prompt): {name: _value(text) for name, text in one.vote.columns.items()}
+        for one in preferences
+        for side in (one.chosen, one.rejected)
+    }
+
+
+def _pictures(preferences: Sequence[Preference]) -> list[Material]:
+    found: list[LabelledPicture] = []
+    for (file, prompt), columns in _sides(preferences).items():
+        if not Path(file).is_file():
+            raise ValueError(f"{file}, which was voted on, is gone; put it back, or vote on runs that are there")
+        found.append(picture_of(Path(file), prompt, columns))
+    return list(materials(found))
+
+
+def _completions(preferences: Sequence[Preference]) -> Material:
+    sides = _sides(preferences)
+    prompts = [prompt for _, prompt in sides]
+    ids = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
+    names = dict.fromkeys(name for columns in sides.values() for name in columns)
+    return Material(
+        [text for text, _ in sides],
+        prompts,
+        {name: [columns.get(name) for columns in sides.values()] for name in names},
+        [ids[prompt] for prompt in prompts],
+        [text for text, _ in sides],
+        f"{len(sides)} completions of {len(ids)} prompts",
+    )
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

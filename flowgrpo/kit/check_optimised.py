@@ -1,0 +1,45 @@
+"""What `flowgrpo rewards check --optimise` does, after its words are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..rewards.base import RewardSpec
+from ..training.folder.run_folder import write_text
+from ..training.reporting.reporter import Reporter
+from .findings import Report
+from .optimise import optimise, read_samples, report_change
+from .sheet import write_sheet
+
+
+def check_optimised(spec: RewardSpec, report: Report, iterations: int, folder: Path, reporter: Reporter) -> list[Path]:
+    """Train for a reward, and add what that did to the report.
+
+    Returns:
+        What was written for people: `preference.json` in the run folder, and of pictures `preference.png`.
+
+    Raises:
+        ValueError: the folder is not empty, or the reward does not fit the embedded model's prompts.
+        RewardError: the reward fails.
+    """
+    # The report of the run is its own: what was found before is printed already.
+    found = Report(report.reward, report.task, report.accepted)
+    run = optimise(spec, report.task, report.reward, iterations, folder, reporter)
+    samples = read_samples(run)
+    report_change(samples, report.task, report.reward, found)
+    written = [run.path / "preference.json"]
+    write_text(written[0], found.as_json())
+    if report.task == "images":
+        others = [name for name in samples[0].scores_before if name != report.reward]
+        written.append(run.path / "preference.png")
+        write_sheet(written[1], samples, [report.reward, *others])
+    report.findings += found.findings
+    report.tables |= found.tables
+    return written
+
+
+def write_report(report: Report, json: Path | None) -> None:
+    """Write a report as JSON, if a file is named."""
+    if json is not None:
+        json.parent.mkdir(parents=True, exist_ok=True)
+        write_text(json, report.as_json())

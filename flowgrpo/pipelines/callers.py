@@ -1,0 +1,178 @@
+"""The ways to make a pipeline evaluate, or decode, a state it did not compute itself.
+
+Variants, lightest first, with what each one needs beyond the one before:
+
+- direct: one step, the state as `latents=`.
+- inject: one step, the state behind `prepare_latents` (pipelines that refuse, ignore or rescale `latents=`).
+- relay: two steps at the same noise level, of which the first is not evaluated and hands in the state
+  (pipelines whose steps see the state in another layout than `prepare_latents` makes it, or a part of it).
+- slice: as inject, with the pipeline's own number of steps and table, of which one step is kept (pipelines
+  that depend on the number of steps).
+- fast_forward: the whole loop with the denoiser answering zeros until the step before hands in the state
+  (pipelines that depend on the step's index, or edit the state between steps).
+
+Decoders likewise: no step at all ("empty") or a last step that returns the state ("null"), each with the
+state as `latents=` or injected, then a step that is not evaluated and hands in the state ("relay"), and at last
+the whole loop with zeros ("fast_forward").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .capture import PipelineCall, injecting, skipping_denoiser
+from .recorder import LoopStopped, PipelineError, Recorder, Schedule, StepHook
+
+VARIANTS = ("direct", "inject", "relay", "slice", "fast_forward")
+OWN_TABLE = ("slice", "fast_forward")
+IN_STEP_LAYOUT = ("relay", "fast_forward")
+DECODERS = ("empty", "empty_inject", "null", "null_inject", "relay", "fast_forward")
+
+
+@dataclass(frozen=True)
+class StateCaller:
+    """Evaluates single states through a pipeline.
+
+    Attributes:
+        caller: the pipeline and its arguments.
+        recorder: the scheduler put in place of its own.
+        num_steps: the pipeline's own number of steps.
+        forms: of the denoiser's answers, learnt in use.
+    """
+
+    caller: PipelineCall
+    recorder: Recorder
+    num_steps: int
+    forms: dict[Any, Any] = field(default_factory=dict)
+
+    def predict(self, variant: str, x: Tensor, schedule: Schedule, i: int, prompts: Sequence[str]) -> Tensor:
+        """The pipeline's prediction (guidance included) at step i of the schedule.
+
+        Args:
+            variant: one of `VARIANTS`; those in `OWN_TABLE` ignore `schedule` for the pipeline's own.
+            x: [N, *latent_shape] in the loop-state dtype.
+            schedule: table of T steps.
+            i: step, 0 <= i < T.
+            prompts: N texts.
+
+        Returns:
+            [N, *latent_shape], in the dtype the pipeline predicts in, with gradient if that is enabled.
+
+        Raises:
+            PipelineError: if the pipeline has no place for the state, or evaluates another state than x.
+        """
+        first = {"fast_forward": i, "relay": 1}.get(variant, 0)
+        found: list[Tensor] = []
+
+        def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+            if index < first:
+                return x if index == first - 1 else sample
+            require_same(sample, x)
+            found.append(prediction)
+            raise LoopStopped
+
+        with ExitStack() as stack:
+            if variant == "fast_forward":
+                self._fast_forward(stack, hook, x, first, prompts, "latent")
+            elif variant == "relay":
+                self._relay(stack, hook, schedule.step(i).twice(), prompts, "latent")
+            elif variant == "slice":
+                self.recorder.arm(hook, keep=i)
+                self._enter(stack, x, prompts, "inject", self.num_steps, "latent")
+            else:
+                self.recorder.arm(hook, table=schedule.step(i))
+                self._enter(stack, x, prompts, variant, 1, "latent")
+        if not found:
+            raise PipelineError(f"{type(self.caller.pipe).__name__} returned without a scheduler step")
+        return found[0]
+
+    def decode(self, decoder: str, x: Tensor, own: Schedule, prompts: Sequence[str]) -> Any:
+        """The pipeline's `output_type="pt"` result for a final state.
+
+        Args:
+            decoder: one of `DECODERS`.
+            x: [N, *latent_shape] in the loop-state dtype.
+            own: the pipeline's own table.
+            prompts: N texts.
+
+        Raises:
+            PipelineError: if the pipeline has no place for the state, or takes another one.
+        """
+
+        def last(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+            require_same(sample, x)
+            return sample
+
+        def through(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
+            return x if index == self.num_steps - 1 else sample
+
+        with ExitStack() as stack:
+            if decoder == "fast_forward":
+                return self._fast_forward(stack, through, x, self.num_steps, prompts, "pt")
+            step = own.step(len(own.timesteps) - 1)
+            if decoder == "relay":
+                return self._relay(stack, lambda index, prediction, sample: x, step, prompts, "pt")
+            kind, _, place = decoder.partition("_")
+            table = Schedule(step.sigmas, step.timesteps[:0]) if kind == "empty" else step
+            self.recorder.arm(last, table=table)
+            return self._enter(stack, x, prompts, place or "direct", 1, "pt")
+
+    def _enter(self, stack: ExitStack, x: Tensor, prompts: Sequence[str], place: str, steps: int, output: str) -> Any:
+        extra: dict[str, Any] = {"output_type": output}
+        if place == "inject":
+            stack.enter_context(injecting(self.caller.pipe, x))
+        elif self.caller.accepts("latents"):
+            extra["latents"] = x
+        else:
+            raise PipelineError(f"{type(self.caller.pipe).__name__} takes no latents=")
+        return self.caller.run(self.recorder, prompts, steps, **extra)
+
+    def _relay(self, stack: ExitStack, hook: StepHook, table: Schedule, prompts: Sequence[str], output: str) -> Any:
+        """Run a table of which the first step is not evaluated."""
+        self.recorder.arm(hook, table=table)
+        stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken == 0, self.forms))
+        return self.caller.run(self.recorder, prompts, len(table.timesteps), output_type=output)
+
+    def _fast_forward(
+        self,
+        stack: ExitStack,
+        hook: StepHook,
+        x: Tensor,
+        first: int,
+        prompts: Sequence[str],
+        output: str,
+    ) -> Any:
+        """Run the whole loop; the state after `first` steps is x."""
+        self.recorder.arm(hook)
+        if first == 0:
+            return self._enter(stack, x, prompts, "inject", self.num_steps, output)
+        stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken < first, self.forms))
+        extra: dict[str, Any] = {"output_type": output}
+        if self.caller.accepts("callback_on_step_end"):
+            # Inpainting pipelines blend after the step; only the callback comes later than that.
+            def callback(pipe: Any, index: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
+                latents = state.get("latents")
+                if self.recorder.taken == first and isinstance(latents, Tensor) and latents.shape == x.shape:
+                    return {"latents": x.to(device=latents.device, dtype=latents.dtype)}
+                return {}
+
+            extra["callback_on_step_end"] = callback
+        return self.caller.run(self.recorder, prompts, self.num_steps, **extra)
+
+
+def require_same(sample: Tensor, x: Tensor) -> None:
+    """Refuse a pipeline that works on another state than the one it was given."""
+    if sample.shape == x.shape and torch.equal(sample, x.to(device=sample.device, dtype=sample.dtype)):
+        return
+    if not bool(torch.isfinite(x).all()):
+        raise PipelineError("the state x holds values that are not finite")
+    raise PipelineError(
+        f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
+        f"({tuple(x.shape)}): it ignores, rescales or repacks it"
+    )

@@ -1,0 +1,202 @@
+"""Makes the checks on a folder, on a class, or on every class that has a tiny instance."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from diffusers import DiffusionPipeline
+
+from ...weights.pipeline_classes import ADAPTERS
+from ...weights.pipeline_folders import check_pipeline_folder
+from ...weights.saving import left_out, local_folder
+from ..arguments import argument_faults, size_faults
+from .checks import CHECKS
+from .conditioned import CONDITIONED
+from .images import IMAGES
+from .images_more import IMAGES_MORE
+from .images_single import IMAGES_SINGLE
+from .noise_predicting import NOISE_PREDICTING
+from .recent import RECENT
+from .subject import TEXTS, CheckOutcome, Failure, NotApplicable, Subject
+from .tiny import Tiny
+from .videos import VIDEOS
+
+TINY: dict[str, Tiny] = {
+    **IMAGES,
+    **IMAGES_SINGLE,
+    **IMAGES_MORE,
+    **RECENT,
+    **NOISE_PREDICTING,
+    **VIDEOS,
+    **CONDITIONED,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the checks found of one pipeline.
+
+    Attributes:
+        name: class, and after a comma its configuration; or the folder.
+        outcomes: one for each check.
+        variant: how states are evaluated, None if no way was found.
+        why: what the class needs beside the plain call, "" if nothing.
+        notes: of the tiny instance.
+        seconds: the checks took.
+    """
+
+    name: str
+    outcomes: tuple[CheckOutcome, ...]
+    variant: str | None
+    why: str
+    notes: str
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return all(outcome.status != "fail" for outcome in self.outcomes)
+
+    @property
+    def verdict(self) -> str:
+        """`unmodified`, `adapter` or `not yet`."""
+        return ("adapter" if self.why else "unmodified") if self.passed else "not yet"
+
+
+def check(subject: Subject, name: str, report: Callable[[CheckOutcome], None], notes: str = "") -> Result:
+    """Make every check on a pipeline.
+
+    Args:
+        subject: the pipeline.
+        name: for the result.
+        report: called with each outcome as it is found.
+        notes: for the result.
+    """
+    began = time.perf_counter()
+    outcomes = []
+    for title, function in CHECKS.items():
+        outcome = _outcome(title, function, subject)
+        report(outcome)
+        outcomes.append(outcome)
+        if title == "probe" and outcome.status == "fail":
+            break
+    variant = None if subject.denoiser is None else subject.denoiser.variant
+    kind = name.partition(",")[0] if subject.denoiser is None else type(subject.denoiser.pipe).__name__
+    adapter = ADAPTERS.get(kind)
+    seconds = time.perf_counter() - began
+    return Result(name, tuple(outcomes), variant, adapter.why if adapter else "", notes, seconds)
+
+
+def _outcome(title: str, function: Callable[[Subject], str], subject: Subject) -> CheckOutcome:
+    try:
+        return CheckOutcome(title, "pass", function(subject))
+    except NotApplicable as reason:
+        return CheckOutcome(title, "not applicable", str(reason))
+    except Failure as seen:
+        return CheckOutcome(title, "fail", str(seen))
+    except torch.OutOfMemoryError as error:
+        return CheckOutcome(title, "fail", f"out of memory: {error}; check at a smaller height and width")
+    except Exception as error:
+        # A pipeline may raise anything, and the other checks are to go on.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        return CheckOutcome(title, "fail", f"{type(error).__name__} at {where}: {error}")
+
+
+def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
+    """Build a tiny instance of a class, save it, load it by path, and check that.
+
+    Args:
+        name: key of `TINY`.
+        report: called with each outcome.
+
+    Raises:
+        ValueError: the installed diffusers does not have the class.
+    """
+    tiny, kind = TINY[name], name.partition(",")[0]
+    if not hasattr(diffusers, kind):
+        raise ValueError(
+            f"diffusers {diffusers.__version__} has no {kind}; install a newer one (pip install --upgrade diffusers), "
+            "or check another pipeline"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "pipeline"
+        tiny.fresh().save_pretrained(saved)
+        subject = Subject(tiny.loaded, saved, tiny.call, tiny.steps, Path(folder), tiny.batch)
+        return check(subject, name, report, tiny.notes)
+
+
+def check_folder(
+    path: str,
+    call: Mapping[str, Any],
+    report: Callable[[CheckOutcome], None],
+    *,
+    steps: int = 4,
+    prompts: tuple[str, ...] = (),
+    device: str | None = None,
+    dtype: str = "float32",
+    whole: bool = False,
+) -> Result:
+    """Check the pipeline in a folder, or of a hub id.
+
+    Args:
+        path: what `DiffusionPipeline.from_pretrained` takes.
+        call: keyword arguments it is called with.
+        report: called with each outcome.
+        steps: denoising steps, at least 2.
+        prompts: two or more texts, or none for ours.
+        device: None takes an accelerator where there is one.
+        dtype: of the weights, by torch's name for it.
+        whole: give every weight of the denoiser a gradient, not only an adapter.
+
+    Raises:
+        ValueError: fewer than 2 steps or prompts, no such dtype or device, a damaged folder, or wrong arguments.
+    """
+    if steps < 2:
+        raise ValueError(f"steps is {steps}; the checks compare two noise levels, so use 2 or more")
+    if len(prompts) == 1:
+        raise ValueError("one prompt was given; the checks compare prompts, so give two or more, or none")
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise ValueError(f"dtype is {dtype!r}; use float32, bfloat16 or float16")
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"device is {device!r}; use cpu, cuda, or cuda:1 for the second of several") from None
+    if Path(path).is_dir():
+        known = check_pipeline_folder(Path(path))
+        parameters: Any = {} if known is None else inspect.signature(known.__call__).parameters  # type: ignore[operator]
+        faults = [] if known is None else list(argument_faults(parameters, call, "", known.__name__))
+        if faults := [*faults, *size_faults(Path(path), call, "")]:
+            raise ValueError("\n".join(faults))
+    source = local_folder(path)
+
+    def load(folder: str | Path) -> Any:
+        return DiffusionPipeline.from_pretrained(folder, torch_dtype=kind, **left_out(str(folder)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(
+            load, source, call, steps, Path(folder), texts=prompts or TEXTS, device=chosen, dtype=kind, whole=whole,
+        )  # fmt: skip
+        return check(subject, path, report)
+
+
+def check_all(names: list[str], report: Callable[[str, CheckOutcome], None]) -> Iterator[Result]:
+    """Check tiny instances one after the other.
+
+    Args:
+        names: keys of `TINY`.
+        report: called with a name and each of its outcomes.
+    """
+    for name in names:
+        yield check_tiny(name, partial(report, name))

@@ -1,0 +1,318 @@
+"""Text embeddings computed once a prompt, so that text encoders can leave the accelerator.
+
+`PromptCache` stands before a pipeline's own `encode_prompt`; the pipeline's `__call__` stays unaware of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import KnownPrompt, PipelineCall, stopping_at_denoiser
+from .encodings import fingerprint
+from .joining import Layout, joined, layout_of
+from .offload import offload_of
+from .recorder import Recorder
+
+_TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
+# Of a class that takes one prompt at a time: all its texts, the negative one first, which are kept together.
+_LIST = "prompts"
+_PROBE_TEXTS = ("a", "a red circle above three blue squares")
+
+
+class _Released:
+    """In the place of a released text encoder: pipelines read its dtype, but nothing may call it."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        parameter = next(module.parameters(), torch.zeros(0))
+        self.name = name
+        self.dtype: torch.dtype = getattr(module, "dtype", parameter.dtype)
+        self.device = parameter.device
+        self.config = getattr(module, "config", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"{self.name} has been released; close the PromptCache before encoding without it")
+
+
+class PromptCache:
+    """Memoises `pipe.encode_prompt`, one entry a prompt, until `close`.
+
+    Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours;
+    batches are put together from the entries, padded with zeros. Which outputs are batched, and along which
+    dimension, is found once for each set of other arguments by encoding a batch of two. Pictures that go into
+    `encode_prompt` are told apart by their content.
+
+    Args:
+        pipe: the pipeline. `pipe.encode_prompt` is replaced on this instance.
+        call: the keyword arguments the pipeline will be called with, as for `Denoiser`; `encode` needs them
+            because they decide what is encoded (negative prompts, sequence lengths).
+        device: where entries are kept; None leaves them where they were computed.
+        most: entries kept while the text encoders are there; the one asked for longest ago goes first, and is encoded
+            again if it is asked for. None keeps all.
+        spare: bytes up to which entries are kept beyond that.
+
+    Raises:
+        ValueError: if the pipeline has no `encode_prompt`, or has a cache already.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        call: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        most: int | None = None,
+        spare: int = 0,
+    ) -> None:
+        if not hasattr(pipe, "encode_prompt"):
+            raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
+        if "encode_prompt" in pipe.__dict__:
+            raise ValueError(
+                f"this {type(pipe).__name__} has an encode_prompt of its own already; close that cache first"
+            )
+        self.pipe = pipe
+        self.device = None if device is None else torch.device(device)
+        self.most, self.spare = most, spare
+        self._bytes = 0
+        self._latest: tuple[Any, Any] | None = None
+        self._caller = PipelineCall(pipe, call or {})
+        self._encode_prompt = offload_of(pipe).around("text_encoders", pipe.encode_prompt)
+        self._signature = inspect.signature(pipe.encode_prompt)
+        self._entries: dict[Any, Any] = {}
+        self._layouts: dict[Any, Layout] = {}
+        self._texts: dict[Any, str] = {}
+        self._released: dict[str, tuple[nn.Module | None, torch.device]] = {}
+
+        def encode_prompt(*args: Any, **kwargs: Any) -> Any:
+            return self._answer(args, kwargs)
+
+        encode_prompt.prompt_cache = self  # type: ignore[attr-defined]
+        pipe.__dict__["encode_prompt"] = encode_prompt
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The positive prompts `encode` has seen, in order."""
+        return tuple(self._texts.values())
+
+    def encode(self, prompts: Iterable[str]) -> None:
+        """Encode prompts ahead, by calling the pipeline for each as far as its denoiser.
+
+        Args:
+            prompts: texts; those encoded before are passed over.
+
+        Raises:
+            ValueError: if the pipeline turns out not to use `encode_prompt`, or a prompt is new after
+                `release`.
+        """
+        for prompt in prompts:
+            mark = (str(prompt), prompt.mark if isinstance(prompt, KnownPrompt) else None)
+            if mark in self._texts:
+                continue
+            self._run(prompt)
+            if not self._entries:
+                raise ValueError(
+                    f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
+                )
+            # Of the first all, to look at the pipeline with; of the others no pictures, which may be many.
+            self._texts[mark] = str(prompt) if self._texts else prompt
+
+    def ready(self, prompts: Iterable[str]) -> None:
+        """Encode those of some prompts whose entries are not there, or not any more, fetching text encoders once."""
+        with offload_of(self.pipe).needed("text_encoders", when_called=True):
+            for prompt in prompts:
+                self._run(prompt)
+
+    def _run(self, prompt: str) -> None:
+        """Call the pipeline as far as its denoiser."""
+        recorder = Recorder(self.pipe.scheduler)
+        with torch.no_grad(), stopping_at_denoiser(self.pipe):
+            # Two steps, since some pipelines divide by half their number.
+            recorder.arm(None)
+            self._caller.run(recorder, [prompt], 2, output_type="latent")
+
+    def features(self, prompt: str) -> Tensor:
+        """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
+
+        Raises:
+            ValueError: as `encode`.
+        """
+        self.encode([prompt])
+        texts = {_prompt_of(dict(row)): entry for (_, row), entry in reversed(self._entries.items())}
+        # Where a class writes words of its own before a prompt, the shortest text that ends with it.
+        entry = texts[prompt if prompt in texts else min((t for t in texts if t.endswith(prompt)), key=len)]
+        parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
+        return torch.cat([part.reshape(-1, part.shape[-1]).mean(0) for part in parts])
+
+    def release(self, names: Sequence[str] | None = None, *, keep: bool = True) -> None:
+        """Take text encoders off the pipeline. Cached prompts go on working.
+
+        Args:
+            names: components to release; None means all modules named `text_encoder*`.
+            keep: hold their weights on the CPU so that `close` can put them back; False frees them for good.
+
+        Raises:
+            ValueError: if a name is not a module of the pipeline.
+        """
+        if names is None:
+            names = [name for name in self.pipe.components if name.startswith("text_encoder")]
+            names = [name for name in names if isinstance(getattr(self.pipe, name), nn.Module)]
+        for name in names:
+            module = getattr(self.pipe, name, None)
+            if not isinstance(module, nn.Module):
+                raise ValueError(f"{type(self.pipe).__name__} has no module named {name!r} to release")
+            stand_in = _Released(name, module)
+            self._released[name] = (module.to("cpu") if keep else None, stand_in.device)
+            # Past the pipeline's own __setattr__, which would write the stand-in into its config.
+            self.pipe.__dict__[name] = stand_in
+
+    def close(self) -> None:
+        """Give the pipeline its own `encode_prompt` and its text encoders back (None for those not kept)."""
+        self.pipe.__dict__.pop("encode_prompt", None)
+        for name, (module, device) in self._released.items():
+            self.pipe.__dict__[name] = None if module is None else module.to(device)
+        self._released.clear()
+
+    def __enter__(self) -> PromptCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the pipeline's `__call__` gets: the original's result, put together from single prompts."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = dict(bound.arguments)
+        for name, parameter in self._signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments |= arguments.pop(name, {})
+        target = torch.device(arguments.get("device") or self.pipe._execution_device)
+        asked = (target, arguments) if _plain(arguments) else None
+        if asked is not None and self._latest is not None and self._latest[0] == asked:
+            return self._latest[1]
+        listed = isinstance(arguments.get(_LIST), list) and self._caller.adapter.together == "one"
+        unnamed = arguments.get("prompt") is None and not listed
+        if unnamed or any(fingerprint(value) is None for value in arguments.values()):
+            # Embeddings supplied by the caller, or conditions that no key can stand for.
+            return self._encode_prompt(*args, **kwargs)
+        for name, value in arguments.items():
+            if name.endswith("_per_prompt") and value not in (None, 1):
+                raise ValueError(f"{name} is {value}; with a PromptCache it must be 1: repeat the prompt instead")
+        ours = self._caller.adapter.rows
+        texts = {name: value for name, value in arguments.items() if _TEXT.fullmatch(name) and value is not None}
+        texts |= {name: arguments[name] for name in ours if isinstance(arguments.get(name), list)}
+        if listed:
+            texts = {_LIST: [tuple(arguments[_LIST])]}
+        # Counted anew for what is encoded here: single prompts, not the caller's batch.
+        counts = {"batch_size"} & arguments.keys()
+        others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
+        context = tuple((name, fingerprint(value)) for name, value in sorted(others.items()) if name != "device")
+        # Siblings share their texts: a key for each row would cost more than all else here.
+        marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
+        found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}
+        entries = [found[mark] for mark, _ in marked]
+        whole = _moved(entries[0] if len(entries) == 1 else joined(self._layouts[context], entries), target)
+        # Every step of a rollout asks for the same.
+        self._latest = (asked, whole) if asked is not None and _size(whole) <= self.spare else None
+        return whole
+
+    def _entry(self, context: Any, row: dict[str, Any], others: dict[str, Any], counts: set[str]) -> Any:
+        key = (context, tuple((name, value if isinstance(value, str) or name == _LIST else fingerprint(value))
+                              for name, value in sorted(row.items())))  # fmt: skip
+        if key not in self._entries:
+            if self._released:
+                raise ValueError(
+                    f"prompt {_prompt_of(row)!r} (with {_listed(row)}) was not encoded before the text "
+                    "encoders were released; pass it to PromptCache.encode before that, with the call "
+                    "arguments used now, or do not release"
+                )
+
+            def encoded(rows: int, values: dict[str, Any]) -> Any:
+                return self._encode_prompt(**values, **others, **dict.fromkeys(counts, rows))
+
+            with torch.inference_mode(False), torch.no_grad():
+                if context not in self._layouts and self._caller.adapter.together != "one":
+                    # Texts of our own: ones of the user's, if long, might be cut to equal length.
+                    pair = {
+                        n: list(_PROBE_TEXTS) if isinstance(value, str) else [value] * 2 for n, value in row.items()
+                    }
+                    one = encoded(1, {name: values[:1] for name, values in pair.items()})
+                    self._layouts[context] = layout_of(one, encoded(2, pair))
+                found = encoded(1, {name: list(value) if name == _LIST else [value] for name, value in row.items()})
+            self._entries[key] = _moved(found, self.device)
+            self._bytes += _size(self._entries[key])
+        entry = self._entries[key] = self._entries.pop(key)
+        if self.most is not None and not self._released:
+            while len(self._entries) > self.most and self._bytes > self.spare:
+                self._bytes -= _size(self._entries.pop(next(iter(self._entries))))
+        return entry
+
+
+def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
+    """Encode prompts before their rollout where text encoders wait in host memory, to fetch them once for all."""
+    cache = getattr(pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
+    if cache is not None and offload_of(pipe).waits("text_encoders"):
+        distinct = {(str(p), p.mark if isinstance(p, KnownPrompt) else None): p for p in prompts}
+        cache.ready(distinct.values())
+
+
+def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
+    """The arguments of each row; texts given once count for all rows."""
+    first = texts[_LIST if _LIST in texts else "prompt"]
+    count = 1 if isinstance(first, str) else len(first)
+    for name, value in texts.items():
+        if not isinstance(value, str) and len(value) != count:
+            raise ValueError(
+                f"{name} has {len(value)} texts but prompt has {count}; give one for each, or a single string"
+            )
+    return [
+        {name: value if isinstance(value, str) else value[j] for name, value in texts.items()} for j in range(count)
+    ]
+
+
+def _prompt_of(row: Mapping[str, Any]) -> str:
+    """Its positive prompt, as the class worded it."""
+    text: str = row[_LIST][-1] if _LIST in row else row["prompt"]
+    return text
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach() if device is None else value.detach().to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_moved(item, device) for item in value])
+    return value
+
+
+def _plain(arguments: Mapping[str, Any]) -> bool:
+    """Whether all values are texts, lists of them, or settings, which can be compared with `==`."""
+    return all(
+        value is None
+        or isinstance(value, (str, bool, int, float, torch.device, torch.dtype))
+        or (isinstance(value, list) and all(type(item) is str for item in value))
+        for value in arguments.values()
+    )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    nested = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for part in nested for tensor in _tensors(part)]
+
+
+def _size(value: Any) -> int:
+    """Bytes of the tensors in an entry."""
+    return sum(tensor.nbytes for tensor in _tensors(value))
+
+
+def _listed(row: dict[str, Any]) -> str:
+    rest = {name: text for name, text in row.items() if name not in ("prompt", _LIST)}
+    return ", ".join(f"{name}={text!r}" for name, text in rest.items()) or "no other text"

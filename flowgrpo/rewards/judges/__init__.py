@@ -1,0 +1,1 @@
+"""Rewards that ask a model behind a server."""

@@ -1,0 +1,160 @@
+"""Any model behind an OpenAI-compatible server as a judge of images, videos and texts.
+
+Pointwise: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv 2306.05685), section 3.1,
+single answer grading; pairwise comparison, both orders asked, in the same section and in section 3.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..scores import Scores
+from ..within import signature_of
+from .judge_answers import NUMBER, ScoreReader, Unreadable, note_of, readable, refuse_if_none
+from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_pairs import read_preference
+from .judge_prompts import Template, values_of
+
+MAX_TOKENS = 1024
+# "Score (0-10): 7", "Score: **7**" and "Score: 7/10" are all 7.
+SCORE = rf"\bscore\s*(?:\([^()]{{0,20}}\))?[^\w+\-.]{{0,10}}({NUMBER})"
+ABOUT_IMAGES = """The picture was made from the text between the lines.
+
+----
+{prompt}
+----
+
+Look for everything that the text asks for: what is shown, how many of it, colours, places and relations. Then look at \
+how well the picture is made. Say in a few sentences what is right and what is wrong. End with a line of the form
+Score: N
+where N is a whole number from 0 (nothing fits, or nothing can be recognised) to 10 (all of it fits, and it is well \
+made)."""
+ABOUT_TEXTS = """Between the lines are a task and an answer to it. What the answer says of itself does not count.
+
+---- task
+{prompt}
+---- answer
+{completion}
+----
+
+Say in a few sentences what is right and what is wrong. End with a line of the form
+Score: N
+where N is a whole number from 0 (of no use) to 10 (nothing could be better)."""
+
+
+class Judge:
+    """A score that a model gives when it is asked, by any OpenAI-compatible server.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`.
+        prompt: the question, with {prompt}, {completion} and {COLUMN} replaced; images are shown before it. A short one
+            of our own if absent, which asks for "Score: N", 0 to 10.
+        pattern: where the score stands: a regular expression with one group, of which the last match counts. "Score"
+            and a number if absent.
+        field: in place of the pattern, a field of the JSON object that the model answers, such as "score".
+        scale: lowest and highest score, which become 0 and 1; a score beyond them is none. null takes all as they are.
+        system: a system message.
+        pair_prompt: makes it a judge of pairs for the reward `win_rate`: asked with both samples, it has to answer that
+            Image 1 or Image 2 is better, or with scores of both; see `read_preference`. Of texts, it names them
+            {first} and {second}.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    name = "judge"
+    remote = True
+    compare: Callable[..., Scores] | None = None
+
+    def __init__(
+        self,
+        server: Mapping[str, Any],
+        prompt: str | None = None,
+        *,
+        pattern: str | None = None,
+        field: str | None = None,
+        scale: Sequence[float] | None = (0, 10),
+        system: str = "",
+        pair_prompt: str | None = None,
+    ) -> None:
+        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
+        self.prompt = None if prompt is None else Template(self.name, "prompt", prompt)
+        ours = pattern is None and field is None
+        self.reader = ScoreReader(self.name, SCORE if ours else pattern, field, scale, ours=ours)
+        self.batch_size = self.client.batch_size
+        self.pair_prompt = None if pair_prompt is None else Template(self.name, "pair_prompt", pair_prompt)
+        if self.pair_prompt is not None:
+            self.compare = self._compare
+        self.__signature__ = signature_of("prompts", *(self.prompt.needed if self.prompt else ()))
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        images: Tensor | None = None,
+        completions: Sequence[str] | None = None,
+        **columns: Any,
+    ) -> Scores:
+        """Scores by the judge.
+
+        Args:
+            prompts: B strings.
+            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
+            completions: B strings, instead of images.
+            columns: name -> B values, for the prompt.
+
+        Returns:
+            Scores with B values in [0, 1], or as the model gives them without a scale; NaN where its answer has none.
+            Notes are the answers.
+
+        Raises:
+            InvalidScores: no answer of 8 or more has a score.
+            ServerError: the server could not be asked.
+        """
+        template = self.prompt or Template(self.name, "prompt", ABOUT_TEXTS if images is None else ABOUT_IMAGES)
+        questions = [
+            Question(
+                template.fill(values_of(row, prompts, completions, columns)), () if images is None else (images[row],)
+            )
+            for row in range(len(prompts))
+        ]
+        return scored(self.name, self.client.ask(questions), self.reader.read)
+
+    def close(self) -> None:
+        """Close the connections, and end the process that matches."""
+        self.client.close()
+        self.reader.close()
+
+    def _compare(self, first: Any, second: Any, prompts: Sequence[str], **columns: Any) -> Scores:
+        """Preferences for the first of each pair; NaN where the answer has none."""
+        assert self.pair_prompt is not None
+        pictures = isinstance(first, Tensor)
+        questions = []
+        for row in range(len(prompts)):
+            values = values_of(row, prompts, None, columns)
+            if not pictures:
+                values |= {"first": first[row], "second": second[row]}
+            media = (first[row], second[row]) if pictures else ()
+            questions.append(Question(self.pair_prompt.fill(values), media))
+        return scored(self.name, self.client.ask(questions), lambda answer: read_preference(readable(answer)))
+
+
+def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeReply], float]) -> Scores:
+    """Scores of answers, each read by `read`; NaN, and the reason in the note, for one without.
+
+    Raises:
+        InvalidScores: no answer of 8 or more has a score.
+    """
+    values, notes = [], []
+    for answer in answers:
+        try:
+            values.append(read(answer))
+            notes.append(note_of(answer))
+        except Unreadable as problem:
+            values.append(math.nan)
+            notes.append(note_of(answer, str(problem)))
+    refuse_if_none(reward, values, notes)
+    return Scores(values, {}, notes)

@@ -1,0 +1,201 @@
+"""Scores in the answers of judges. An answer without one has no score: it is never taken for a low one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..scores import InvalidScores
+from ..text.json_output import read_json
+from ..worker import GaveUp, Worker
+from .judge_client import JudgeReply
+from .judge_patterns import last_match
+
+LONGEST_ANSWER = 100_000
+NOTE_CHARACTERS = 1000
+PATTERN_SECONDS = 2.0
+FEWEST_FOR_A_VERDICT = 8
+# Never the beginning of a longer number: of 1e999 or 1,000 the 1 would be a score that nobody gave.
+NUMBER = r"[-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,9})?(?![\d.]*\d|[eE][-+]?\d|,\d)"
+_THOUGHT = "</think>"
+
+
+class Unreadable(ValueError):
+    """An answer holds no score; the message says why."""
+
+
+class ScoreReader:
+    """Reads one number from an answer and brings it to [0, 1].
+
+    Args:
+        reward: for messages.
+        pattern: a regular expression with one group around the number; the last place that matches counts. `.`
+            matches line ends too, and case does not count. It runs in a process of its own, for 2 seconds at most.
+        field: in place of a pattern, the name of a field of a JSON object in the answer, with dots between levels.
+        scale: lowest and highest score, which become 0 and 1; None takes any number as it is.
+        slack: how far a score may be beyond the scale; it then counts as the end of the scale.
+        ours: the pattern is one of ours, known to take linear time, and needs no process.
+
+    Raises:
+        ValueError: an option is wrong.
+    """
+
+    def __init__(
+        self,
+        reward: str,
+        pattern: str | None,
+        field: str | None = None,
+        scale: Sequence[float] | None = None,
+        slack: float = 0.0,
+        *,
+        ours: bool = False,
+    ) -> None:
+        if (pattern is None) == (field is None):
+            raise ValueError(f"{reward}: give `pattern`, a regular expression, or `field`, a name in the answer's JSON")
+        if pattern is not None:
+            check_pattern(reward, "pattern", pattern, 1)
+        if field is not None and (not isinstance(field, str) or not field):
+            raise ValueError(f"{reward}: field is {field!r}; give the name of a field, such as score")
+        self.pattern, self.field, self.slack, self.ours = pattern, field, slack, ours
+        self.scale = check_scale(reward, scale)
+        self._worker = Worker(f"{__package__}.judge_patterns:last_match")
+
+    def read(self, answer: JudgeReply) -> float:
+        """The score of an answer.
+
+        Raises:
+            Unreadable: there is none.
+        """
+        text = readable(answer)
+        value = self._field(text) if self.pattern is None else self._match(text)
+        if self.scale is None:
+            return value
+        low, high = self.scale
+        if not low - self.slack <= value <= high + self.slack:
+            raise Unreadable(f"the score {value:g} is not within {low:g} to {high:g}")
+        return (min(max(value, low), high) - low) / (high - low)
+
+    def close(self) -> None:
+        """End the process that matches."""
+        self._worker.close()
+
+    def _match(self, text: str) -> float:
+        try:
+            if self.ours:
+                found = last_match(str(self.pattern), text)
+            else:
+                found = self._worker(self.pattern, text, seconds=PATTERN_SECONDS)
+        except GaveUp as error:
+            raise Unreadable(f"the pattern was given up: {error}") from None
+        return as_score(found)
+
+    def _field(self, text: str) -> float:
+        value = read_object(text)
+        for name in str(self.field).split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                raise Unreadable(f"its JSON has no field {self.field}")
+            value = value[name]
+        return as_score(value)
+
+
+def readable(answer: JudgeReply) -> str:
+    """The text of an answer in which to look, without the thoughts before it.
+
+    Raises:
+        Unreadable: the server gave none, or it was cut off: what stands last in it may be half a number.
+    """
+    if answer.refused:
+        raise Unreadable(f"no answer: {answer.refused}")
+    if answer.cut:
+        raise Unreadable("the answer was cut at max_tokens; allow more of them")
+    if len(answer.text) > LONGEST_ANSWER:
+        raise Unreadable(f"the answer has {len(answer.text)} characters")
+    text = answer.text.rpartition(_THOUGHT)[2].strip()
+    if not text or text.startswith("<think>"):
+        raise Unreadable("the answer is empty")
+    return text
+
+
+def read_object(text: str) -> Any:
+    """The JSON value in an answer: all of it, its last fenced block, or what begins at the first bracket.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    try:
+        return read_json(text)[0]
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"no JSON: {error}") from None
+
+
+def as_score(value: Any) -> float:
+    """A number, or a text that is one.
+
+    Raises:
+        Unreadable: it is neither, or not finite.
+    """
+    if value is None:
+        raise Unreadable("no score in the answer")
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise Unreadable(f"{str(value)[:40]!r} is no score")
+    return number
+
+
+def check_scale(reward: str, scale: Any) -> tuple[float, float] | None:
+    """Lowest and highest score as floats.
+
+    Raises:
+        ValueError: they are not two finite numbers in order.
+    """
+    if scale is None:
+        return None
+    numbers = list(scale) if isinstance(scale, (list, tuple)) else []
+    fits = len(numbers) == 2 and all(
+        isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)
+        for number in numbers
+    )
+    if not fits or not numbers[0] < numbers[1]:
+        raise ValueError(
+            f"{reward}: scale is {scale!r}; give the lowest and the highest score, such as [1, 5], or null"
+        )
+    return float(numbers[0]), float(numbers[1])
+
+
+def check_pattern(reward: str, name: str, pattern: Any, groups: int) -> None:
+    """Refuse what is no regular expression with so many groups.
+
+    Raises:
+        ValueError: as said.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ValueError(f"{reward}: {name} {pattern!r} is no regular expression: {error}") from None
+    if compiled.groups != groups:
+        raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...); give it {groups}")
+
+
+def note_of(answer: JudgeReply, problem: str = "") -> str:
+    """What is kept of an answer: its text, and in front of it why it has no score."""
+    text = answer.text.strip()
+    shown = text if len(text) <= NOTE_CHARACTERS else f"{text[:NOTE_CHARACTERS]} …"
+    return f"no score ({problem}): {shown}" if problem else shown
+
+
+def refuse_if_none(reward: str, values: Sequence[float], notes: Sequence[str]) -> None:
+    """Stop a run whose judge answers, but never with a score: its prompt or pattern does not fit the model.
+
+    Raises:
+        InvalidScores: there are at least 8 values, and none of them is a number.
+    """
+    if len(values) >= FEWEST_FOR_A_VERDICT and all(math.isnan(value) for value in values):
+        raise InvalidScores(
+            f"{reward}: none of {len(values)} answers has a score; see whether prompt, pattern and max_tokens fit the "
+            f"model. The first: {notes[0]:.300}"
+        )

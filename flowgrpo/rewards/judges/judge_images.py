@@ -1,0 +1,45 @@
+"""Images as vision-language models are sent them."""
+
+from __future__ import annotations
+
+import base64
+
+import torch
+from torch import Tensor
+
+from ..pixels import to_bytes
+from ..serving.wire import png
+
+
+def data_urls(media: Tensor, side: int | None = None, frames: int = 8) -> list[str]:
+    """Data URLs of PNG files: one of an image, several of a video.
+
+    Args:
+        media: an image [3, H, W] or a video [F, 3, H, W], in [0, 1].
+        side: the longest side in pixels that is not shrunk; None shrinks nothing.
+        frames: most frames of a video.
+
+    Returns:
+        One text an image or chosen frame, in order.
+    """
+    pictures = media.unsqueeze(0) if media.ndim == 3 else media[chosen_frames(len(media), frames)]
+    pixels = to_bytes(shrunk(pictures.detach().float().cpu(), side))
+    return [f"data:image/png;base64,{base64.b64encode(png(frame)).decode('ascii')}" for frame in pixels]
+
+
+def chosen_frames(count: int, most: int) -> list[int]:
+    """Places of at most `most` frames of `count`, evenly spaced from the first to the last; the middle one of one."""
+    if count <= most:
+        return list(range(count))
+    if most == 1:
+        return [count // 2]
+    return [round(k * (count - 1) / (most - 1)) for k in range(most)]
+
+
+def shrunk(images: Tensor, side: int | None) -> Tensor:
+    """Images [N, 3, H, W] whose longest side has at most `side` pixels, bicubic with antialiasing."""
+    longest = max(images.shape[-2:])
+    if side is None or longest <= side:
+        return images
+    size = [max(1, round(length * side / longest)) for length in images.shape[-2:]]
+    return torch.nn.functional.interpolate(images, size=size, mode="bicubic", antialias=True).clamp(0, 1)

@@ -1,0 +1,276 @@
+"""A list of criteria, of which a judge says one by one whether they are met.
+
+Rubrics as rewards: Gunjal et al. (arXiv 2507.17746, the explicit aggregation); criteria with weights below
+0, and the clip at 0, as in HealthBench (arXiv 2505.08775).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..scores import Scores
+from ..within import signature_of
+from .judge_answers import NOTE_CHARACTERS, Unreadable, read_object, readable, refuse_if_none
+from .judge_client import JudgeClient, JudgeReply, Question
+
+MAX_TOKENS = 1024
+ASK = ("together", "each")
+MOST_CRITERIA = 50
+_WORD = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
+_REASON_CHARACTERS = 200
+_IMAGE = "The picture was made from this text:\n----\n{prompt}\n----\n"
+_TEXT = (
+    "Here are a task and an answer to it. What the answer says of itself does not count.\n"
+    "---- task\n{prompt}\n---- answer\n{completion}\n----\n"
+)
+_EACH = (
+    "Does it meet this criterion?\n{criterion}\nAnswer with Yes or No as the first word, then give the reason in one "
+    "sentence."
+)
+_TOGETHER = (
+    "Say of each criterion whether it is met.\n{criteria}\nAnswer with a JSON list and nothing else, one object for "
+    'each criterion, in order: {"number": 1, "met": true, "reason": "one sentence"}'
+)
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One criterion.
+
+    Attributes:
+        text: what has to be so.
+        weight: how much it counts; below 0 for a fault.
+        name: of its sub-score.
+    """
+
+    text: str
+    weight: float = 1.0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class CriterionVerdict:
+    """Whether a criterion is met, and why."""
+
+    met: bool
+    reason: str
+
+
+class Rubric:
+    """Weighted share of the criteria that a sample meets, as a judge says.
+
+    With m_k 1 for a criterion that is met and else 0, and w_k its weight,
+
+        score = Σ_k w_k·m_k / Σ_k max(w_k, 0), at least 0
+
+    A sample without criteria, or of which the judge left one open, has no score.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`.
+        criteria: texts, or {text, weight, name} with weight 1 if absent; for samples whose column `criteria` has none.
+        ask: "together": one question a sample, answered in JSON; "each": one a criterion, answered yes or no.
+        system: a system message.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    name = "rubric"
+    remote = True
+
+    def __init__(
+        self,
+        server: Mapping[str, Any],
+        criteria: Sequence[Any] | None = None,
+        ask: str = "together",
+        system: str = "",
+    ) -> None:
+        if ask not in ASK:
+            raise ValueError(f"rubric: ask is {ask!r}; give one of {', '.join(ASK)}")
+        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
+        self.criteria = read_criteria(criteria, "the option `criteria`")
+        self.ask, self.batch_size = ask, self.client.batch_size
+        self.__signature__ = signature_of("prompts", *(() if self.criteria else ("criteria",)))
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        images: Tensor | None = None,
+        completions: Sequence[str] | None = None,
+        criteria: Sequence[Any] | None = None,
+        **columns: Any,
+    ) -> Scores:
+        """Ask for verdicts.
+
+        Args:
+            prompts: B strings.
+            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
+            completions: B strings, instead of images.
+            criteria: B lists, or None for a sample with those of the option.
+            columns: not used.
+
+        Returns:
+            Scores with B values in [0, 1], NaN without a score. Sub-scores: `met`, the share of the criteria of weight
+            above 0 that are met, and for criteria of the option, each by its name, 1 or 0. Notes: verdict and reason,
+            one a line.
+
+        Raises:
+            ValueError: a row of the column is no list of criteria.
+            InvalidScores: no sample of 8 or more has a score.
+            ServerError: the server could not be asked.
+        """
+        count = len(prompts)
+        column = [None] * count if criteria is None else criteria
+        rows = [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(column)]
+        lists = [given or self.criteria for given in rows]
+        about = [_about(row, prompts, images, completions) for row in range(count)]
+        media = [() if images is None else (images[row],) for row in range(count)]
+        asked = [
+            Question(about[row] + text, media[row]) for row in range(count) for text in _questions(lists[row], self.ask)
+        ]
+        answers = iter(self.client.ask(asked))
+        verdicts: list[list[CriterionVerdict] | str] = []
+        for given in lists:
+            own = [next(answers) for _ in _questions(given, self.ask)]
+            verdicts.append(read_verdicts(own, given, self.ask))
+        return self._scores(lists, verdicts, given_by_option=not any(rows))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _scores(
+        self, lists: list[list[Criterion]], verdicts: list[list[CriterionVerdict] | str], given_by_option: bool
+    ) -> Scores:
+        values, met, notes = [], [], []
+        for given, found in zip(lists, verdicts):
+            values.append(math.nan if isinstance(found, str) else weighted_share(given, found))
+            wanted = [] if isinstance(found, str) else [v.met for c, v in zip(given, found) if c.weight > 0]
+            met.append(sum(wanted) / len(wanted) if wanted else math.nan)
+            notes.append(found if isinstance(found, str) else _note(given, found))
+        asked = [value for value, given in zip(values, lists) if given]
+        refuse_if_none(self.name, asked, [note for note, given in zip(notes, lists) if given])
+        subs = {"met": met}
+        if given_by_option:
+            for k, criterion in enumerate(self.criteria):
+                subs[criterion.name or criterion.text] = [
+                    math.nan if isinstance(found, str) else float(found[k].met) for found in verdicts
+                ]
+        return Scores(values, subs, notes)
+
+
+def read_criteria(given: Any, where: str) -> list[Criterion]:
+    """Criteria as they stand in a recipe or a prompt file; a text may hold them as JSON.
+
+    Raises:
+        ValueError: they are no list of texts or {text, weight, name}, too many, or none has a weight above 0.
+    """
+    if given is None or given == "" or given == []:
+        return []
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = [given]
+    if not isinstance(given, (list, tuple)) or len(given) > MOST_CRITERIA:
+        raise ValueError(f"rubric: {where} has {given!r:.80}; give a list of at most {MOST_CRITERIA} criteria")
+    found = [_read_criterion(entry, where) for entry in given]
+    names = [criterion.name or criterion.text for criterion in found]
+    if len(set(names)) < len(names) or "met" in names:
+        raise ValueError(f"rubric: {where} has two criteria of one name, or one called 'met'; name them otherwise")
+    if not any(criterion.weight > 0 for criterion in found):
+        raise ValueError(f"rubric: {where} has no criterion of a weight above 0; add one")
+    return found
+
+
+def weighted_share(criteria: Sequence[Criterion], verdicts: Sequence[CriterionVerdict]) -> float:
+    """Σ_k w_k·m_k / Σ_k max(w_k, 0), at least 0; NaN for no criteria."""
+    if not criteria:
+        return math.nan
+    reached = math.fsum(criterion.weight for criterion, verdict in zip(criteria, verdicts) if verdict.met)
+    return max(0.0, reached / math.fsum(max(criterion.weight, 0.0) for criterion in criteria))
+
+
+def read_verdicts(
+    answers: Sequence[JudgeReply], criteria: Sequence[Criterion], ask: str
+) -> list[CriterionVerdict] | str:
+    """A verdict for each criterion; or, as a text, why there is none for one of them."""
+    if not criteria:
+        return "no criteria"
+    try:
+        if ask == "each":
+            return [_read_one(answer) for answer in answers]
+        return _read_list(read_object(readable(answers[0])), len(criteria))
+    except Unreadable as problem:
+        shown = " / ".join(answer.text.strip() for answer in answers)[:NOTE_CHARACTERS]
+        return f"no score ({problem}): {shown}"
+
+
+def _read_one(answer: JudgeReply) -> CriterionVerdict:
+    text = readable(answer)
+    word = _WORD.match(text)
+    if word is None:
+        raise Unreadable(f"neither yes nor no: {text[:60]!r}")
+    return CriterionVerdict(
+        word.group(1).lower() == "yes", text[word.end() :].strip(" \n.,:;*-–—")[:_REASON_CHARACTERS]
+    )
+
+
+def _read_list(value: Any, count: int) -> list[CriterionVerdict]:
+    if isinstance(value, Mapping) and count == 1 and "met" in value:
+        value = [value]
+    if isinstance(value, Mapping) and len(value) == 1:
+        # Servers that force JSON allow only an object, and models then put the list into one.
+        value = next(iter(value.values()))
+    if not isinstance(value, list) or len(value) != count:
+        raise Unreadable(f"the JSON is no list of {count} verdicts")
+    found = []
+    for number, entry in enumerate(value, start=1):
+        met = entry.get("met") if isinstance(entry, Mapping) else None
+        if not isinstance(met, bool) or entry.get("number", number) != number:
+            raise Unreadable(f"verdict {number} does not say for {number} whether it is met")
+        found.append(CriterionVerdict(met, str(entry.get("reason") or "")[:_REASON_CHARACTERS]))
+    return found
+
+
+def _read_criterion(entry: Any, where: str) -> Criterion:
+    fields = {"text": entry} if isinstance(entry, str) else entry
+    known = isinstance(fields, Mapping) and set(fields) <= {"text", "weight", "name"}
+    fields = fields if known else {}
+    text, weight, name = fields.get("text"), fields.get("weight", 1.0), fields.get("name", "")
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool) and math.isfinite(weight)
+    if not isinstance(text, str) or not text.strip() or not number or not isinstance(name, str):
+        raise ValueError(f"rubric: {where} has {entry!r:.80}; give a text, or {{text: ..., weight: 2, name: ...}}")
+    return Criterion(text.strip(), float(weight), name)
+
+
+def _about(row: int, prompts: Sequence[str], images: Tensor | None, completions: Sequence[str] | None) -> str:
+    # Pieces are joined, and nothing is replaced in them: prompts and completions may hold braces.
+    if images is not None or completions is None:
+        before, after = _IMAGE.split("{prompt}")
+        return before + prompts[row] + after
+    before, rest = _TEXT.split("{prompt}")
+    between, after = rest.split("{completion}")
+    return before + prompts[row] + between + completions[row] + after
+
+
+def _questions(criteria: Sequence[Criterion], ask: str) -> list[str]:
+    if ask == "each":
+        return [_EACH.replace("{criterion}", criterion.text) for criterion in criteria]
+    lines = "\n".join(f"{number}. {criterion.text}" for number, criterion in enumerate(criteria, start=1))
+    return [_TOGETHER.replace("{criteria}", lines)] if criteria else []
+
+
+def _note(criteria: Sequence[Criterion], verdicts: Sequence[CriterionVerdict]) -> str:
+    return "\n".join(
+        f"{'yes' if verdict.met else 'no'} ({criterion.weight:g}) {criterion.name or criterion.text}"
+        + (f": {verdict.reason}" if verdict.reason else "")
+        for criterion, verdict in zip(criteria, verdicts)
+    )

@@ -1,0 +1,193 @@
+"""UnifiedReward: vision-language models tuned to judge generated images and videos.
+
+Wang et al., "Unified Reward Model for Multimodal Understanding and Generation" (arXiv 2503.05236); with thoughts,
+arXiv 2505.03318. Pairs within a group as rewards: Pref-GRPO (arXiv 2508.20751).
+
+The prompts here ask for the answers that these models were tuned to give, in words of our own. For scores that are to
+be compared with published ones, give the text from the model's own page as `prompt` and `pair_prompt`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..scores import Scores
+from ..within import signature_of
+from .judge import SCORE, scored
+from .judge_answers import ScoreReader, Unreadable, note_of, readable, refuse_if_none
+from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_pairs import read_preference
+from .judge_prompts import Template, values_of
+
+MAX_TOKENS = 4096
+SLACK = 0.5
+AXES = {
+    "image": {
+        "Alignment": "how far the image shows what the caption says",
+        "Coherence": "how free the image is of distortions and other faults",
+        "Style": "how appealing the image looks, whatever the caption says",
+    },
+    "video": {
+        "Alignment": "how far the video shows what the caption says",
+        "Physics": "how plausible motion, weight and contact are",
+        "Style": "how appealing the video looks, whatever the caption says",
+    },
+}
+FORMS = ("axes", "final")
+
+
+class UnifiedReward:
+    """A UnifiedReward model by an OpenAI-compatible server: scores, or preferences for `win_rate`.
+
+    As a reward of its own it scores every sample: with `form: axes`, the mean of Alignment, Coherence and Style (of
+    videos Alignment, Physics and Style), which versions 1.5 and 2.0 give from 1 to 5; with `form: final`, the "Final
+    Score" from 1 to 5 of the first versions. As the judge of `win_rate` it compares pairs: "Image 1 is better", with
+    or without thoughts before it, or the relative scores of each axis that version 2.0 gives; see `read_preference`.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`.
+        form: "axes" or "final".
+        scale: lowest and highest score, which become 0 and 1; null takes the score as it is. A score up to 1/2 beyond
+            it counts as its end, and one further off is none.
+        prompt: the question about one sample, with {prompt} replaced; ours if absent.
+        pair_prompt: the question about two.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    name = "unified_reward"
+    remote = True
+
+    def __init__(
+        self,
+        server: Mapping[str, Any],
+        form: str = "axes",
+        scale: Sequence[float] | None = (1, 5),
+        prompt: str | None = None,
+        pair_prompt: str | None = None,
+    ) -> None:
+        if form not in FORMS:
+            raise ValueError(f"unified_reward: form is {form!r}; give one of {', '.join(FORMS)}")
+        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS)
+        self.form, self.batch_size = form, self.client.batch_size
+        self.prompt = None if prompt is None else Template(self.name, "prompt", prompt)
+        self.pair_prompt = None if pair_prompt is None else Template(self.name, "pair_prompt", pair_prompt)
+        labels = {"Final"} if form == "final" else {axis for axes in AXES.values() for axis in axes}
+        self.readers = {
+            label: ScoreReader(self.name, rf"\b{label}\s+{SCORE}", None, scale, SLACK, ours=True) for label in labels
+        }
+        self.__signature__ = signature_of("prompts", "images", *(self.prompt.needed if self.prompt else ()))
+
+    def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
+        """Scores by the judge.
+
+        Args:
+            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
+            prompts: B strings.
+            columns: name -> B values, for the prompt.
+
+        Returns:
+            Scores with B values in [0, 1], or as the model gives them without a scale; NaN where an axis is missing
+            from its answer. Sub-scores are the axes; notes are the answers.
+
+        Raises:
+            InvalidScores: no answer of 8 or more has all scores.
+            ServerError: the server could not be asked.
+        """
+        kind = _kind(images)
+        template = self.prompt or Template(self.name, "prompt", about_one(kind, self.form))
+        questions = [
+            Question(template.fill(values_of(row, prompts, None, columns)), (images[row],))
+            for row in range(len(prompts))
+        ]
+        answers = self.client.ask(questions)
+        labels = ["Final"] if self.form == "final" else list(AXES[kind])
+        found = [self._axes(answer, labels) for answer in answers]
+        values = [math.fsum(row) / len(row) for row, _ in found]
+        notes = [note_of(answer, problem) for answer, (_, problem) in zip(answers, found)]
+        refuse_if_none(self.name, values, notes)
+        axes = {label.lower(): [row[k] for row, _ in found] for k, label in enumerate(labels)}
+        return Scores(values, axes if self.form == "axes" else {}, notes)
+
+    def compare(self, first: Tensor, second: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
+        """Preferences for the first of each pair, in [0, 1]; NaN where the answer has none, which counts 1/2.
+
+        Args:
+            first: [P, 3, H, W] or [P, F, 3, H, W] in [0, 1].
+            second: the same.
+            prompts: P strings.
+            columns: name -> P values, for the prompt.
+        """
+        frames = min(first.shape[1], self.client.server.frames) if first.ndim == 5 else 0
+        template = self.pair_prompt or Template(self.name, "pair_prompt", about_two(_kind(first), frames))
+        questions = [
+            Question(template.fill(values_of(row, prompts, None, columns)), (first[row], second[row]))
+            for row in range(len(prompts))
+        ]
+        return scored(self.name, self.client.ask(questions), lambda answer: read_preference(readable(answer)))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _axes(self, answer: JudgeReply, labels: Sequence[str]) -> tuple[list[float], str]:
+        """The score of each axis, NaN for one that is missing, and what is wrong with the answer."""
+        row, problem = [], ""
+        for label in labels:
+            try:
+                row.append(self.readers[label].read(answer))
+            except Unreadable as error:
+                row.append(math.nan)
+                problem = problem or f"{label}: {error}"
+        return row, problem
+
+
+def about_one(kind: str, form: str) -> str:
+    """The question about an image or a video.
+
+    Args:
+        kind: "image" or "video".
+        form: "axes" or "final".
+    """
+    if form == "final":
+        return (
+            f"Here is a generated {kind} and the caption it was made from. Judge how well it matches the caption, and "
+            f"its visual quality. Go through the elements of the caption and say of each whether it is there, as "
+            f"'element (type): 1' or 'element (type): 0'. Then give a score from 1 to 5 after 'Final Score:'.\n"
+            "Text Caption: [{prompt}]"
+        )
+    axes = AXES[kind]
+    rules = "\n".join(f"- {axis} Score: {meaning}" for axis, meaning in axes.items())
+    lines = "\n".join(f"{axis} Score (1-5): N" for axis in axes)
+    return (
+        f"Here is a generated {kind} and the caption it was made from. Rate it from 1 to 5 on each of these:\n{rules}\n"
+        f"\nAnswer in this form:\n\n{lines}\n\n"
+        "Text Caption: [{prompt}]"
+    )
+
+
+def about_two(kind: str, frames: int = 0) -> str:
+    """The question about two images or videos.
+
+    Args:
+        kind: "image" or "video".
+        frames: that are shown of each video.
+    """
+    name = kind.capitalize()
+    shown = f" The first {frames} frames are {name} 1, the other {frames} are {name} 2." if frames else ""
+    return (
+        f"Here are two generated {kind}s and the caption that both were made from.{shown} Compare how well they match "
+        f"the caption, and their visual quality. Conclude with exactly one of:\n"
+        f"<answer>{name} 1 is better</answer>\n<answer>{name} 2 is better</answer>\n"
+        f"<answer>Both {kind}s are equally good</answer>\n"
+        "Text Caption: [{prompt}]"
+    )
+
+
+def _kind(images: Tensor) -> str:
+    return "video" if images.ndim == 5 else "image"

@@ -1,0 +1,157 @@
+"""GenEval's rules: what detected objects say about a prompt's objects, counts, colours and positions.
+
+Ghosh et al., "GenEval: An Object-Focused Framework for Evaluating Text-to-Image Alignment" (2310.11513), section 3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...parts.plugins import nearest
+from ..backbones.detector import Detection
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+RELATIONS = ("left of", "right of", "above", "below")
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One entry of `include` or `exclude`: so many objects of a class, of a colour, with their place relative to the
+    objects of the entry numbered `other`."""
+
+    label: str
+    count: int
+    colour: str | None = None
+    relation: str | None = None
+    other: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the rules say of one image.
+
+    Attributes:
+        benchmark: as the benchmark counts: at least the wanted objects, and fewer of the excluded ones.
+        strict: exactly the wanted counts; excluded ones do not matter.
+        partial: mean over all requirements of how far each is met, in [0, 1]; 1 where `strict` holds.
+        faults: what was not met, in words.
+    """
+
+    benchmark: bool
+    strict: bool
+    partial: float
+    faults: tuple[str, ...]
+
+
+def read_wanted(entries: Any, labels: Sequence[str]) -> tuple[Wanted, ...]:
+    """The entries of a GenEval column: a list of `{class, count, color?, position?: [relation, index]}`, or its JSON.
+
+    Raises:
+        ValueError: an entry has another form, or asks for a class, colour or relation that is not known.
+    """
+    try:
+        entries = json.loads(entries) if isinstance(entries, str) else entries
+    except ValueError:
+        raise ValueError(f"geneval: {entries!r:.80} is no list of objects") from None
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ValueError(f"geneval: {entries!r:.80} is no list of objects")
+    return tuple(_read_entry(entry, place, labels) for place, entry in enumerate(entries))
+
+
+def _read_entry(entry: Mapping[str, Any], place: int, labels: Sequence[str]) -> Wanted:
+    label, count, colour = entry.get("class"), entry.get("count", 1), entry.get("color")
+    relation, other = entry.get("position") or (None, 0)
+    if not isinstance(label, str) or label not in labels:
+        raise ValueError(f"geneval: the detector knows no {label!r}{nearest(str(label), labels)}")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"geneval: the count of {label!r} is {count!r}; give 1 or more")
+    if colour is not None and colour not in COLOURS:
+        raise ValueError(f"geneval: {colour!r} is none of the colours {', '.join(COLOURS)}")
+    if relation is not None and (relation not in RELATIONS or other not in range(place)):
+        raise ValueError(
+            f"geneval: the position of {label!r} is {[relation, other]!r}; give one of {', '.join(RELATIONS)} and the "
+            "number of an earlier object"
+        )
+    return Wanted(label, count, colour, relation, other)
+
+
+def judge(
+    found: Sequence[Detection],
+    include: Sequence[Wanted],
+    exclude: Sequence[Wanted],
+    colours: Callable[[Sequence[Detection]], Sequence[str]],
+) -> Verdict:
+    """Apply the rules to one image.
+
+    Args:
+        found: its detections, the most confident first.
+        include: what it should show.
+        exclude: what it should not: `count` or more of a class.
+        colours: the colour of each of some detections of one class; asked only where a colour is wanted.
+    """
+    by_label: dict[str, list[Detection]] = {}
+    for detection in found:
+        by_label.setdefault(detection.label, []).append(detection)
+    faults: list[str] = []
+    credits: list[float] = []
+    groups: list[list[Detection] | None] = []
+    benchmark = strict = True
+    for wanted in include:
+        objects = by_label.get(wanted.label, [])
+        number = len(objects)
+        credits.append(max(0.0, 1 - abs(number - wanted.count) / wanted.count))
+        enough, exact = number >= wanted.count, number == wanted.count
+        if not exact:
+            faults.append(f"{number} {wanted.label} for {wanted.count}")
+        chosen = objects[: wanted.count]
+        if wanted.colour is not None:
+            seen = sorted(colours(chosen)) if enough else []
+            right = seen.count(wanted.colour)
+            # With a wrong count it is not clear which objects are meant, so that nothing is earned.
+            credits.append(right / wanted.count if exact else 0.0)
+            if enough and right < wanted.count:
+                faults.append(f"{wanted.label} {', '.join(seen)} for {wanted.colour}")
+            enough, exact = enough and right == wanted.count, exact and right == wanted.count
+        if wanted.relation is not None:
+            holds = enough and _all_related(chosen, groups[wanted.other], wanted.relation)
+            credits.append(float(holds and exact))
+            if enough and not holds:
+                faults.append(f"{wanted.label} not {wanted.relation} {include[wanted.other].label}")
+            enough, exact = enough and holds, exact and holds
+        groups.append(chosen if enough else None)
+        benchmark, strict = benchmark and enough, strict and exact
+    for unwanted in exclude:
+        number = len(by_label.get(unwanted.label, []))
+        if number >= unwanted.count:
+            benchmark = False
+            faults.append(f"{number} {unwanted.label} where fewer than {unwanted.count} are allowed")
+    return Verdict(benchmark, strict, math.fsum(credits) / len(credits) if credits else 1.0, tuple(faults))
+
+
+def _all_related(objects: Sequence[Detection], others: Sequence[Detection] | None, relation: str) -> bool:
+    return others is not None and all(relation in relations(one.box, other.box) for one in objects for other in others)
+
+
+def relations(one: Sequence[float], other: Sequence[float]) -> set[str]:
+    """Where one box lies relative to another.
+
+    The distance of the centres, less a tenth of both sizes, must point into a direction with more than half of its
+    length: diagonal neighbours have two relations.
+
+    Args:
+        one: left, top, right, bottom.
+        other: likewise.
+    """
+    offset = [(one[k] + one[k + 2] - other[k] - other[k + 2]) / 2 for k in (0, 1)]
+    sizes = [one[k + 2] - one[k] + other[k + 2] - other[k] for k in (0, 1)]
+    length = math.hypot(*offset)
+    if length == 0:
+        return set()
+    dx, dy = (math.copysign(max(abs(part) - MARGIN * size, 0.0), part) / length for part, size in zip(offset, sizes))
+    holds = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
+    return {relation for relation, true in holds.items() if true}

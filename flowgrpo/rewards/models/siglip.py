@@ -1,0 +1,70 @@
+"""SigLIP 2: how well text and image match, by a model trained on pairs one by one.
+
+Zhai et al., "Sigmoid Loss for Language Image Pre-Training" (2303.15343), section 3.2; Tschannen et al., "SigLIP 2"
+(2502.14786).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..backbones.towers import TowerReward, transformers_towers
+from ..scores import Scores
+
+
+class Siglip(TowerReward):
+    """Text match: cosine of SigLIP 2's embeddings, or its probability that text and image belong together.
+
+    Args:
+        model: folder or model id of a transformers `SiglipModel`.
+        probability: return sigmoid(scale·cosine + bias) in place of the cosine. It is near 0 for most images, so
+            that groups are hard to rank by it.
+        lowercase: turn prompts to lower case, as in SigLIP 2's training.
+        device: where to score.
+        dtype: of the weights.
+        batch_size: most images in one call.
+        frames: most frames of a video that are scored, evenly spaced; all by default.
+
+    Raises:
+        ValueError: the folder holds no such model or processor.
+    """
+
+    name = "siglip"
+
+    def __init__(
+        self,
+        model: str = "google/siglip2-so400m-patch14-384",
+        *,
+        probability: bool = False,
+        lowercase: bool = True,
+        device: str = "cpu",
+        dtype: str = "float32",
+        batch_size: int = 32,
+        frames: int | None = None,
+    ) -> None:
+        lease = transformers_towers("siglip", model, device=device, dtype=dtype, lowercase=lowercase)
+        super().__init__(lease, batch_size=batch_size, frames=frames)
+        self.probability = probability
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
+        """Match of each image with its prompt.
+
+        Args:
+            images: [B, 3, H, W] in [0, 1], squashed to the model's square; of videos [B, F, 3, H, W] the frames'
+                cosines are averaged.
+            prompts: B strings, cut at 64 tokens.
+            columns: ignored.
+
+        Returns:
+            B scores; sub-scores `cosine` and `probability`.
+        """
+        cosine = self.cosines(images, prompts)
+        towers = self.lease.value
+        probability = torch.sigmoid(towers.scale * cosine + towers.bias)
+        subs = {"cosine": cosine.tolist(), "probability": probability.tolist()}
+        return Scores(probability if self.probability else cosine, subs)

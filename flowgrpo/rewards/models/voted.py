@@ -1,0 +1,144 @@
+"""The pairs of pictures in files of votes, each with what was chosen, checked for a reward to learn from.
+
+A reward that learned from less than it was given would not say so, so nothing is left out: whatever is wrong with a
+line ends the reading, with the file and the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from ...votes.file import Vote, latest, read_whole
+
+FILE = "votes.jsonl"
+LEAST_UNITS = 5
+
+
+@dataclass(frozen=True, order=True)
+class VotedPair:
+    """Two pictures for one prompt, by their content, the first in alphabetical order."""
+
+    prompt: str
+    first: str
+    second: str
+
+
+@dataclass
+class Count:
+    """How often the first picture of a pair was preferred, the second, and neither."""
+
+    first: int = 0
+    second: int = 0
+    tie: int = 0
+
+
+@dataclass(frozen=True)
+class Voted:
+    """What people chose.
+
+    Attributes:
+        pairs: the different pairs with their counts, sorted, so that neither the order of the lines nor the sides on
+            which the pictures stood can matter.
+        files: a file of each content.
+        units: [N] number of the part that each pair belongs to: what is learned from a pair says nothing of the pairs
+            in other parts.
+        shared: what the pairs of a part share, in words.
+    """
+
+    pairs: dict[VotedPair, Count]
+    files: dict[str, Path]
+    units: NDArray[np.int64]
+    shared: str
+
+
+def read_voted(names: Sequence[str | Path], least: int) -> Voted:
+    """The pairs in some files of votes; of several choices of one session on one pair in a file the last counts.
+
+    Args:
+        names: files, or folders of runs that hold a `votes.jsonl`.
+        least: fewest pairs of which one picture was preferred more often than the other.
+
+    Raises:
+        ValueError: a file is missing, or named twice; a line is no vote, is about completions or two equal pictures, or
+            names a picture that is gone, changed since, or outside of its run; or there are too few pairs, or too few
+            that have nothing to do with each other.
+    """
+    paths = [Path(name).expanduser() for name in names]
+    paths = [path / FILE if path.is_dir() else path for path in paths]
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError(f"one file of votes is named twice: {', '.join(map(str, paths))}")
+    counts: dict[VotedPair, Count] = {}
+    files: dict[str, Path] = {}
+    for path in paths:
+        for vote in latest(read_whole(path)):
+            if vote.choice != "skip":
+                files |= _files(vote, path, files)
+                _add(counts, vote)
+    decided = sum(count.first != count.second for count in counts.values())
+    if decided < least:
+        raise ValueError(
+            f"{', '.join(map(str, paths))}: {decided} pairs of which one picture was preferred, and {least} needed. "
+            "Vote on more with `flowgrpo gallery RUN --vote`, or lower `least`"
+        )
+    pairs = {pair: counts[pair] for pair in sorted(counts)}
+    return Voted(pairs, files, *_units(pairs))
+
+
+def _files(vote: Vote, path: Path, known: Mapping[str, Path]) -> dict[str, Path]:
+    """The files of a vote's pictures by their content; `known` ones have been looked at."""
+    where, found = f"{path}, line {vote.line}", {}
+    for side in (vote.left, vote.right):
+        file = side.content(path.parent)
+        if isinstance(file, str):
+            raise ValueError(
+                f"{where} is a choice between completions, and `choices` learns from pictures. For text take a judge "
+                "(`judge`, `unified_reward`, `rubric`), with `objective: {name: answers, loss: dpo}` if you like; "
+                "`flowgrpo gallery RUN --vote-dataset DIR` writes such choices as prompt, chosen and rejected for "
+                "programs that train on them"
+            )
+        if known.get(side.sha256) != file and not side.unchanged(path.parent):
+            lost = "has changed since the vote" if file.is_file() else "is gone"
+            raise ValueError(f"{where}: {file} {lost}; put the picture back, or take the line out")
+        found[side.sha256] = file
+    if len(found) < 2:
+        raise ValueError(f"{where} is a choice between two equal pictures; take the line out")
+    return found
+
+
+def _add(counts: dict[VotedPair, Count], vote: Vote) -> None:
+    first, second = sorted((vote.left.sha256, vote.right.sha256))
+    count = counts.setdefault(VotedPair(vote.prompt, first, second), Count())
+    if vote.preferred is None:
+        count.tie += 1
+    elif vote.preferred[0].sha256 == first:
+        count.first += 1
+    else:
+        count.second += 1
+
+
+def _units(pairs: Collection[VotedPair]) -> tuple[NDArray[np.int64], str]:
+    """`Voted.units` and `shared`: by prompt, or where prompts are few, by the pictures.
+
+    Pairs that have a picture in common belong together, and so do those that are linked by others.
+    """
+    prompts = {prompt: place for place, prompt in enumerate(sorted({pair.prompt for pair in pairs}))}
+    if len(prompts) >= LEAST_UNITS:
+        return np.array([prompts[pair.prompt] for pair in pairs]), "prompts"
+    contents = sorted({content for pair in pairs for content in (pair.first, pair.second)})
+    places = {content: place for place, content in enumerate(contents)}
+    ends = np.array([(places[pair.first], places[pair.second]) for pair in pairs])
+    graph = coo_matrix((np.ones(len(ends)), ends.T), shape=(len(places), len(places)))
+    parts, labels = connected_components(graph, directed=False)
+    if parts < LEAST_UNITS:
+        raise ValueError(
+            f"the votes are on {len(prompts)} prompts, and their pictures were all compared with each other, so that "
+            f"nothing is left to test on that was not learned from; vote on {LEAST_UNITS} prompts or more"
+        )
+    return np.asarray(labels[ends[:, 0]], dtype=np.int64), "pictures"

@@ -1,0 +1,134 @@
+"""Programs, judged by their tests: code runs in a limited process, see `sandbox.py`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..options import check_flag, check_memory, check_seconds
+from ..scores import Scores
+from ..text.extraction import fenced
+from .sandbox import Execution, Limits, run_cases, run_tests
+
+MOST_WORKERS = 8
+
+
+class Code:
+    """The share of its tests that a completion's Python code passes, run in a limited process.
+
+    The code is the last fenced block of the completion, or all of it. Two columns hold tests, and a sample may have
+    both:
+
+        tests   a text or a list of texts with assertions. Every assertion at the top level of a text is a test, the
+                statements between them are run in order, and a text without such an assertion is one test. The code
+                is loaded once as a module, and its tests run one after another in that process.
+        cases   a list of {input, output}: the code runs as a program that reads the input, and what it prints is
+                compared with the output, but for white space at the ends of lines and empty lines at the end.
+
+    Code that cannot be loaded, runs out of time or memory, or dies, fails the tests that have not passed by then.
+
+    The process has limits, a folder of its own and guards against what a solution has no need of: processes, sockets,
+    files elsewhere. This is a fence against accidents and reward hacking, and no security boundary: run the training
+    in a container if the code might be hostile. Assertions of the form `assert EXPRESSION == LITERAL` and the cases
+    are compared outside of the process and cannot be won by cheating; prefer them.
+
+    Args:
+        partial: the value is the share of the tests that pass; otherwise it is 1 if all pass, and 0 if not.
+        seconds: how long the tests of a sample, or a single case, may take by the clock.
+        memory_mb: most megabytes of address space.
+        workers: samples that run at a time; as many as there are processors, up to 8, if absent.
+
+    Raises:
+        ValueError: an option is wrong, or the system is not Linux.
+    """
+
+    name = "code"
+
+    def __init__(
+        self, partial: bool = True, seconds: float = 5.0, memory_mb: int = 512, workers: int | None = None
+    ) -> None:
+        check_flag(self.name, "partial", partial)
+        check_seconds(self.name, seconds)
+        check_memory(self.name, memory_mb)
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
+            raise ValueError(f"code: workers is {workers!r}; give a whole number of 1 or more")
+        if not hasattr(os, "waitid"):
+            raise ValueError("code: its limits need Linux; leave this reward out, or train on Linux")
+        self.partial, self.limits = partial, Limits(seconds, memory_mb)
+        self.workers = workers or min(os.cpu_count() or 1, MOST_WORKERS)
+
+    def __call__(
+        self,
+        completions: Sequence[str],
+        prompts: Sequence[str],
+        tests: Sequence[Any] | None = None,
+        cases: Sequence[Any] | None = None,
+    ) -> Scores:
+        """Run code.
+
+        Args:
+            completions: B strings.
+            prompts: B strings, not used.
+            tests: B texts or lists of texts, None or empty for a sample without.
+            cases: B lists of {input, output}, None or empty for a sample without.
+
+        Returns:
+            Scores with B values in [0, 1], NaN for a sample without tests. Sub-scores: `passed`, the share that
+            passes; `all`, whether all do. Notes say how many, and what went wrong first.
+
+        Raises:
+            ValueError: there is neither column, or a test is malformed.
+        """
+        if tests is None and cases is None:
+            raise ValueError("code: the prompts have neither a column `tests` nor `cases`; give one of them")
+        nothing = [None] * len(completions)
+        jobs = [
+            # Language models like to begin with a space, which is an error in front of a program.
+            (fenced(text).lstrip(), _tests(some), _cases(others))
+            for text, some, others in zip(completions, tests or nothing, cases or nothing, strict=True)
+        ]
+        with ThreadPoolExecutor(self.workers) as pool:
+            outcomes = list(pool.map(self._run, jobs))
+        shares = [sum(done.passed) / len(done.passed) if done.passed else math.nan for done in outcomes]
+        whole = [share if math.isnan(share) else float(share == 1) for share in shares]
+        return Scores(
+            shares if self.partial else whole, {"passed": shares, "all": whole}, [_note(done) for done in outcomes]
+        )
+
+    def _run(self, job: tuple[str, list[str], list[dict[str, str]]]) -> Execution:
+        code, tests, cases = job
+        first = run_tests(code, tests, self.limits) if tests else Execution((), "")
+        second = run_cases(code, cases, self.limits) if cases else Execution((), "")
+        return Execution((*first.passed, *second.passed), first.note or second.note)
+
+
+def _note(outcome: Execution) -> str:
+    if not outcome.passed:
+        return ""
+    count = f"{sum(outcome.passed)} of {len(outcome.passed)} passed"
+    return f"{count}; {outcome.note}" if outcome.note else count
+
+
+def _tests(value: Any) -> list[str]:
+    texts = [value] if isinstance(value, str) else list(value or [])
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        raise ValueError(
+            f"code: the column `tests` has {value!r:.80}; give texts such as 'assert add(1, 2) == 3', or null"
+        )
+    return texts
+
+
+def _cases(value: Any) -> list[dict[str, str]]:
+    found = []
+    for case in [value] if isinstance(value, Mapping) else list(value or []):
+        fits = isinstance(case, Mapping) and all(isinstance(case.get(part), str) for part in ("input", "output"))
+        if not fits:
+            raise ValueError(
+                f"code: the column `cases` has {case!r:.80}; give a list of objects with the texts `input` and "
+                "`output`, or null"
+            )
+        found.append({"input": case["input"], "output": case["output"]})
+    return found

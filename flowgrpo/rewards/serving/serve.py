@@ -1,0 +1,110 @@
+"""Serving until a signal ends it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from ..base import RewardSpec
+from ..registry import build
+from .declaration import Declaration
+from .http_client import read_token
+from .server import RewardServer, check_host
+from .service import Service
+from .wire import WireLimits
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(
+    name: str,
+    options: Mapping[str, Any] | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token_env: str | None = None,
+    waiting: int = 4,
+    limits: WireLimits | None = None,
+    report: Callable[[str], object] = print,
+) -> None:
+    """Serve a reward until SIGTERM or SIGINT, and then finish the requests that have begun.
+
+    The reward is made and called in this thread. A second signal ends the process at once.
+
+    Args:
+        name: of the reward, as in a recipe.
+        options: its options.
+        host: address to listen at.
+        port: 0 for any free one.
+        token_env: environment variable with the token that requests have to bring.
+        waiting: most requests that wait for the one that is scored.
+        limits: of a request.
+        report: told the address and of failures, one line each.
+
+    Raises:
+        ValueError: the reward cannot be made or served, or the address needs a token or is taken.
+        MissingDependency: the reward needs a package that is not installed.
+    """
+    token = read_token("rewards serve", token_env)
+    # Found out before a model is loaded.
+    check_host(host, token)
+    _check_free(host, port)
+    reward = build(RewardSpec(name, options=options or {}))
+    try:
+        declaration = Declaration.of(reward, name, options or {})
+        service = Service(reward, waiting=waiting, report=report)
+        server = RewardServer(service, declaration, host=host, port=port, token=token, limits=limits)
+        with running(server), _stopped_by_signals(service):
+            shown = f"[{host}]" if ":" in host else host
+            kinds = " or ".join(declaration.samples)
+            report(f"serving {reward.name} ({kinds}) at http://{shown}:{server.server_port}")
+            service.run()
+    finally:
+        reward.close()
+
+
+@contextmanager
+def running(server: RewardServer) -> Iterator[None]:
+    """A server that listens in a thread of its own; at the end, all answers have been sent."""
+    listening = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="listening")
+    listening.start()
+    try:
+        yield
+    finally:
+        # If the service failed, nobody would answer those who wait for it.
+        server.service.stop()
+        server.shutdown()
+        listening.join()
+        server.server_close()
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((host, port))
+    except OSError as error:
+        raise ValueError(f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port") from None
+
+
+@contextmanager
+def _stopped_by_signals(service: Service) -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def stop(number: int, frame: Any) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_DFL)
+        service.stop()
+
+    for number in SIGNALS:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

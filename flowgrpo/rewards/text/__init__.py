@@ -1,0 +1,1 @@
+"""Rewards of completions that need no model."""

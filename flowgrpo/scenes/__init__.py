@@ -1,1 +1,0 @@
-"""Scenes: the embedded world of coloured shapes that the default model, rewards and benchmarks share."""

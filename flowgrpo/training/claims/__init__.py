@@ -1,1 +1,0 @@
-"""What the papers claim, measured on the embedded default: `flowgrpo bench claims`."""

@@ -1,0 +1,120 @@
+"""What accelerate's launcher asks for: weights in shards, by FSDP2, or the optimizer in parts, by DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, parse_flag_from_env
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+from ...configs.schema import AnyRecipe, Recipe
+from ...weights.sharding import Shards
+from ...weights.trained import TrainedWeights
+from ..optimizer import Optimizer, Stepper
+from .processes import Processes
+from .zero import ZeroOptimizer
+
+OFFLOADED = ("optimizer", "param")
+
+
+def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[str, nn.Module]], Shards] | None:
+    """What cuts full weights into shards, if the launcher asks for it (`--use_fsdp`); a LoRA stays whole.
+
+    On CPUs accelerate does not pass on what it was asked for, so the environment that its launcher sets is read.
+
+    Raises:
+        ValueError: the launcher's options or the recipe do not fit; says which to change.
+    """
+    if not parse_flag_from_env("ACCELERATE_USE_FSDP") or recipe.model.train == "lora" or accelerator.num_processes == 1:
+        return None
+    plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
+    if not isinstance(recipe, Recipe):
+        raise ValueError(
+            "sharded full weights are there for pipelines of diffusers; train a language model with model.train lora, "
+            "or launch with --multi_gpu in place of --use_fsdp"
+        )
+    faults = [
+        (
+            accelerator.mixed_precision != "no",
+            "FSDP would round what goes into the denoiser, its timesteps too; launch with --mixed_precision no",
+        ),
+        (plugin.fsdp_version != 2, "FSDP version 1 is not supported; launch with --fsdp_version 2"),
+        (
+            isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+            "shards are not kept on the CPU; launch with --fsdp_offload_params false",
+        ),
+        (
+            bool(plugin.activation_checkpointing),
+            "set model.gradient_checkpointing in the recipe in place of --fsdp_activation_checkpointing",
+        ),
+        (recipe.model.compile, "sharded blocks are not compiled; turn model.compile off"),
+    ]
+    _refuse(faults)
+    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
+    return partial(Shards, mesh=mesh, keep=not plugin.reshard_after_forward)
+
+
+def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | None:
+    """The section `zero_optimization` for DeepSpeed, if the launcher asks for it (`--use_deepspeed`).
+
+    Raises:
+        ValueError: the launcher's options do not fit; says which to change.
+    """
+    if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") or accelerator.num_processes == 1:
+        return None
+    plugin = getattr(accelerator.state, "deepspeed_plugin", None) or DeepSpeedPlugin()
+    config, norm = plugin.deepspeed_config, recipe.optimizer.max_grad_norm
+    zero = {key: value for key, value in config["zero_optimization"].items() if value != "auto"}
+    sections = [name for name in ("optimizer", "scheduler") if name in config]
+    _refuse(
+        [
+            (
+                zero.get("stage") != 2,
+                f"ZeRO stage {zero.get('stage')} is not supported; launch with --zero_stage 2, or for weights in "
+                "shards with --use_fsdp --fsdp_version 2 in place of --use_deepspeed",
+            ),
+            (
+                any((zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in OFFLOADED),
+                "nothing is offloaded to the CPU or to disks; launch with --offload_optimizer_device none "
+                "--offload_param_device none",
+            ),
+            (
+                accelerator.mixed_precision != "no",
+                "the trained weights are kept in float32, whose small updates another format would lose; launch with "
+                "--mixed_precision no, and set model.dtype for the frozen ones",
+            ),
+            (
+                config.get("gradient_accumulation_steps", "auto") not in ("auto", 1),
+                "how much makes an optimizer step is the recipe's (optimizer.updates, rollout.batch); launch with "
+                "--gradient_accumulation_steps 1",
+            ),
+            (
+                config.get("gradient_clipping", "auto") not in ("auto", norm),
+                f"--gradient_clipping {config.get('gradient_clipping')} is not optimizer.max_grad_norm, {norm}, which "
+                "counts; leave it out",
+            ),
+            (
+                bool(sections),
+                f"DeepSpeed's configuration has the section {' and '.join(sections)}, and AdamW and its schedule are "
+                "the recipe's (optimizer); take it out",
+            ),
+        ]
+    )
+    return {key: value for key, value in zero.items() if not key.startswith("offload_")}
+
+
+def optimizer_of(recipe: AnyRecipe, accelerator: Accelerator, weights: TrainedWeights, processes: Processes) -> Stepper:
+    """What moves the trained weights, as the launcher asks; raises as `zero_of`."""
+    zero = zero_of(recipe, accelerator)
+    return Optimizer(recipe, weights, processes) if zero is None else ZeroOptimizer(recipe, weights, processes, zero)
+
+
+def _refuse(faults: Sequence[tuple[bool, str]]) -> None:
+    for found, message in faults:
+        if found:
+            raise ValueError(message)

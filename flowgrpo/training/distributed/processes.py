@@ -1,0 +1,178 @@
+"""Several processes of one run: which prompts each has, what they tell each other, and how they end together."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_from_env, reduce
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...pipelines.policy import part_bounds
+
+T = TypeVar("T")
+
+POLL_SECONDS = 1.0
+FAREWELL_SECONDS = 20.0
+_FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
+
+
+def launched() -> PartialState:
+    """accelerate's state of this process; without an accelerator the processes meet on the CPU.
+
+    Raises:
+        ValueError: they were launched with DeepSpeed, and it is not installed.
+    """
+    if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not is_deepspeed_available():
+        raise ValueError(
+            "this was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
+            "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs nothing more"
+        )
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
+
+
+class Processes:
+    """The processes of a run. Prompts are dealt to them one by one, as cards are.
+
+    Args:
+        rank: number of this one.
+        count: how many there are.
+        meet: called before all tell each other something; until then one may need another.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None) -> None:
+        self.rank, self.count = rank, count
+        self._meet = meet
+
+    def meet(self) -> None:
+        """Return once no process needs another for a backward pass or for weights. All must call it."""
+        if self._meet is not None:
+            self._meet()
+
+    @classmethod
+    def of_this_run(cls) -> Processes:
+        """As the launcher started them."""
+        state = launched()
+        return cls(state.process_index, state.num_processes)
+
+    def share(self, total: int) -> range:
+        """Numbers of this process's prompts among `total`; shares differ by one prompt at most."""
+        return range(self.rank, total, self.count)
+
+    def cuts(self, total: int, updates: int) -> tuple[int, ...]:
+        """Where the parts of an iteration after the first begin, counted in this process's prompts.
+
+        Which prompts make a part does not depend on the number of processes.
+        """
+        return tuple(len(self.share(start)) for start in part_bounds(total, updates, None)[1:-1])
+
+    def gather(self, thing: T) -> list[T]:
+        """What each process gives, by rank. All must call it."""
+        self.meet()
+        return list(gather_object([thing])) if self.count > 1 else [thing]
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over processes. All must call it."""
+        self.meet()
+        return tensor if self.count == 1 else reduce(tensor, "sum")
+
+    def pool(self, items: Sequence[T], places: Sequence[int]) -> tuple[list[T], list[int]]:
+        """The items of all processes in the order of their places, as one process would have them. All must call it.
+
+        Args:
+            items: of this process.
+            places: of each the number of its prompt, which no other process has; items of one place keep their order.
+
+        Returns:
+            The items, and for each of this process its position among them.
+        """
+        parts = self.gather(list(zip(places, items, strict=True)))
+        everything = [pair for part in parts for pair in part]
+        order = sorted(range(len(everything)), key=lambda k: everything[k][0])
+        position = {k: found for found, k in enumerate(order)}
+        first = sum(len(part) for part in parts[: self.rank])
+        return [everything[k][1] for k in order], [position[first + k] for k in range(len(items))]
+
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Give every process the sum of the gradients of all. All must call it.
+
+        Losses are divided by counts of the whole optimizer step; the mean of DDP would divide once more. Those of
+        shards have been added in the backward pass.
+        """
+        self.meet()
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        if self.count == 1 or not parameters:
+            return
+        known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+        # What has a gradient nowhere must stay without one, or the optimizer would still move it.
+        used = [p for p, count in zip(parameters, reduce(known, "sum").tolist()) if count]
+        if not used:
+            return
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in used]
+        flat = reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+        for parameter, part in zip(used, flat.split([p.numel() for p in used])):
+            parameter.grad = part.view_as(parameter)
+
+
+@contextmanager
+def ended_together() -> Iterator[None]:
+    """Within the block a failure of one process ends all: the others print its traceback and exit with status 1.
+
+    Without it they would wait in the next sum of gradients, for as long as the backend allows. Every process must
+    enter the block; one that fails waits a moment for the others to have heard of it.
+    """
+    state = launched()
+    if state.num_processes == 1 or not torch.distributed.is_initialized():
+        yield
+        return
+    store = torch.distributed.distributed_c10d._get_default_store()
+    over = threading.Event()
+    # A connection of its own: the main one is blocked while the backend waits on it.
+    watch = threading.Thread(target=_watch, args=(store.clone(), state.process_index, over), daemon=True)
+    watch.start()
+    try:
+        yield
+    # What calls `sys.exit` leaves the others waiting as well.
+    except (Exception, SystemExit):
+        over.set()
+        watch.join()
+        _tell(store, state.process_index, state.num_processes)
+        raise
+    finally:
+        over.set()
+        watch.join()
+
+
+def _watch(store: Any, rank: int, over: threading.Event) -> None:
+    """End this process once another has left a note that it failed."""
+    while not over.wait(POLL_SECONDS):
+        try:
+            if not store.check([_FAILED]):
+                continue
+            note = store.get(_FAILED).decode()
+            store.set(f"{_ENDED}/{rank}", "")
+        except RuntimeError:
+            return  # the process with the store has ended, and the backend says so to the main thread
+        sys.stdout.flush()
+        print(note, file=sys.stderr, flush=True)
+        # Nothing else ends a main thread that waits in the backend.
+        os._exit(1)
+
+
+def _tell(store: Any, rank: int, count: int) -> None:
+    """Leave the traceback for the other processes, and wait until each has ended or failed too."""
+    note = f"process {rank} of {count} failed, so this one ends as well. Its traceback:\n{traceback.format_exc()}"
+    with suppress(RuntimeError):
+        store.set(f"{_ENDED}/{rank}", "")
+        if not store.check([_FAILED]):
+            store.set(_FAILED, note)
+        store.wait([f"{_ENDED}/{k}" for k in range(count)], timedelta(seconds=FAREWELL_SECONDS))

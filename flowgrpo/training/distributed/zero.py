@@ -1,0 +1,185 @@
+"""Optimizer state and gradients in one part a process, by DeepSpeed's ZeRO stage 2 (arXiv 1910.02054).
+
+The model stays as it is, and so do its calls. What DeepSpeed's engine holds is a function of the trained weights whose
+gradient is the one that a loss has given already: the engine adds it over processes, keeps this process's part, and
+later moves that part of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...configs.schema import AnyRecipe
+from ...weights.collective import Lockstep, teller
+from ...weights.trained import TrainedWeights
+from ..learning_rate import learning_rate
+from ..optimizer import require_finite, settings_of
+from .processes import Processes
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class ZeroOptimizer:
+    """AdamW whose state is cut into parts, one a process; weights are whole on each.
+
+    Args:
+        recipe: with the rates and bounds.
+        weights: what it moves. From now on the processes are in step at `weights.backward`.
+        processes: of the run.
+        zero: the section `zero_optimization` of DeepSpeed's configuration.
+    """
+
+    def __init__(
+        self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes, zero: Mapping[str, Any]
+    ) -> None:
+        import deepspeed
+
+        self.recipe, self.processes = recipe, processes
+        named = weights.named_parameters()
+        # A group for each denoiser: an expert that nothing was evaluated with is left alone, its moments too.
+        experts = [list(names) for _, names in groupby(named, key=lambda name: name.partition(".")[0])]
+        self._parameters = [[named[name] for name in names] for names in experts]
+        self._used = torch.zeros(len(experts), device=self._parameters[0][0].device)
+        self._inner = torch.optim.AdamW([{"params": group} for group in self._parameters], **settings_of(recipe))
+        self._inner.register_step_pre_hook(self._leave_unused)
+        self._given = _Given([parameter for group in self._parameters for parameter in group])
+        self._engine, *_ = deepspeed.initialize(
+            model=self._given,
+            optimizer=self._inner,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": dict(zero),
+                "zero_allow_untested_optimizer": True,
+                "gradient_clipping": recipe.optimizer.max_grad_norm,
+                # Losses are divided by counts of the whole optimizer step, of which a process may have any number.
+                "gradient_allreduce_op": "sum",
+                "managed_gradient_accumulation": False,
+                "steps_per_print": float("inf"),
+            },
+        )
+        self._own = [group["params"][0] for group in self._inner.param_groups]
+        for own in self._own:
+            moments = {name: torch.zeros_like(own, requires_grad=False) for name in MOMENTS}
+            self._inner.state[own] = {"step": torch.tensor(0.0), **moments}
+        # Otherwise the first step does so, and a state could not be put in place before.
+        self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+        weights.steps = _Rounds(self._add)
+
+    def _leave_unused(self, inner: torch.optim.Optimizer, *_: Any) -> None:
+        for own, used in zip(self._own, self._used.tolist()):
+            if not used:
+                own.grad = None
+
+    def _add(self, parts: Sequence[Tensor]) -> None:
+        """Add the gradient of what this process has to that of all; each calls it as often."""
+        groups = self._parameters
+        gradients: list[Tensor | None] = [None] * sum(len(group) for group in groups)
+        if parts:
+            everything = [parameter for group in groups for parameter in group]
+            gradients = list(torch.autograd.grad(sum(parts[1:], parts[0]), everything, allow_unused=True))
+        first = 0
+        for number, group in enumerate(groups):
+            if any(gradient is not None for gradient in gradients[first : first + len(group)]):
+                self._used[number] = 1.0
+            first += len(group)
+        self._engine.backward(self._engine(gradients))
+
+    def step(self) -> Tensor:
+        """Take one optimizer step; the norm of the gradient before it was bounded. All processes must call it.
+
+        Raises:
+            FloatingPointError: the gradient is not finite; the weights have not moved.
+        """
+        self._used = self.processes.add(self._used)
+        if not self._used.any():
+            return torch.zeros(())
+        taken = [int(self._inner.state[own]["step"]) for own in self._own]
+        for group in self._inner.param_groups:
+            group["lr"] = learning_rate(self.recipe, next(filter(None, taken), 0))
+        self._engine.step()
+        self._used = torch.zeros_like(self._used)
+        norm = torch.as_tensor(self._engine.get_global_grad_norm()).detach().cpu()
+        # DeepSpeed has left such a step out, and says -1 or infinity.
+        require_finite(torch.where(norm < 0, torch.inf, norm))
+        return norm
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: a step leaves no gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of AdamW on whole weights, in the order of `weights.parameters`; all processes must call it.
+
+        That of the first process has the tensors, on the CPU.
+        """
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        state: dict[int, dict[str, Tensor]] = {}
+        number = 0
+        for own, group in zip(self._own, self._parameters):
+            step = self._inner.state[own]["step"]
+            for parameter in group:
+                if step:
+                    found = {name: safe_get_full_optimizer_state(parameter, name) for name in MOMENTS}
+                    kept = {name: value.cpu() for name, value in found.items()} if self.processes.rank == 0 else {}
+                    state[number] = {"step": step.clone(), **kept}
+                number += 1
+        shared = {key: value for key, value in self._inner.param_groups[0].items() if key != "params"}
+        return {"state": state, "param_groups": [{**shared, "params": list(range(number))}]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, after the weights have been put in place."""
+        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
+
+        number = 0
+        for own, group in zip(self._own, self._parameters):
+            for parameter in group:
+                safe_set_full_fp32_param(parameter, parameter.detach())
+                if (entry := state["state"].get(number)) is not None:
+                    self._inner.state[own]["step"] = entry["step"].clone()
+                    for name in MOMENTS:
+                        safe_set_full_optimizer_state(parameter, entry[name].to(parameter.device), name)
+                number += 1
+
+
+class _Rounds(Lockstep):
+    """Keeps backward passes in step. Each process has the whole model, so evaluations are its own affair."""
+
+    def __init__(self, add: Callable[[Sequence[Tensor]], None]) -> None:
+        super().__init__([], teller())
+        self._add = add
+
+    def _backward(self, parts: list[Tensor]) -> None:
+        self._add(parts)
+
+
+class _Given(nn.Module):
+    """What an engine holds: 0, with gradients with respect to its parameters that are given.
+
+    All processes then have the same graph, so the engine, which adds gradients in the order in which they come, adds
+    those of the same parameters.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(parameters)
+
+    def forward(self, gradients: list[Tensor | None]) -> Tensor:
+        return _GivenGradients.apply(gradients, *self.parts)
+
+
+class _GivenGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Tensor | None], *parameters: Tensor) -> Tensor:
+        ctx.gradients, ctx.parameters = gradients, parameters
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        pairs, ctx.gradients = list(zip(ctx.gradients, ctx.parameters)), []
+        # All have one, or a bucket of one process would hold less than that of another.
+        return None, *(torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs)

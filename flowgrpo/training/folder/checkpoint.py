@@ -1,0 +1,174 @@
+"""What a run must remember to go on to the very same numbers: weights, optimizer, averages, critic, iteration.
+
+Noise, prompts and windows are addressed by seed and iteration, so no generator state is kept. `state.json` lists every
+other file with its size and CRC-32, so that a damaged one is noticed. A CRC is enough against chance, and the fastest
+that Python has: weights of full models are many gigabytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ...weights.sharding import wholes
+from ...weights.trained import TrainedWeights
+from .files import write_text, writing
+
+WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+_BLOCK = 2**22
+
+
+class Written(Protocol):
+    """What a checkpoint holds of a part of a run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the part needs to continue."""
+
+
+@runtime_checkable
+class Stateful(Written, Protocol):
+    """Part of a run that is remembered."""
+
+    def load_state_dict(self, state: Any) -> object:
+        """Continue from a state."""
+
+
+class Gathered:
+    """The state of sharded weights, or of what works on them, as it was when this was made.
+
+    All processes must make it; only that of the first is whole.
+    """
+
+    def __init__(self, part: Written) -> None:
+        self._state: dict[str, Any] = wholes(part.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whole tensors on the CPU."""
+        return self._state
+
+
+class Kept:
+    """A copy of the state of a part, as it was when this was made."""
+
+    def __init__(self, part: Written) -> None:
+        self._state: dict[str, Any] = copy.deepcopy(part.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copy."""
+        return self._state
+
+
+class DamagedCheckpoint(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
+def write_checkpoint(
+    folder: Path, iteration: int, weights: TrainedWeights | Gathered, parts: Mapping[str, Written], recipe: str = ""
+) -> None:
+    """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
+
+    A part called `FOLDER/NAME` has its file in a folder.
+
+    Raises:
+        OSError: it could not be written; names the file.
+    """
+    tensors = {k: v.contiguous() for k, v in weights.state_dict().items()}
+    states = {f"{name}.pt": part.state_dict() for name, part in parts.items()}
+    needed = _bytes_of([tensors, *states.values()])
+    with writing(folder / WEIGHTS, needed):
+        save_file(tensors, folder / WEIGHTS)
+    for name, state in states.items():
+        # A file of Python's, for torch's own does not say why it could not be written.
+        (folder / name).parent.mkdir(exist_ok=True)
+        with writing(folder / name, needed), (folder / name).open("wb") as handle:
+            torch.save(state, handle)
+    with writing(folder / RECIPE, needed):
+        write_text(folder / RECIPE, recipe)
+        files = {_name(folder, file): _measured(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+        write_text(folder / STATE, json.dumps({"iteration": iteration, "files": files}, indent=1) + "\n")
+
+
+def _name(folder: Path, file: Path) -> str:
+    """Of a file of a checkpoint, with its folder in it."""
+    return file.relative_to(folder).as_posix()
+
+
+def _bytes_of(state: Any) -> int:
+    """Of the tensors in a state."""
+    if isinstance(state, torch.Tensor):
+        return state.numel() * state.element_size()
+    inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
+    return sum(_bytes_of(value) for value in inner)
+
+
+def verify_checkpoint(folder: Path) -> None:
+    """Read every file of a checkpoint and compare it with what was noted when it was written.
+
+    Raises:
+        DamagedCheckpoint: one differs, is missing or cannot be read; names it.
+    """
+    state = folder / STATE
+    try:
+        noted = json.loads(state.read_text(encoding="utf-8"))
+        files = {str(name): (int(entry["bytes"]), str(entry["crc32"])) for name, entry in noted["files"].items()}
+        iteration = int(noted["iteration"])
+    except FileNotFoundError:
+        raise DamagedCheckpoint(f"{state} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
+    if folder.name != f"iter-{iteration:06d}":
+        raise DamagedCheckpoint(f"{state} is of iteration {iteration}")
+    for name in (WEIGHTS, RECIPE):
+        if name not in files:
+            raise DamagedCheckpoint(f"{state} does not list {name}")
+    for name, (size, crc) in files.items():
+        file = folder / name
+        if "/".join(PurePosixPath(name).parts[-2:]) != name or ".." in name:
+            raise DamagedCheckpoint(f"{state} lists {name!r}, which is no file of a checkpoint")
+        if not file.is_file():
+            raise DamagedCheckpoint(f"{file} is missing")
+        if file.stat().st_size != size:
+            raise DamagedCheckpoint(f"{file} has {file.stat().st_size} bytes of {size}")
+        try:
+            found = _measured(file)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{file} cannot be read ({error.strerror})") from None
+        if found["crc32"] != crc:
+            raise DamagedCheckpoint(f"{file} is not what was written (its checksum differs)")
+
+
+def _measured(file: Path) -> dict[str, Any]:
+    """Size and CRC-32 of a file."""
+    size = crc = 0
+    with file.open("rb") as handle:
+        while block := handle.read(_BLOCK):
+            size, crc = size + len(block), zlib.crc32(block, crc)
+    return {"bytes": size, "crc32": f"{crc:08x}"}
+
+
+def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> int:
+    """Put a checkpoint, which `verify_checkpoint` found whole, back in place; returns the iteration to do next.
+
+    Raises:
+        ValueError: the checkpoint lacks a part that the recipe asks for, or weights do not fit.
+    """
+    missing = [name for name in parts if not (folder / f"{name}.pt").exists()]
+    if missing:
+        raise ValueError(
+            f"{folder} holds no {', '.join(missing)}; resume with the recipe of the run that wrote it, in its "
+            "config.yaml"
+        )
+    weights.load_state_dict(load_file(folder / WEIGHTS))
+    for name, part in parts.items():
+        # Mapped, for of shards each process needs only its own.
+        state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
+        part.load_state_dict(state)
+    noted: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    return int(noted["iteration"])

@@ -1,0 +1,273 @@
+"""The run folder: the interface to everything after a run. Every write is to a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from ...rewards.pixels import to_bytes
+from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
+from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
+from .lock import NAME, claim, release
+
+__all__ = ["RunFolder", "pixels", "save_image", "write_atomically", "write_text"]
+
+_ITERATION = re.compile(r"iter-(\d+)")
+
+
+class RunFolder:
+    """`config.yaml`, `metrics.jsonl`, `samples/`, `checkpoints/`, `gallery/`, and the results.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.samples = path / "samples"
+        self.index = self.samples / "index.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.notes: list[str] = []
+        """Sentences that a person must read before the run goes on."""
+        self._claim: weakref.finalize[..., RunFolder] | None = None
+
+    @classmethod
+    def create(cls, path: Path, config: str) -> RunFolder:
+        """Make a new run folder, whose only writer is this process.
+
+        Raises:
+            ValueError: the folder exists and is not empty, or is a file: a run is never overwritten. Or another process
+                makes a run of it.
+        """
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; name a new folder")
+        # A run killed before it wrote its config leaves its lock or that file's temporary, and nothing of anybody's.
+        ours = (NAME, ".config.yaml.*.tmp")
+        if path.exists() and any(not any(p.match(name) for name in ours) for p in path.iterdir()):
+            raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
+        run = cls(path)
+        path.mkdir(parents=True, exist_ok=True)
+        run.claim()
+        # Another process may have made its run and ended since the folder was looked at.
+        if run.config.exists():
+            raise ValueError(f"{path} holds a run by now; name a new folder, or `flowgrpo resume {path}`")
+        write_text(run.config, config)  # first: from here on the run can be resumed
+        run._complete()
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """Open an existing run.
+
+        Raises:
+            ValueError: there is no run.
+        """
+        run = cls(path)
+        if not run.config.is_file():
+            raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
+        run._complete()
+        return run
+
+    def _complete(self) -> None:
+        for folder in (self.samples, self.checkpoints):
+            if folder.exists() and not folder.is_dir():
+                raise ValueError(f"{folder} is a file, and a run has a folder there; move the file away")
+        self.samples.mkdir(exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+
+    def claim(self) -> None:
+        """Become the only writer until `release` or the end of this object, and remove what killed processes left.
+
+        Raises:
+            ValueError: another process writes in the folder.
+        """
+        if self._claim is not None and self._claim.alive:
+            return
+        note = claim(self.path)
+        self._claim = weakref.finalize(self, release, self.path.resolve())
+        if note is not None:
+            self.notes.append(note)
+        clear(self.path)
+
+    def release(self) -> None:
+        """Let another process write in the folder."""
+        if self._claim is not None:
+            self._claim()
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """Append one line to the metrics."""
+        append_lines(self.metrics, [record])
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The lines of the metrics that can be read, oldest first."""
+        return [record for _, record in read_lines(self.metrics)[0]] if self.metrics.exists() else []
+
+    def rewind(self, iteration: int) -> None:
+        """Drop everything that was written at or after `iteration`, so that it can be done again.
+
+        A line that a crash cut short is dropped too. If others cannot be read, the file is kept beside the new one.
+        """
+        for file in (self.metrics, self.index):
+            if not file.exists():
+                continue
+            records, broken = read_lines(file)
+            if broken:
+                copy = _unused(file.with_name(f"{DAMAGED}{file.name}"))
+                shutil.copyfile(file, copy)
+                where = ", ".join(str(number) for number in broken[:5]) + (", …" if len(broken) > 5 else "")
+                self.notes.append(
+                    f"{file}: cannot read line {where}, which a run did not write so; left out, and {copy.name} keeps "
+                    "the file as it was"
+                )
+            kept = [line for line, record in records if record["iteration"] < iteration]
+            write_text(file, "".join(f"{line}\n" for line in kept))
+
+    def save_samples(
+        self, phase: str, iteration: int, samples: Tensor | list[str], records: Iterable[Mapping[str, Any]]
+    ) -> None:
+        """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) or completions, with a
+        record each."""
+        self.index_samples(self.write_samples(phase, iteration, samples, records, range(len(samples))))
+
+    def write_samples(
+        self,
+        phase: str,
+        iteration: int,
+        samples: Tensor | list[str],
+        records: Iterable[Mapping[str, Any]],
+        numbers: Sequence[int],
+    ) -> list[dict[str, Any]]:
+        """Write the images of samples, which are called by their `numbers`; returns their lines for the index."""
+        head = {"phase": phase, "iteration": iteration}
+        if isinstance(samples, list):
+            return [{**head, **record, "completion": text} for text, record in zip(samples, records, strict=True)]
+        folder = self.samples / f"iter-{iteration:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for number, image, record in zip(numbers, samples, records, strict=True):
+            name = f"{phase}-{number:04d}.png"
+            save_image(folder / name, image)
+            lines.append({**head, **record, "image": f"{folder.name}/{name}"})
+        return lines
+
+    def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append to the index of samples."""
+        append_lines(self.index, lines)
+
+    def save_checkpoint(self, iteration: int, write: Callable[[Path], None], keep: int) -> Path:
+        """Write a checkpoint folder under a temporary name, rename it, and drop the oldest beyond `keep`.
+
+        At any moment there is a whole checkpoint under its name, or `claim` gives it its name again.
+        """
+        target = self.checkpoint(iteration)
+        temporary, old = (self.checkpoints / f"{kind}{iteration:06d}" for kind in (UNFINISHED, REPLACED))
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            with writing(temporary):
+                temporary.mkdir(parents=True)
+                write(temporary)
+                for file in (path for path in temporary.rglob("*") if path.is_file()):
+                    sync(file)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        sync_folder(temporary)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(temporary, target)
+        sync_folder(self.checkpoints)
+        shutil.rmtree(old, ignore_errors=True)
+        for stale in self.list_checkpoints()[:-keep]:
+            # One that is half removed must not pass for a checkpoint.
+            dropped = self.checkpoints / f"{DROPPED}{stale.name}"
+            os.replace(stale, dropped)
+            shutil.rmtree(dropped, ignore_errors=True)
+        return target
+
+    def checkpoint(self, iteration: int) -> Path:
+        """Where the state before an iteration is, or would be."""
+        return self.checkpoints / f"iter-{iteration:06d}"
+
+    def list_checkpoints(self) -> list[Path]:
+        """Checkpoints under their final names, oldest first."""
+        found = ((_ITERATION.fullmatch(path.name), path) for path in self.checkpoints.glob("iter-*") if path.is_dir())
+        return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
+
+    def set_aside(self, checkpoint: Path) -> Path:
+        """Rename a checkpoint that is not whole, so that none takes it for one; returns its new place."""
+        target = _unused(self.checkpoints / f"{DAMAGED}{checkpoint.name}")
+        os.replace(checkpoint, target)
+        return target
+
+
+def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]:
+    """Lines of metrics or index with what they say, and the numbers of lines that cannot be read, from 1.
+
+    What follows the last line end is neither: a crash cut it short.
+    """
+    records, broken = [], []
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("iteration"), int):
+            records.append((line, record))
+        else:
+            broken.append(number)
+    return records, broken
+
+
+def _unused(path: Path) -> Path:
+    """This name, or with a number if it is taken."""
+    names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))
+    return next(name for name in names if not name.exists())
+
+
+def pixels(image: Tensor) -> NDArray[np.uint8]:
+    """[H, W, 3] of an image [3, H, W] in [0, 1]; a video [F, 3, H, W] is its frames side by side."""
+    if image.ndim == 4:
+        image = torch.cat(list(image), dim=-1)
+    array = to_bytes(image).permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(array)
+
+
+def save_image(path: Path, image: Tensor) -> None:
+    """Write an image or video as PNG, see `pixels`."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with writing(path):
+            Image.fromarray(pixels(image)).save(temporary, format="PNG")
+            os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """Lines that were written to their end; a crash can cut the last one."""
+    lines = []
+    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
+        try:
+            json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        lines.append(line)
+    return lines

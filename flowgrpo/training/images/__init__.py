@@ -1,0 +1,1 @@
+"""Images as a task of the one loop."""

@@ -1,0 +1,73 @@
+"""Pictures that a pipeline is conditioned on, from the prompt files of a recipe."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...configs.schema import Recipe
+from ...pipelines.pictures import Picture
+from ...weights.pipeline_folders import pipeline_class
+from ..data import IMAGE, Data, PromptRow, with_pictures
+
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def call_parameters(folder: str) -> Parameters | None:
+    """Parameters of the call of a pipeline in a folder; None if only loading it tells (a hub id, an own class)."""
+    index = Path(folder) / "model_index.json"
+    kind: Any = pipeline_class(Path(folder)) if index.is_file() else None
+    return None if kind is None else inspect.signature(kind.__call__).parameters
+
+
+def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameters: Parameters) -> None:
+    """Give prompts the pictures of their files, if the pipeline's call takes any.
+
+    Args:
+        data: of the recipe; its prompts are replaced.
+        recipe: names the files.
+        call: arguments for all prompts.
+        parameters: of the pipeline's call.
+
+    Raises:
+        ValueError: a picture that is missing or cannot be read, none where the pipeline needs one, or pictures whose
+            different sizes would become those of the samples.
+    """
+    if IMAGE not in parameters:
+        return
+    data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
+    if recipe.data.heldout:
+        data.heldout = illustrated(data.heldout, recipe.data.heldout, call, parameters)
+    sizes = {_deciding(row).size for row in [*data.train.rows, *data.heldout] if row.pictures}
+    missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]
+    if len(sizes) > 1 and missing:
+        raise ValueError(
+            f"the pictures of the prompts have {len(sizes)} different sizes, and samples must have one: set "
+            f"{' and '.join(missing)}"
+        )
+
+
+def illustrated(rows: list[PromptRow], source: str, call: Mapping[str, Any], parameters: Parameters) -> list[PromptRow]:
+    """The prompts of a file with their pictures, if the pipeline's call takes any.
+
+    Raises:
+        ValueError: a picture that is missing or cannot be read, or none where the pipeline needs one.
+    """
+    if IMAGE not in parameters:
+        return rows
+    found = with_pictures(rows, source)
+    needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
+    if needed and not all(row.pictures for row in found):
+        raise ValueError(
+            f"the pipeline needs a picture for each prompt, and {source} has none; give it a column `{IMAGE}` with "
+            f"paths of pictures, or model.call.{IMAGE} one for all"
+        )
+    return found
+
+
+def _deciding(row: PromptRow) -> Picture:
+    """Of several pictures the last: it gives the size where the call does not."""
+    assert row.pictures is not None
+    return row.pictures if isinstance(row.pictures, Picture) else row.pictures[-1]

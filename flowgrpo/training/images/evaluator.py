@@ -1,0 +1,74 @@
+"""Images without noise in the steps: those of a run's evaluations, and the same ones outside of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...configs.schema import Recipe
+from ...pipelines.policy import Experience, FlowPolicy, join_experiences
+from ...samplers.chunks import chunks_of
+from ...samplers.plans import Plan, StepPlan
+from ..data import PromptRow
+from ..reporting.clock import Clock
+
+Seen = Callable[[int], None]
+"""Told how many samples are there."""
+
+
+def company_of(recipe: Recipe) -> int:
+    """Images that are made together, counted from the first: whole batches of the denoiser and of the decoder."""
+    return math.lcm(recipe.rollout.batch, recipe.rollout.decode_batch)
+
+
+class Evaluator:
+    """Makes images as the evaluations of a recipe do.
+
+    An image is the same to the last bit where it is made beside the same others, see `company_of`.
+
+    Args:
+        recipe: for noise levels and seeds.
+        policy: of the model, on the evaluation's number of steps.
+    """
+
+    def __init__(self, recipe: Recipe, policy: FlowPolicy) -> None:
+        self.recipe, self.policy = recipe, policy
+
+    def plan(self, roots: int) -> Plan:
+        """A deterministic plan over the evaluation's noise levels, with so many images of a prompt."""
+        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
+        sigmas = tuple(given or self.policy.denoiser.probe.sigmas)
+        return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=roots)
+
+    def evaluation(
+        self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None = None
+    ) -> Experience:
+        """Images of held-out prompts, `keys` address the noises of each; with `seen` some at a time, the same ones."""
+        prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
+        plan, parts = self.plan(seeds), []
+        size = None if seen is None else math.lcm(company_of(self.recipe), seeds) // seeds
+        for part in chunks_of(len(rows), size):
+            with clock.part("denoiser"):
+                rollout = self.policy.sample(prompts, keys, plan, chunk=part)
+            with clock.part("decode"):
+                images = self.policy.decode(rollout, prompts)
+            parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
+            if seen is not None:
+                seen(part.stop * seeds)
+        return join_experiences(parts)
+
+    def images(self, prompts: Sequence[str], noises: Sequence[int], seen: Seen | None = None) -> Tensor:
+        """Images [N, 3, H, W] in [0, 1] of N prompts, on the CPU; each from the noise of its own seed.
+
+        Videos are [N, F, 3, H, W].
+        """
+        plan, parts = self.plan(1), []
+        for part in chunks_of(len(prompts), company_of(self.recipe)):
+            rollout = self.policy.sample(prompts, noises, plan, chunk=part, noises=noises[part])
+            parts.append(self.policy.decode(rollout, prompts))
+            if seen is not None:
+                seen(part.stop)
+        return torch.cat(parts)

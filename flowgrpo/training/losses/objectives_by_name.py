@@ -1,0 +1,17 @@
+"""The objectives of images by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .forward import ForwardObjective
+from .neighbour import NeighbourObjective
+from .objective import Objective
+from .transition import TransitionObjective
+
+OBJECTIVES: dict[str, Callable[..., Objective]] = {
+    "transition": TransitionObjective,
+    "neighbour": NeighbourObjective,
+    "forward": ForwardObjective,
+}
+"""`objective(setting, *, ...)`: a class with the methods of `objective.Objective`."""

@@ -1,0 +1,179 @@
+"""Models by the path a recipe gives: the embedded ones, folders and hub ids."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..pipelines.acceleration import Quantized, quantization
+from ..pipelines.pictures import ENDINGS, Picture
+from ..text.model_folder import check_language_folder
+from ..weights.json_files import read_json_object
+from ..weights.pipeline_folders import check_pipeline_folder, from_hub
+from ..weights.saving import left_out
+
+UNTRAINED = "arithmetic:untrained"
+RECOMMENDED = "flowgrpo.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def embedded_pipeline() -> Path:
+    """The folder of the embedded scenes pipeline.
+
+    Raises:
+        ValueError: this installation lacks it.
+    """
+    folder = Path(str(resources.files("flowgrpo.worlds.scenes") / "pipeline"))
+    if not (folder / "model_index.json").is_file():
+        raise ValueError("the embedded pipeline is not installed; build it with `flowgrpo build scenes --out FOLDER`")
+    return folder
+
+
+def model_folder(path: str) -> str:
+    """Resolve `scenes`, a folder or a hub id.
+
+    Raises:
+        ValueError: it looks like a path but there is no pipeline there.
+    """
+    if path == "scenes":
+        return str(embedded_pipeline())
+    if path in ("arithmetic", UNTRAINED):
+        raise ValueError(
+            f"model.path {path!r} is a language model, for a recipe of task text; give a pipeline or scenes"
+        )
+    return _folder_or_id(path, "model_index.json", "a whole diffusers pipeline", "a pipeline folder", "scenes")
+
+
+def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -> str:
+    """A model's path, if it is a folder with its index, or can be a hub id."""
+    folder = Path(path)
+    if path and folder.is_dir() and not (folder / index).exists():
+        raise ValueError(f"model.path {path!r} holds no {index}; give the folder of {whole}")
+    if folder.is_file():
+        raise ValueError(
+            f"model.path {path!r} is a file; load it with its library, write it with `save_pretrained`, and give {what}"
+        )
+    if not path or (not folder.is_dir() and looks_local(path)):
+        raise ValueError(f"model.path {path!r} is not a folder; give {what}, a hub id (owner/name) or {embedded}")
+    return path
+
+
+def looks_local(path: str) -> bool:
+    """Whether a path that is not there can be no hub id."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1
+
+
+def check_folder(path: str, task: str) -> type | None:
+    """Look at a model's folder without loading a weight; a hub id is let through.
+
+    Args:
+        path: as `model_folder` or `language_folder` returns it.
+        task: "images" or "text".
+
+    Returns:
+        The pipeline's class, where the folder tells.
+
+    Raises:
+        ValueError: a part is missing, damaged, or of an unknown class.
+    """
+    if not Path(path).is_dir():
+        return None
+    if task == "images":
+        return check_pipeline_folder(Path(path))
+    check_language_folder(Path(path))
+    return None
+
+
+def language_folder(path: str) -> str:
+    """Resolve `arithmetic`, `arithmetic:untrained`, a folder or a hub id.
+
+    Raises:
+        ValueError: it looks like a path but there is no model there.
+    """
+    if path in ("arithmetic", UNTRAINED):
+        folder = Path(str(resources.files("flowgrpo.worlds.arithmetic") / "model"))
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                "the embedded language model is not installed; build it with `flowgrpo build arithmetic --out FOLDER`"
+            )
+        return str(folder)
+    if path == "scenes":
+        raise ValueError(f"model.path {path!r} is a pipeline, for a recipe of task images; give a model or arithmetic")
+    return _folder_or_id(path, "config.json", "a transformers model", "a model folder", "arithmetic")
+
+
+def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the pipeline's call: those its folder recommends (`flowgrpo.json`), then the recipe's.
+
+    The name of a picture file stands for the picture.
+
+    Raises:
+        ValueError: a picture that cannot be read.
+    """
+    found = {**recommended_arguments(path), **given}
+    for name, value in given.items():
+        if isinstance(value, str) and "prompt" not in name and Path(value).suffix.lower() in ENDINGS:
+            found[name] = Picture(Path(value), f"model.call.{name}").read()
+    return found
+
+
+def recommended_arguments(path: str) -> dict[str, Any]:
+    """Arguments of the call that a pipeline folder recommends in its `flowgrpo.json`; none without the file.
+
+    Raises:
+        ValueError: the file is no JSON, or has no object `call`.
+    """
+    note = Path(path) / RECOMMENDED
+    if not note.is_file():
+        return {}
+    call = read_json_object(note).get("call")
+    if not isinstance(call, dict):
+        raise ValueError(
+            f"{note}: call is {call!r:.80}; write an object from arguments of the pipeline's call to values"
+        )
+    return call
+
+
+def load_pipeline(
+    path: str, dtype: torch.dtype, quantize: Quantized | None = None, float32: Collection[str] = ()
+) -> Any:
+    """Load a diffusers pipeline in `dtype`, its denoisers' linear weights in 8 bits if asked for.
+
+    Components its folder leaves out are passed as None, as diffusers asks. Those that `float32` names stay in that.
+    """
+    from diffusers import DiffusionPipeline
+
+    check_folder(path, "images")
+    fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
+    kept = {} if dtype is torch.float32 else dict.fromkeys(float32, torch.float32)
+    kinds: Any = {**kept, "default": dtype} if kept else dtype
+    with from_hub(path):
+        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=kinds, **left_out(path), **fewer)
+    pipe.set_progress_bar_config(disable=True)
+    vae = getattr(pipe, "vae", None)
+    if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):
+        vae.to(memory_format=torch.channels_last)  # decodes in two thirds of the time
+    return pipe
+
+
+def quiet_libraries() -> None:
+    """Keep libraries from writing over the progress of a run."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # diffusers and transformers rename these; older versions that are supported know only the old names.
+    for name in ("torch_dtype", "gradient_checkpointing"):
+        warnings.filterwarnings("ignore", message=f".*{name}.*", category=FutureWarning)
+    import diffusers.utils.logging
+    import transformers.utils.logging
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.getLogger("peft").setLevel(logging.ERROR)

@@ -1,0 +1,190 @@
+"""Live progress of a run, a line per iteration: the same on a terminal, in a pipe and in the run's log."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import deque
+from collections.abc import Mapping
+from importlib.metadata import version
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from ..folder.run_log import RunLog
+from .activity import Activity
+from .pace import Pace
+from .progress_table import INDENT, Column, columns_of, duration, fitting, folded, header, named, number, row, share
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+    from .reporter import Alarm
+    from .symptoms import Symptom
+
+_TREND = 20
+_HEADER_EVERY = 25
+_PREFIX = "reward/"
+
+
+class ConsoleReporter:
+    """Prints what a person wants to know while a run goes on. As a context it takes away its last, moving line.
+
+    Args:
+        console: where to print.
+        main: whether this process prints at all.
+        log: gets every line too.
+    """
+
+    def __init__(self, console: Console, main: bool = True, log: RunLog | None = None) -> None:
+        self.console, self.main, self.log = console, main, log
+        self.activity = Activity(console)
+        self.pace = Pace(0, None, 0.0, time.perf_counter())
+        self._rewards: deque[float] = deque(maxlen=2 * _TREND)
+        self._evaluated: tuple[str, ...] = ()
+        self._heldout: float | None = None
+        self._lines, self._first, self._total = 0, 0, 0
+        self._samples, self._noun = 0, "images"
+        self._columns: list[Column] = []
+
+    def __enter__(self) -> ConsoleReporter:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take away the moving line."""
+        self.activity.end()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print one line; a terminal that is too narrow for it gets it folded between words."""
+        if self.console.is_terminal and cell_len(text) > self.console.width:
+            shown = textwrap.fill(
+                text, self.console.width - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            )
+        else:
+            shown = text
+        self._print(Text(shown, style), text)
+
+    def doing(self, text: str) -> None:
+        """Show on a terminal what is done until something else is said to be."""
+        if self.main:
+            self.activity.begin(text)
+
+    def started(self, trainer: Trainer) -> None:
+        """Say what will be done."""
+        recipe, task = trainer.recipe, trainer.task
+        self._first, self._total = trainer.next_iteration, recipe.run.iterations
+        self._samples, self._noun = task.samples_per_iteration(), task.noun
+        self._evaluated = trainer.evaluation.names if trainer.data.heldout else ()
+        every = recipe.evaluate.every if self._evaluated else None
+        size = len(trainer.data.heldout) / max(self._samples, 1)
+        self.pace = Pace(self._total, every, size, time.perf_counter())
+        count = trainer.processes.count
+        processes = f"{count} process{'es' if count > 1 else ''} on {task.device.type}"
+        self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}")
+        for line in task.describe():
+            self.say(line, "yellow" if line.startswith("note:") else "")
+        if trainer.next_iteration:
+            self.say(f"resumed before iteration {trainer.next_iteration}")
+        trainer.clock.watcher = self.activity.part
+        self._expect(trainer.next_iteration)
+
+    def iteration(self, record: Mapping[str, Any]) -> None:
+        """A line of the table; with several rewards all of them follow, with their names."""
+        if (reward := record.get("reward/total")) is not None:
+            self._rewards.append(reward)
+        done, seconds = record["iteration"] + 1, sum(v for key, v in record.items() if key.startswith("time/"))
+        self.pace.iterated(time.perf_counter(), seconds)
+        if self._lines % _HEADER_EVERY == 0:
+            every = columns_of(record, self._total, self._noun, len(self._evaluated) == 1)
+            self._columns = fitting(every, self.console.width)
+            self._print(header(self._columns))
+        self._lines += 1
+        self._table(record, done, seconds)
+        if record["iteration"] == self._first:
+            error = record["ratio/first_error"]
+            verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
+            self.say(f"ratio before the first update: {verdict}", "" if error == 0 else "yellow")
+        self._expect(done)
+
+    def _table(self, record: Mapping[str, Any], done: int, seconds: float) -> None:
+        trend = self._trend()
+        line = row(
+            {
+                "iteration": f"{done}/{self._total}",
+                "reward": number(record.get("reward/total"), 7, 4),
+                "trend": trend,
+                "held-out": number(self._heldout, 8, 4),
+                "ratio": number(record.get("ratio/mean"), 8, 6),
+                "clip": share(record.get("clip_share")),
+                "kl": number(record.get("kl"), 6, 4),
+                f"{self._noun[:6]}/s": number(self._samples / max(seconds, 1e-9), 8, 1),
+                "s/iter": number(seconds, 6, 2),
+                "left": duration(self.pace.left(done)),
+            },
+            self._columns,
+            {"trend": {"↑": "green", "↓": "red"}.get(trend[0], ""), "reward": "bold"},
+        )
+        rewards = {key.removeprefix(_PREFIX): value for key, value in record.items() if key.startswith(_PREFIX)}
+        rewards.pop("total", None)
+        if len(rewards) < 2:
+            return self._print(line)
+        room = self.console.width - 1
+        items = named(rewards, room - INDENT)
+        together = "  ".join(items)
+        if line.cell_len + 2 + cell_len(together) <= room:
+            return self._print(line.append(f"  {together}"))
+        self._print(line)
+        for part in folded(items, room - INDENT):
+            self._print(Text(" " * INDENT + part, "dim"))
+
+    def alarm(self, alarm: Alarm) -> None:
+        """A line for what an evaluation shows, and what follows from it."""
+        end = "the run ends here, its weights are saved" if alarm.ends else "the run goes on"
+        self.say(f"{alarm}; {end}", "bold red" if alarm.ends else "yellow")
+
+    def note(self, text: str) -> None:
+        """A line that begins so that it is seen."""
+        self.say(f"note: {text}")
+
+    def symptom(self, symptom: Symptom) -> None:
+        """A line for what the run should not show."""
+        self.say(f"warning: {symptom}")
+
+    def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
+        """A line for an evaluation."""
+        self.pace.evaluated(time.perf_counter())
+        self._heldout = next(iter(record.values()), None)
+        means = {name.removeprefix("eval/"): value for name, value in record.items()}
+        listed = ", ".join(f"{name} {number(value, 10, 4)}" for name, value in means.items())
+        self.say(f"held-out after {iteration} iteration{'' if iteration == 1 else 's'}: {listed}", "cyan")
+        self._expect(iteration, evaluated=True)
+
+    def _expect(self, done: int, evaluated: bool = False) -> None:
+        """Show what follows on so many iterations."""
+        if not self.main:
+            return
+        if not evaluated and self.pace.evaluates(done):
+            self.activity.begin("evaluation", self.pace.evaluation)
+        elif done < self._total:
+            self.activity.begin(f"iteration {done + 1}/{self._total}", self.pace.iteration)
+        else:
+            self.activity.begin("writing the results")
+
+    def _print(self, line: Text, logged: str | None = None) -> None:
+        if self.main:
+            self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+            if self.log is not None:
+                self.log.write(line.plain if logged is None else logged)
+
+    def _trend(self) -> str:
+        values = list(self._rewards)
+        if len(values) < 10:
+            return "·"
+        half = len(values) // 2
+        change = sum(values[half:]) / (len(values) - half) - sum(values[:half]) / half
+        return f"{'↑' if change > 0 else '↓'}{number(abs(change), 5, 3)}"

@@ -1,0 +1,175 @@
+"""The objective over whole answers, which compares those of one prompt; and all objectives of text by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from torch import Tensor
+
+from ...core.answer_losses import dpo, pairs_of
+from ...parts.asked import answered, asked, not_given
+from ...parts.choice import Choice, Of, choices
+from ...parts.needs import needs
+from .part_ratios import PartRatios
+from .text_objective import ScoredTokens, TextObjective
+from .token_objective import PENALISED, TokenObjective
+
+if TYPE_CHECKING:
+    # These import the libraries of models, without which a recipe is read.
+    from ...configs.schema import TextRecipe
+    from ..controls import Controls
+    from .text_policy import Completions, TextPolicy
+
+ANSWERED = ("logp", "ref_logp", "old_logp", "lengths", "log_ratio", "advantages", "correct", "groups", "pairs")
+"""What a loss of answers may ask for."""
+
+
+def _of_answers(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """Of what belongs to an objective of tokens alone, and of what the loss asks for."""
+    told = f"text objective {choice.short}"
+    faults = [
+        f"token penalty {penalty.short} is of tokens, and {told} of whole answers; leave it out of penalties, or use "
+        "objective tokens"
+        for penalty in recipe.penalties
+    ]
+    if recipe.select:
+        faults.append(f"{told} takes whole groups; leave select out")
+    return faults + not_given(choice["loss"], ANSWERED)
+
+
+@needs(_of_answers)
+class AnswerObjective(TextObjective):
+    """A loss of the completions of each prompt, divided by the number of prompts or of completions.
+
+    Winner and loser of a prompt are its answers of highest and lowest advantage; a prompt whose answers are all equal
+    has none. The reference is the base model, and the policy that sampled has its log-probs from the training engine.
+
+    Args:
+        recipe: what to do.
+        policy: scores.
+        controls: coefficients that move; there are none here.
+        loss: of the answers of a prompt: the best against the worst, advantages predicted, or right told from wrong.
+        drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
+    """
+
+    def __init__(
+        self,
+        recipe: TextRecipe,
+        policy: TextPolicy,
+        controls: Controls | None = None,
+        *,
+        loss: Annotated[Callable[..., Tensor], Of("answer loss", "dpo")] = dpo,
+        drop_truncated: bool = False,
+    ) -> None:
+        super().__init__(recipe, policy)
+        self.loss = loss
+        self._asks = asked(loss)
+        self._each = _per_answer(loss)
+
+    def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
+        """Prompts of a part; for a loss of each answer its completions."""
+        mine = [row for rows in self.batches(experience, part, None) for row in rows]
+        if self._each:
+            return int(self._counted(experience, keep)[mine].sum())
+        return len({experience.prompt_of_sample[row] for row in mine})
+
+    def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
+        """Whole groups.
+
+        Raises:
+            ValueError: a group that is longer than the token budget.
+        """
+        groups = experience.groups
+        for batch in super().batches(experience, part, keep):
+            whole = int(torch.isin(groups, groups[batch]).sum())
+            if whole != len(batch):
+                raise ValueError(
+                    f"objective answers compares the {whole} completions of a prompt, which are more than "
+                    f"rollout.tokens {self.recipe.rollout.tokens} takes at once; raise it, or lower rollout.group or "
+                    "generation.max_tokens"
+                )
+            yield batch
+
+    def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        groups = experience.groups[scored.batch].to(scored.mask.device)
+        mine = scored.mask.any(1).nonzero().flatten()
+        whole = torch.where(scored.mask, scored.log_probs, 0.0).sum(1)
+        before = torch.where(scored.mask, scored.old, 0.0).sum(1)
+        lengths = scored.mask.sum(1).clamp(min=1)
+        advantage, own = scored.advantage[mine], groups[mine]
+        pairs = pairs_of(advantage, own) if "pairs" in self._asks else None
+        has: dict[str, Callable[[], Any]] = {
+            "logp": lambda: whole[mine],
+            "ref_logp": lambda: torch.where(scored.mask, self._reference(experience, scored), 0.0).sum(1)[mine],
+            "old_logp": lambda: before[mine],
+            "lengths": lambda: lengths[mine],
+            "log_ratio": lambda: ((whole - before) / lengths)[mine],
+            "advantages": lambda: advantage,
+            "correct": lambda: advantage > 0,
+            "groups": lambda: own,
+            "pairs": lambda: pairs,
+        }
+        losses = answered(self.loss, has)
+        loss = losses.sum() / rows + 0.0 * whole.sum()
+        metrics = {"loss": torch.stack([losses.detach().sum(), losses.new_tensor(len(losses))])}
+        if pairs is not None:
+            metrics["pairs"] = whole.new_tensor([len(pairs), len(groups.unique())])
+        return loss, metrics
+
+
+TEXT_OBJECTIVES: dict[str, type[TextObjective]] = {"tokens": TokenObjective, "answers": AnswerObjective}
+"""`objective(recipe, policy, controls, *, ...)`: a class with the methods of `TextObjective`."""
+
+
+def _per_answer(loss: Callable[..., Tensor]) -> bool:
+    while isinstance(loss, partial):
+        loss = loss.func
+    return bool(vars(loss).get("per_answer", False))
+
+
+def compares(recipe: TextRecipe) -> bool:
+    """Whether a part of a recipe asks for the log-probs of the reference."""
+    kinds = ("token penalty", "answer loss")
+    return any("ref_logp" in asked(choice.target) for _, choice in choices(recipe) if choice.kind in kinds)
+
+
+def tried(recipe: TextRecipe) -> None:
+    """Call what a recipe has chosen once, on two answers of a token each, so that it can refuse its options.
+
+    Raises:
+        ValueError: options out of range or that do not go together, or something that does not return what it should.
+    """
+    objective, nothing, column = recipe.objective, torch.zeros(2), torch.zeros(2, 1)
+    if (surrogate := objective.get("surrogate")) is not None:
+        PartRatios(str(objective.get("level")), str(objective.get("reduce")), surrogate.make())
+    if (correction := objective.get("correction")) is not None:
+        found = correction.make(engine=recipe.generation.engine)(column)
+        if found is not None:
+            for one in found:
+                _shaped(one, (2, 1), correction, "None, or a weight and a bool for each token")
+    if (loss := objective.get("loss")) is not None:
+        values: dict[str, Any] = dict.fromkeys(ANSWERED, nothing)
+        values |= {"lengths": nothing + 1, "advantages": torch.tensor([1.0, -1.0])}
+        values |= {"correct": torch.tensor([True, False]), "groups": nothing.long(), "pairs": torch.tensor([[0, 1]])}
+        count = (2,) if _per_answer(loss.target) else (1,)
+        _shaped(answered(loss.make(), _known(values)), count, loss, "one value for each pair, prompt or marked answer")
+    columns = dict.fromkeys(PENALISED, column) | {"mask": torch.ones(2, 1, dtype=torch.bool), "adv": nothing}
+    for penalty in recipe.penalties:
+        _shaped(answered(penalty.make(), _known(columns)), (2, 1), penalty, "one value for each token")
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
+    return {name: partial(values.__getitem__, name) for name in values}
+
+
+def _shaped(found: Any, shape: tuple[int, ...], choice: Choice, wanted: str) -> None:
+    if isinstance(found, Tensor) and found.shape == shape:
+        return
+    has = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.60}"
+    raise ValueError(
+        f"{choice.kind} {choice.short} returns {has} for two answers of a token each, where {shape} is due; return "
+        f"{wanted}"
+    )

@@ -1,0 +1,177 @@
+"""What the objectives over completions have in common: batches, log-probs, statistics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.diagnostics import step_statistics
+from ...core.surrogates import per_column
+from ...text.padding import right_padded_values
+from ..outcome import Outcome
+
+if TYPE_CHECKING:
+    # These import the libraries of models, without which a recipe is read.
+    from ...configs.schema import TextRecipe
+    from .text_policy import Completions, TextPolicy
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """A batch of R completions, by the training engine.
+
+    Attributes:
+        batch: R rows of the rollout.
+        log_probs: [R, T] with gradient.
+        old: [R, T] before the weights moved.
+        mask: [R, T] bool, tokens that count.
+        gap: [R, T] of `old` to the sampler's, 0 where nothing counts.
+        advantage: [R], or [R, T] where tokens have their own.
+        entropy: [R, T] with gradient, where the recipe steers it.
+        weight: [R, T] of tokens, where the recipe leaves some out or stresses some.
+    """
+
+    batch: list[int]
+    log_probs: Tensor
+    old: Tensor
+    mask: Tensor
+    gap: Tensor
+    advantage: Tensor
+    entropy: Tensor | None = None
+    weight: Tensor | None = None
+
+
+def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list[int]]:
+    """Completions scored together: as many of whole groups as a budget of tokens takes, one group cut if it must.
+
+    What is left out of training still belongs to its batch, so that a batch is the same whatever is selected.
+    """
+    low, high = experience.part(part)
+    groups: dict[int, list[int]] = {}
+    for row, prompt in enumerate(experience.prompt_of_sample):
+        if low <= prompt < high:
+            groups.setdefault(prompt, []).append(row)
+    batch = list[int]()
+    for rows in groups.values():
+        if batch and _size(experience, batch + rows) > budget:
+            yield batch
+            batch = []
+        if _size(experience, rows) <= budget:
+            batch = batch + rows
+            continue
+        count = max(budget // _size(experience, rows[:1], len(rows)), 1)
+        yield from (rows[k : k + count] for k in range(0, len(rows), count))
+    if batch:
+        yield batch
+
+
+def _size(experience: Completions, rows: Sequence[int], of: int = 1) -> int:
+    """Tokens of a batch of completions with their prompts, padding included; `of` rows take the longest's."""
+    longest = max(len(experience.sampled.ids[row]) for row in rows)
+    head = max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows)
+    return len(rows) * (head + longest)
+
+
+class TextObjective(ABC):
+    """What the objectives of completions have in common: batches, log-probs, statistics.
+
+    One of them has `rows` and `_loss` of its own, and says by `entropy_before` and `entropy_now` which entropies it
+    asks for.
+
+    Args:
+        recipe: what to do.
+        policy: scores.
+    """
+
+    entropy_before = entropy_now = False
+
+    def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
+        self.recipe, self.policy = recipe, policy
+        self.several = recipe.optimizer.updates * recipe.optimizer.epochs > 1
+        self._before: dict[int, Tensor] = {}
+
+    def prepare(self, experience: Completions) -> None:
+        """Log-probs before the weights move, by the training engine, where they will be needed."""
+        self._before = {}
+        if not (self.several or self.entropy_before):
+            return
+        with torch.no_grad():
+            for part in range(experience.updates):
+                for rows in self.batches(experience, part, None):
+                    found = self.policy.statistics(experience, rows, entropy=self.entropy_before)
+                    self._before |= dict(zip(rows, found.log_probs))
+                    self._prepared(rows, found.entropy)
+
+    # The two empty methods below are for those objectives alone that need them.
+    def _prepared(self, rows: list[int], entropy: Tensor | None) -> None:  # noqa: B027
+        """Take the entropies [R, T] of some completions before the weights move."""
+
+    def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Nothing needs to be known of all batches of a step."""
+        return None
+
+    def settle(self, sums: Tensor) -> None:  # noqa: B027
+        """Never called where nothing is measured."""
+
+    @abstractmethod
+    def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
+        """What the loss of a part is divided by on this rank."""
+
+    def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
+        """Completions scored together, see `batches_of`."""
+        return batches_of(experience, part, self.recipe.rollout.tokens)
+
+    def _counted(self, experience: Completions, keep: Tensor | None) -> Tensor:
+        return experience.outcomes if keep is None else experience.outcomes & keep
+
+    def backward(
+        self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None, rows: Tensor
+    ) -> Outcome:
+        """Add the gradient of one batch of completions."""
+        scored = self._scored(experience, batch, advantages, keep)
+        loss, metrics = self._loss(experience, scored, rows)
+        self.policy.weights.backward(loss)
+        mask, old, device = scored.mask, scored.old, self.policy.device
+        count = mask.sum().float()
+        metrics["sampler_gap"] = torch.stack([scored.gap.abs().sum(), count])
+        metrics["entropy"] = torch.stack([-torch.where(mask, old, 0.0).sum(), count])
+        ratio = torch.where(mask, (scored.log_probs - old).detach(), 0.0)
+        width = -(-self.recipe.generation.max_tokens // experience.columns)
+        stretch = torch.arange(mask.shape[1], device=device)[None, :] // width
+        statistics = step_statistics(
+            ratio, stretch, per_column(scored.advantage), mask, self._held(experience, scored),
+            num_steps=experience.columns,
+        )  # fmt: skip
+        return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
+
+    def _scored(
+        self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None
+    ) -> ScoredTokens:
+        found = self.policy.statistics(experience, batch, entropy=self.entropy_now)
+        log_probs, mask = found.log_probs, found.mask
+        mask = mask & self._counted(experience, keep)[batch].to(mask.device)[:, None]
+        old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
+        sampler = right_padded_values([experience.sampled.log_probs[row] for row in batch], mask.device)
+        gap = torch.where(mask, old - sampler, 0.0)
+        advantage = advantages[batch]
+        if advantage.dim() == 2:
+            advantage = advantage[:, : mask.shape[1]]
+        return ScoredTokens(batch, log_probs, old, mask, gap, advantage, found.entropy)
+
+    @abstractmethod
+    def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
+
+    def _held(self, experience: Completions, scored: ScoredTokens) -> Tensor:
+        """[R, T] bool: tokens without a gradient because of a bound; none where there is no bound."""
+        return torch.zeros_like(scored.mask)
+
+    def _reference(self, experience: Completions, scored: ScoredTokens) -> Tensor:
+        """[R, T] log-probs by the reference."""
+        with torch.no_grad(), self.policy.reference():
+            return self.policy.log_probs(experience, scored.batch)[0]

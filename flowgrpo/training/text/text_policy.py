@@ -1,0 +1,247 @@
+"""A causal language model as a policy: completions of prompts, and their log-probs by the training engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...configs.schema import GenerationConfig, TextRecipe
+from ...pipelines.policy import part_bounds
+from ...text.cutting import CUTS, Parts, cut_completions
+from ...text.model import LanguageModel, LanguageWeights
+from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
+from ...text.scoring import Statistics, completion_statistics
+from ..data import PromptRow
+from ..distributed.processes import Processes
+
+STRETCHES = 8
+"""Parts of equal length of the longest completion, by which the drift of the ratio is reported."""
+
+
+@dataclass(frozen=True)
+class Completions:
+    """B sampled completions of P prompts.
+
+    Attributes:
+        prompts: P lists of token ids.
+        sampled: ids, log-probs under the sampler, and whether each ended.
+        samples: B texts.
+        prompt_of_sample: [B], rising.
+        updates: how many parts of whole prompts the rollout is cut into.
+        drop_truncated: whether completions that did not end are left out.
+        parts: of the completions, where the recipe cuts them.
+        cuts: first prompts of the parts after the first; nearly equal parts if left out.
+    """
+
+    prompts: list[list[int]]
+    sampled: Sampled
+    samples: list[str]
+    prompt_of_sample: list[int]
+    updates: int = 1
+    drop_truncated: bool = False
+    parts: Parts | None = None
+    cuts: tuple[int, ...] | None = None
+    columns: int = field(default=STRETCHES, init=False)
+
+    def part(self, update: int) -> tuple[int, int]:
+        """Range of prompts in part `update`; it may be empty."""
+        bounds = part_bounds(len(self.prompts), self.updates, self.cuts)
+        return bounds[update], bounds[update + 1]
+
+    @cached_property
+    def groups(self) -> Tensor:
+        """[B] prompts."""
+        return torch.tensor(self.prompt_of_sample)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[B] tokens, the ending one included."""
+        return torch.tensor([len(ids) for ids in self.sampled.ids])
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """[B] of whole completions, by the sampler."""
+        return torch.tensor([sum(one) for one in self.sampled.log_probs], dtype=torch.float64)
+
+    @cached_property
+    def outcomes(self) -> Tensor:
+        """[B] bool: completions that count."""
+        ended = torch.tensor(self.sampled.ended)
+        return ended if self.drop_truncated else torch.ones_like(ended)
+
+    def origins(self) -> list[dict[str, Any]]:
+        """[B] nothing: a completion follows from its prompt and its number."""
+        return [{} for _ in self.samples]
+
+    def node_advantages(self, leaf: Tensor) -> Tensor:
+        """The advantages as they are: a completion is its own node."""
+        return leaf
+
+    def siblings(self, among: str) -> Tensor:
+        """The groups."""
+        return self.groups
+
+    def kept(self, chosen: Tensor) -> Tensor:
+        """The chosen."""
+        return chosen
+
+    def record(self) -> dict[str, float]:
+        """Tokens sampled, mean length, the share that was cut at the longest length, and mean number of parts."""
+        lengths, ended = self.lengths.float(), torch.tensor(self.sampled.ended)
+        return {
+            "tokens": float(lengths.sum()),
+            "length": float(lengths.mean()),
+            "truncated": float((~ended).float().mean()),
+            **({} if self.parts is None else {"parts": sum(map(len, self.parts.texts)) / len(self.samples)}),
+        }
+
+
+def complete(
+    language: LanguageModel,
+    rows: Sequence[PromptRow],
+    keys: Sequence[int],
+    group: int,
+    settings: GenerationConfig,
+    *,
+    temperature: float,
+    batch: int,
+    sampler: Sampler = sample_completions,
+    seen: Callable[[int], None] | None = None,
+) -> Completions:
+    """`complete_seeded`, with the seeds of `group` completions from the key of each prompt."""
+    seeds = completion_keys(keys, group)
+    return complete_seeded(
+        language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen
+    )
+
+
+def complete_seeded(
+    language: LanguageModel,
+    rows: Sequence[PromptRow],
+    seeds: Sequence[int],
+    group: int,
+    settings: GenerationConfig,
+    *,
+    temperature: float,
+    batch: int,
+    sampler: Sampler = sample_completions,
+    seen: Callable[[int], None] | None = None,
+) -> Completions:
+    """`group` completions of each prompt, as many of whole groups at a time as `batch` takes.
+
+    Args:
+        language: the model.
+        rows: P prompts.
+        seeds: P times `group` seeds, prompt by prompt.
+        group: completions of a prompt.
+        settings: lengths and filters.
+        temperature: 0 takes the likeliest token.
+        batch: completions sampled at once.
+        sampler: what samples them.
+        seen: told after each batch how many completions are there.
+    """
+    prompts = [language.encode(row.text, row.messages) for row in rows]
+    owner = [p for p in range(len(rows)) for _ in range(group)]
+    ids: list[list[int]] = []
+    log_probs: list[list[float]] = []
+    ended: list[bool] = []
+    size = batch // group * group if batch >= group else batch
+    for k in range(0, len(owner), size):
+        mine = owner[k : k + size]
+        part = sampler(
+            language, prompts[mine[0] : mine[-1] + 1], [p - mine[0] for p in mine], seeds[k : k + size],
+            max_tokens=settings.max_tokens, temperature=temperature, top_k=settings.top_k, top_p=settings.top_p,
+        )  # fmt: skip
+        ids, log_probs, ended = ids + part.ids, log_probs + part.log_probs, ended + part.ended
+        if seen is not None:
+            seen(len(ids))
+    return Completions(prompts, Sampled(ids, log_probs, ended), [language.decode(one) for one in ids], owner)
+
+
+def sampler_of(language: LanguageModel, recipe: TextRecipe) -> Sampler:
+    """What samples in a run.
+
+    Raises:
+        ImportError: the engine is not installed.
+        ValueError: an option of the engine that is not for recipes, or an engine in a run of several processes.
+    """
+    settings = recipe.generation
+    if settings.engine == "transformers":
+        return sample_completions
+    ranks = Processes.of_this_run().count
+    if ranks > 1:
+        raise ValueError(
+            f"generation.engine vllm runs in one process, and this run has {ranks}; use one, or engine transformers"
+        )
+    from ...text.vllm_engine import VllmEngine
+
+    return VllmEngine(
+        language, dtype=recipe.model.dtype, seed=recipe.run.seed,
+        longest=settings.max_prompt_tokens + settings.max_tokens, options=settings.engine_options,
+    )  # fmt: skip
+
+
+class TextPolicy:
+    """A language model that samples and scores.
+
+    Args:
+        language: the model.
+        weights: what of it is trained.
+        recipe: lengths, temperature, batches.
+    """
+
+    def __init__(self, language: LanguageModel, weights: LanguageWeights, recipe: TextRecipe) -> None:
+        self.language, self.weights, self.recipe = language, weights, recipe
+        self.device = next(language.model.parameters()).device
+        self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+        self.sampler = sampler_of(language, recipe)
+
+    def sample(
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        group: int,
+        *,
+        temperature: float,
+        batch: int,
+        seen: Callable[[int], None] | None = None,
+    ) -> Completions:
+        """`group` completions of each prompt, from the key of each, see `complete`."""
+        # Another engine cuts into batches by itself.
+        size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
+        found = complete(
+            self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
+            sampler=self.sampler, seen=seen,
+        )  # fmt: skip
+        cut = self.recipe.parts
+        if cut is None:
+            return found
+        pattern = cut.pattern or CUTS[cut.cut]
+        return replace(found, parts=cut_completions(found.samples, found.sampled.ids, self.language.decode, pattern))
+
+    def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""
+        found = self.statistics(completions, rows)
+        return found.log_probs, found.mask
+
+    def statistics(self, completions: Completions, rows: Sequence[int], *, entropy: bool = False) -> Statistics:
+        """Log-probs of some completions, and if asked the entropies of their tokens, at the temperature of sampling."""
+        owners = [completions.prompt_of_sample[row] for row in rows]
+        known = list(dict.fromkeys(owners))
+        model = self.recipe.model
+        return completion_statistics(
+            self.language,
+            [completions.prompts[p] for p in known],
+            [completions.sampled.ids[row] for row in rows],
+            [known.index(p) for p in owners],
+            temperature=self.recipe.generation.temperature,
+            # Recomputing activations in the backward pass has no cache to go on from.
+            shared_prefix=model.shared_prefix and not model.gradient_checkpointing,
+            entropy=entropy,
+        )

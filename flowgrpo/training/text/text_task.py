@@ -1,0 +1,125 @@
+"""Completions of a causal language model as a task of the one loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from ...configs.schema import EmaConfig, TextRecipe
+from ...rewards.runner import RewardBatch
+from ..controls import Controls
+from ..data import PromptRow
+from ..folder.checkpoint import Stateful
+from ..losses.objective import Objective
+from ..planning import budget_line, clip_of, parts_line
+from ..reporting.clock import Clock
+from ..tasks import Decoded, PolicyTask, trained_numbers
+from .text_policy import Completions, TextPolicy
+
+
+class TextTask(PolicyTask):
+    """Completions of a causal language model.
+
+    Args:
+        recipe: what to do.
+        policy: samples and scores.
+    """
+
+    noun = "texts"
+    clock_parts: tuple[str, ...] = ("sampling", "scoring", "reward", "optimizer", "rest")
+    update_part = "scoring"
+
+    def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
+        self.recipe, self.policy = recipe, policy
+        self.controls = Controls(recipe.objective.get("entropy"), recipe.objective.get("variance"))
+
+    @property
+    def result(self) -> str:
+        """`lora`, or for full weights `model`."""
+        return "lora" if self.weights.kind == "lora" else "model"
+
+    def followers(self) -> dict[str, EmaConfig | None]:
+        """None."""
+        return {}
+
+    def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
+        """That of the recipe."""
+        engine = self.recipe.generation.engine
+        made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls, engine=engine)
+        return made
+
+    def rollout(
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        iteration: int,
+        clock: Clock,
+        cuts: Sequence[int],
+        decoded: Decoded | None = None,
+    ) -> Completions:
+        """A group of completions of each prompt, all in one chunk."""
+        recipe = self.recipe
+        with clock.part("sampling"):
+            found = self.policy.sample(
+                rows, keys, recipe.rollout.group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch
+            )
+        drop = bool(recipe.objective.get("drop_truncated"))
+        return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
+
+    def evaluation(
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        clock: Clock,
+        seen: Callable[[int], None] | None = None,
+    ) -> Completions:
+        """Completions at the temperature of evaluations; `seen` is told how many are there."""
+        settings = self.recipe.evaluate
+        with clock.part("sampling"):
+            return self.policy.sample(
+                rows, keys, settings.seeds, temperature=settings.temperature,
+                batch=settings.batch or self.recipe.rollout.batch, seen=seen,
+            )  # fmt: skip
+
+    def learn(self, experience: Completions, scores: RewardBatch) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def credit_model(self) -> None:
+        """None."""
+
+    def parts(self) -> dict[str, Stateful]:
+        """The coefficients that move."""
+        return self.controls.parts()
+
+    def describe(self) -> Iterator[str]:
+        """Model, sizes and the clip."""
+        recipe, optimizer = self.recipe, self.recipe.optimizer
+        surrogate = recipe.objective.get("surrogate")
+        low, high = (math.inf, math.inf) if surrogate is None else clip_of(surrogate.make())
+        clip = f", clip -{low:g} +{high:g}" if high != math.inf else ""
+        steps = optimizer.updates * optimizer.epochs
+        yield (
+            f"{recipe.name}: {type(self.policy.language.model).__name__} ({recipe.model.path}), {recipe.model.train}, "
+            f"{trained_numbers(self):,} trained parameters"
+        )
+        yield (
+            f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} completions an iteration, at most "
+            f"{recipe.generation.max_tokens} tokens, {steps} optimizer step(s){clip}"
+        )
+        if (line := budget_line(recipe)) is not None:
+            yield line
+        if (line := parts_line(recipe)) is not None:
+            yield line
+        if recipe.generation.engine != "transformers":
+            correction = recipe.objective.get("correction")
+            kind = "none" if correction is None else correction.short
+            yield f"completions by {recipe.generation.engine}, correction {kind}: see sampler_gap in the metrics"
+        if steps == 1 and surrogate is not None and surrogate.name == "clip":
+            yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
+
+    def samples_per_iteration(self) -> int:
+        """Completions."""
+        return self.recipe.rollout.prompts * self.recipe.rollout.group

@@ -1,0 +1,273 @@
+"""The objective over the tokens of completions: a surrogate of a ratio, weights, and penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...configs.sections import BalanceConfig, EntropyConfig, VarianceConfig
+from ...core.corrections import Correction, auto
+from ...core.guards import ALIGNMENTS, confident_rows, conflict_weights
+from ...core.objectives import held_columns, policy_loss
+from ...core.offpolicy import r2vpo, ratio_variance
+from ...core.surrogates import clip, per_column
+from ...core.token_penalties import TOKEN_PENALTIES
+from ...parts.asked import answered, not_given
+from ...parts.choice import Choice, Of, given_names
+from ...parts.needs import Need, needs
+from ...parts.ranges import Positive
+from ...text.padding import right_padded
+from ..balance import Balance
+from ..controls import Controls, moves
+from .part_ratios import GIVEN, PartRatios, units_of
+from .text_objective import ScoredTokens, TextObjective
+
+if TYPE_CHECKING:
+    # These import the libraries of models, without which a recipe is read.
+    from ...configs.schema import TextRecipe
+    from .text_policy import Completions, TextPolicy
+
+PENALISED = ("logp", "ref_logp", "old_logp", "mask", "adv")
+"""What a penalty of tokens may ask for."""
+
+
+def _of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
+    """Of what a surrogate and the penalties ask for, and of the parts that a ratio or a share of the loss is of."""
+    faults = list[str]()
+    asked = [f"objective.{name} part" for name in ("level", "reduce") if choice.get(name) == "part"]
+    surrogate = choice.get("surrogate")
+    if surrogate is not None:
+        wanted = given_names(surrogate.target)
+        faults += [
+            f"surrogate {surrogate.short} asks for {name!r}, and a run of text gives {', '.join(GIVEN)}; use another"
+            for name in wanted
+            if name not in GIVEN
+        ]
+        asked += [f"surrogate {surrogate.short}"] if "units" in wanted else []
+    if recipe.parts is None:
+        faults += [
+            f"{name} is of the parts of completions, and nothing says how they are cut; add a section such as "
+            "parts: {cut: lines}"
+            for name in asked
+        ]
+    names = [penalty.name for penalty in recipe.penalties]
+    faults += [
+        f"penalties has {name} more than once; add their weights" for name in set(names) if names.count(name) > 1
+    ]
+    return faults + [fault for penalty in recipe.penalties for fault in not_given(penalty, PENALISED)]
+
+
+@needs(
+    _of_tokens,
+    moves("balance", "bapo", "the bounds"),
+    moves("variance", "r2vpo", "the price"),
+    Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
+    Need("objective.level", ("token",), "counts tokens with `variance`", unless="variance"),
+    Need("objective.reduce", ("sum",), "divides sums by the longest length with `constant`", unless="constant"),
+)
+class TokenObjective(TextObjective):
+    """A surrogate of the ratio of tokens, of parts, or of whole answers.
+
+    Args:
+        recipe: what to do.
+        policy: scores.
+        controls: coefficients that move; none do if left out.
+        surrogate: of the ratio.
+        level: what has a ratio, the geometric mean of its tokens': a token, a part (Rank-GRPO's) or an answer (GSPO's).
+        reduce: over tokens, row means, or row sums; `part` is row means in which each part counts once.
+        constant: with `sum`, divide by rows × generation.max_tokens (Dr. GRPO) in place of rows.
+        correction: weight of tokens by the ratio of training engine and sampler, whose log-probs may differ.
+        conflict: weight of a good answer's tokens that a bad answer of the prompt has in the same place, counted from
+            the start or the end; the bad answer's have 0 (GTPO, 2508.03772). 2 in the paper; all are 1 if left out.
+        confident: train on answers whose mean entropy is at most so many nats (GTPO has 0.693); on all if left out.
+        drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
+        entropy: a bonus held at a target of entropy; none if left out.
+        balance: surrogate `bapo`, search its bounds at each optimizer step; fixed if left out.
+        variance: surrogate `r2vpo`, move its `lam` until the ratio's variance is at a target; fixed if left out.
+    """
+
+    def __init__(
+        self,
+        recipe: TextRecipe,
+        policy: TextPolicy,
+        controls: Controls | None = None,
+        *,
+        surrogate: Annotated[Callable[..., Tensor], Of("surrogate", "clip")] = clip,
+        level: Literal["token", "part", "sequence"] = "token",
+        reduce: Literal["token", "part", "sequence", "sum"] = "token",
+        constant: bool = False,
+        correction: Annotated[Callable[..., Correction], Of("correction", "auto")] = auto,
+        conflict: Annotated[float, Field(ge=1)] | None = None,
+        confident: Positive | None = None,
+        drop_truncated: bool = False,
+        entropy: EntropyConfig | None = None,
+        balance: BalanceConfig | None = None,
+        variance: VarianceConfig | None = None,
+    ) -> None:
+        super().__init__(recipe, policy)
+        self.controls = controls or Controls(entropy, variance)
+        self.surrogate, self.correction = surrogate, correction
+        self.level, self.reduce, self.constant = level, reduce, constant
+        self.conflict, self.confident = conflict, confident
+        self.penalties = penalties_of(recipe)
+        self.balance = None if balance is None else Balance(balance)
+        self.parts = PartRatios(level, reduce, surrogate)
+        self.entropy_before = self.parts.guided
+        self.entropy_now = self.controls.entropy is not None or confident is not None
+        self._moved = False
+
+    def prepare(self, experience: Completions) -> None:
+        """Log-probs before the weights move, by the training engine, where several updates will need them."""
+        self._moved = False
+        self.parts.forget()
+        if self.controls.variance is not None:
+            self.surrogate = partial(r2vpo, lam=self.controls.variance.value)
+        super().prepare(experience)
+
+    def _prepared(self, rows: list[int], entropy: Tensor | None) -> None:
+        self.parts.remember(rows, entropy)
+
+    def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Contributions of tokens to the gradient under each pair of bounds, where the recipe searches them.
+
+        From the second optimizer step of a rollout on, that takes another pass over its completions. Where the clip
+        follows the entropy of parts, sum and number of the entropies of the step's tokens.
+        """
+        if self.parts.guided:
+            counted = self._counted(experience, keep)
+            mine = [row for rows in self.batches(experience, part, keep) for row in rows if counted[row]]
+            return self.parts.entropies(experience.lengths, mine, self.policy.device)
+        if self.balance is None:
+            return None
+        moved, self._moved = self._moved, True
+        total = self.balance.nothing(self.policy.device)
+        for batch in self.batches(experience, part, keep):
+            if moved:
+                with torch.no_grad():
+                    scored = self._scored(experience, batch, advantages, keep)
+                log_ratio, mask = scored.log_probs - scored.old, scored.mask
+            else:  # before the weights move every ratio is 1
+                lengths = experience.lengths[batch] * self._counted(experience, keep)[batch]
+                mask = (torch.arange(int(experience.lengths[batch].max())) < lengths[:, None]).to(total.device)
+                log_ratio = torch.zeros_like(mask, dtype=torch.float32)
+            advantage = per_column(advantages[batch])[:, : mask.shape[1]]
+            total += self.balance.contributions(log_ratio, advantage, mask)
+        return total
+
+    def settle(self, sums: Tensor) -> None:
+        """Take the bounds that the contributions ask for, or the mean entropy."""
+        if self.parts.guided:
+            return self.parts.settle(sums)
+        assert self.balance is not None
+        self.balance.settle(sums)
+        self.surrogate = self.balance.surrogate
+
+    def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
+        """What the loss of a part is divided by on this rank: its tokens, its completions, or with `constant` those
+        times the longest length."""
+        counted = self._counted(experience, keep)
+        mine = [row for rows in self.batches(experience, part, None) for row in rows if counted[row]]
+        if self.reduce == "token":
+            return sum(len(experience.sampled.ids[row]) for row in mine)
+        return len(mine) * (self.recipe.generation.max_tokens if self.constant else 1)
+
+    def _scored(
+        self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None
+    ) -> ScoredTokens:
+        scored = super()._scored(experience, batch, advantages, keep)
+        mask, weight = scored.mask, None
+        if self.conflict is not None:
+            weight = self._conflicts(experience, batch, advantages, self.conflict)[:, : mask.shape[1]]
+        if self.confident is not None and scored.entropy is not None:
+            sure = confident_rows(scored.entropy.detach(), mask, self.confident).float()[:, None].expand_as(mask)
+            weight = sure if weight is None else weight * sure
+        return replace(scored, weight=weight)
+
+    def _conflicts(self, experience: Completions, batch: list[int], advantages: Tensor, boost: float) -> Tensor:
+        """[R, T] weights by the whole groups of a batch, of which it may hold a part."""
+        groups = experience.groups
+        rows = torch.isin(groups, groups[batch]).nonzero().flatten().tolist()
+        device = self.policy.device
+        ids, mask = right_padded([experience.sampled.ids[row] for row in rows], 0, device)
+        of = groups[rows].to(device)
+        first, last = (
+            conflict_weights(ids, advantages[rows], of, mask, boost=boost, align=align) for align in ALIGNMENTS
+        )
+        # A token in conflict from both ends is so but once.
+        found = torch.where(first.minimum(last) == 0, 0.0, first.maximum(last))
+        return found[[rows.index(row) for row in batch]]
+
+    def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
+        mask = scored.mask
+        penalties = self._penalties(experience, scored)
+        penalty = torch.stack([factor * value for factor, value in penalties.values()]).sum(0) if penalties else None
+        corrected, count = self.correction(scored.gap), mask.sum().float()
+        surrogate, shares = self._by_part(experience, scored)
+        correction = None if corrected is None else corrected[0]
+        weights = [one for one in (correction, scored.weight, shares) if one is not None]
+        weight = torch.stack(weights).prod(0) if weights else None
+        # A part's share of the row is a weight.
+        reduce = "sequence" if self.reduce == "part" else self.reduce
+        loss, metrics = policy_loss(
+            scored.log_probs, scored.old, scored.advantage, mask, surrogate=surrogate, level=self._level,
+            weight=weight, penalty=penalty, reduce=reduce, denom=rows,
+        )  # fmt: skip
+        if corrected is not None:
+            cut = torch.where(mask, corrected[1], False)
+            metrics["correction_cut"] = torch.stack([cut.sum().float(), count])
+        for name, (_, value) in penalties.items():
+            metrics[name] = torch.stack([torch.where(mask, value.detach(), 0.0).sum(), count])
+        if self.balance is not None:
+            metrics |= self.balance.metrics(count)
+        if self.controls.variance is not None:
+            metrics["ratio_variance"] = ratio_variance(scored.log_probs - scored.old, mask)
+        return loss, metrics
+
+    @property
+    def _level(self) -> str:
+        """What the loss pools by itself: the ratio of a part is a surrogate of tokens."""
+        return "token" if self.level == "part" else self.level
+
+    def _held(self, experience: Completions, scored: ScoredTokens) -> Tensor:
+        """[R, T] bool: tokens without a gradient because of a bound."""
+        surrogate, _ = self._by_part(experience, scored)
+        return held_columns(
+            scored.log_probs, scored.old, scored.advantage, scored.mask, surrogate=surrogate, level=self._level
+        )
+
+    def _by_part(self, experience: Completions, scored: ScoredTokens) -> tuple[Callable[..., Tensor], Tensor | None]:
+        """The surrogate of a batch, and [R, T] weights of its tokens, as the recipe has them by parts."""
+        if not self.parts.asked:
+            return self.surrogate, None
+        units = units_of(experience, scored.batch, scored.mask.device)
+        return self.parts.surrogate(self.surrogate, units, scored.batch), self.parts.weight(units, scored.mask)
+
+    def _penalties(self, experience: Completions, scored: ScoredTokens) -> dict[str, tuple[float, Tensor]]:
+        """Factor and [R, T] of what is added to the loss, by the name of its metric."""
+        has: dict[str, Callable[[], Any]] = {
+            "logp": lambda: scored.log_probs,
+            "ref_logp": lambda: self._reference(experience, scored),
+            "old_logp": lambda: scored.old,
+            "mask": lambda: scored.mask,
+            "adv": lambda: scored.advantage,
+        }
+        found = {name: (weight, answered(penalty, has)) for name, (weight, penalty) in self.penalties.items()}
+        if self.controls.entropy is not None and scored.entropy is not None:
+            found["exact_entropy"] = -self.controls.entropy.value, scored.entropy
+        return found
+
+
+def penalties_of(recipe: TextRecipe) -> dict[str, tuple[float, Callable[..., Tensor]]]:
+    """Weight and function of each penalty by the name of its metric, in one order, however a recipe lists them."""
+    known = list(TOKEN_PENALTIES)
+    chosen = sorted(recipe.penalties, key=lambda one: known.index(one.name) if one.name in known else len(known))
+    # One from elsewhere cannot take the place of another metric.
+    names = [one.name if one.name == one.short else f"penalty/{one.short}" for one in chosen]
+    return {name: (one["weight"], one.make()) for name, one in zip(names, chosen)}

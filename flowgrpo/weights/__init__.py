@@ -1,0 +1,1 @@
+"""Trained weights: LoRA adapters and full weights, their averages, shards and files."""

@@ -1,0 +1,130 @@
+"""Moving average of the trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from diffusers.training_utils import EMAModel
+from torch import nn
+
+from .collective import exchanging
+from .sharding import cut_as, whole
+
+__all__ = ["Ema"]
+
+
+class _Named(Protocol):
+    def named_parameters(self) -> dict[str, nn.Parameter]: ...
+
+
+class Ema:
+    """Exponential moving average of the trained parameters, as Flow-GRPO keeps it for evaluation and saving.
+
+    Every `every` optimizer steps `average ← d·average + (1 − d)·weights`, `d = min((1+s)/(10+s), decay)`, or with
+    `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy). s = 0, 1, ... counts optimizer steps. A decay
+    of 0 copies the weights: an anchor that moves every so many steps (SAGE-GRPO). The average has the dtype
+    and device that the parameters have when it is made.
+
+    Args:
+        weights: whatever has the trained parameters by name (`TrainedWeights`).
+        decay: largest d, in [0, 1).
+        every: optimizer steps per update, at least 1.
+        rise: growth of d by optimizer step, above 0.
+
+    Raises:
+        ValueError: `decay`, `rise` or `every` out of range.
+    """
+
+    def __init__(self, weights: _Named, *, decay: float = 0.9, every: int = 8, rise: float | None = None) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"EMA decay is {decay}; use a number in [0, 1), 0.9 is usual")
+        if every < 1:
+            raise ValueError(f"EMA is updated every {every} optimizer steps; use 1 or more")
+        if rise is not None and not rise > 0:
+            raise ValueError(f"EMA rise is {rise}; use a number above 0, or None")
+        self.decay = decay
+        self.rise = rise
+        self.every = every
+        self.steps = 0
+        self._weights = weights
+        self._average = EMAModel(self._parameters(), decay=decay)
+        self._applied = False
+        shards = getattr(weights, "shards", None)
+        exchange = exchanging if shards is None else shards.steps.exchange
+        self._exchanged: Callable[[], AbstractContextManager[None]] = exchange(self._put, self._put_back)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return list(self._weights.named_parameters().values())
+
+    def step(self) -> bool:
+        """Count one optimizer step; True if it updated the average.
+
+        Raises:
+            ValueError: called within `applied()`, where the parameters hold the average itself.
+        """
+        if self._applied:
+            raise ValueError("Ema.step() was called within Ema.applied(); leave the context before training on")
+        self.steps += 1
+        if self.steps % self.every:
+            return False
+        # EMAModel counts its own updates; the warm-up here runs on optimizer steps.
+        self._average.optimization_step = self.steps - 1
+        if self.rise is not None:
+            self._average.min_decay = self._average.decay = min(self.rise * (self.steps - 1), self.decay)
+        self._average.step(self._parameters())
+        return True
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Within this context the parameters hold the average; afterwards what they held before, bitwise.
+
+        Raises:
+            ValueError: nested in itself.
+        """
+        if self._applied:
+            raise ValueError("Ema.applied() is already active; leave it before entering it again")
+        with self._exchanged():
+            yield
+
+    def _put(self) -> None:
+        self._average.store(self._parameters())
+        self._average.copy_to(self._parameters())
+        self._applied = True
+
+    def _put_back(self) -> None:
+        self._average.restore(self._parameters())
+        self._applied = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU).
+
+        Of sharded weights all processes must call it; the first has the tensors.
+        """
+        names = self._weights.named_parameters()
+        shadows = self._average.shadow_params
+        return {
+            "steps": self.steps,
+            "average": {name: whole(s) for name, s in zip(names, shadows, strict=True)},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as if never interrupted; `decay` and `every` stay those of this object.
+
+        Raises:
+            ValueError: the names or shapes differ from the trained parameters.
+        """
+        names = list(self._weights.named_parameters())
+        average = state["average"]
+        shadows = dict(zip(names, self._average.shadow_params, strict=True))
+        odd = sorted(set(average) ^ set(names))
+        odd += [name for name in names if name in average and average[name].shape != shadows[name].shape]
+        if odd:
+            raise ValueError(
+                f"this average is of other parameters than the trained ones: {', '.join(odd[:5])} "
+                f"({len(odd)} in all are missing, unexpected or of another shape)"
+            )
+        self.steps = int(state["steps"])
+        for name, shadow in shadows.items():
+            shadow.copy_(cut_as(shadow, average[name]))

@@ -1,0 +1,217 @@
+"""Folders that plain diffusers loads: writing trained weights as such, and what one leaves out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from .json_files import read_json_object
+from .pipeline_folders import is_part, parts_of
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = ["left_out", "load_lora", "local_folder", "new_folder", "put_adapter", "save_lora", "save_pipeline"]
+
+_LORA_STEM = "pytorch_lora_weights"
+_OUR_NOTE = "flowgrpo.json"
+
+
+def local_folder(path: str) -> str:
+    """The folder of a pipeline: the path itself, or of a hub id its snapshot on this machine, fetched if need be."""
+    if Path(path).is_dir():
+        return path
+    from diffusers import DiffusionPipeline
+
+    return str(DiffusionPipeline.download(path))
+
+
+def left_out(path: str) -> dict[str, None]:
+    """Components that a pipeline folder leaves out, as diffusers asks for them on loading; none of a hub id."""
+    index = Path(path) / "model_index.json"
+    parts = read_json_object(index) if index.is_file() else {}
+    return {name: None for name, value in parts.items() if value == [None, None]}
+
+
+@contextmanager
+def new_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Fill a temporary sibling folder; on leaving without an error it takes the name `folder`.
+
+    Args:
+        folder: to create; missing parents are created.
+        overwrite: replace an existing folder, which stays in place until the new one is complete.
+
+    Raises:
+        ValueError: `folder` exists and `overwrite` is off, or it is a file.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; name a folder")
+    if folder.exists() and not overwrite:
+        raise ValueError(f"{folder} exists; name a new folder, or pass overwrite=True to replace it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        # A folder inside, because mkdtemp's own has mode 0700, and the result is to have the user's mode.
+        fresh = workplace / "new"
+        fresh.mkdir()
+        yield fresh
+        _flush(fresh)
+        if folder.exists():
+            old = workplace / "old"
+            os.replace(folder, old)
+            try:
+                os.replace(fresh, folder)
+            except OSError:
+                os.replace(old, folder)
+                raise
+        else:
+            os.replace(fresh, folder)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: str, folder: Path) -> None:
+    """Write each module's adapter, through the pipeline class's own writer where it has one.
+
+    The first module's file is `pytorch_lora_weights.safetensors`; a further module's has its name added.
+    Not a sub-folder: diffusers' loader looks there only if the folder itself has no file of that name.
+    """
+    writer = getattr(type(pipe), "save_lora_weights", None)
+    for number, (name, module) in enumerate(modules.items()):
+        file = f"{_LORA_STEM}_{name}.safetensors" if number else f"{_LORA_STEM}.safetensors"
+        if writer is None:
+            module.save_lora_adapter(folder, adapter_name=adapter, weight_name=file)
+            continue
+        config = module.peft_config[adapter]
+        # Only what fixes the function: peft's whole config holds fields that other versions of it refuse.
+        metadata = {
+            "r": config.r,
+            "lora_alpha": config.lora_alpha,
+            "target_modules": sorted(config.target_modules),
+            "bias": config.bias,
+            # Empty as a rule, but older versions of diffusers load nothing without it.
+            "rank_pattern": dict(config.rank_pattern),
+        }
+        kind = "unet" if name == "unet" else "transformer"
+        layers = _on_cpu(get_peft_model_state_dict(module, adapter_name=adapter))
+        given: dict[str, Any] = {f"{kind}_lora_layers": layers, f"{kind}_lora_adapter_metadata": metadata}
+        writer(folder, weight_name=file, **given)
+
+
+def load_lora(modules: Mapping[str, nn.Module], adapter: str, folder: Path) -> None:
+    """Copy what `save_lora` wrote into the adapters of the modules, in their own precision.
+
+    Raises:
+        ValueError: as `put_adapter`.
+    """
+    for number, (name, module) in enumerate(modules.items()):
+        file = folder / (f"{_LORA_STEM}_{name}.safetensors" if number else f"{_LORA_STEM}.safetensors")
+        put_adapter(module, adapter, file, "unet." if name == "unet" else "transformer.")
+
+
+def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> None:
+    """Copy the tensors of a file into an adapter of the same layers and rank.
+
+    Args:
+        module: with the adapter.
+        adapter: its name.
+        file: of safetensors.
+        prefix: what names in the file may begin with.
+
+    Raises:
+        ValueError: the file is missing, or it is of other layers or another rank.
+    """
+    if not file.is_file():
+        raise ValueError(f"{file} is missing; give a folder that a run has written")
+    state = {key.removeprefix(prefix): value for key, value in load_file(file).items()}
+    wanted = get_peft_model_state_dict(module, adapter_name=adapter)
+    shapes, given = ({key: list(value.shape) for key, value in one.items()} for one in (wanted, state))
+    if odd := sorted(key for key in shapes.keys() | given.keys() if shapes.get(key) != given.get(key)):
+        raise ValueError(
+            f"{file} is not the adapter that model.lora describes: {odd[0]} is {given.get(odd[0], 'missing')} there, "
+            f"and {shapes.get(odd[0], 'nothing')} is wanted; take the recipe of its run"
+        )
+    set_peft_model_state_dict(module, state, adapter_name=adapter)
+
+
+def save_pipeline(
+    pipe: DiffusionPipeline,
+    modules: Mapping[str, nn.Module],
+    folder: Path,
+    *,
+    had: Mapping[str, type],
+    source: str | Path | None = None,
+) -> None:
+    """Write a complete pipeline folder with the trained modules in it.
+
+    Args:
+        pipe: the pipeline.
+        modules: component name -> trained module.
+        folder: existing empty folder to write in.
+        had: class of each component that the pipeline had when training began.
+        source: folder that the pipeline was loaded from. Every untrained component is copied as it is there, and one
+            that is left out there stays left out. Without a source they come from the pipeline.
+
+    Raises:
+        ValueError: `source` is not a complete pipeline folder, or there is none and components have been released.
+    """
+    if source is None:
+        gone = [name for name, kind in had.items() if name not in modules and type(getattr(pipe, name)) is not kind]
+        if gone:
+            raise ValueError(
+                f"{', '.join(gone)} of this {type(pipe).__name__} have been released, and without them nothing loads "
+                "what is saved; write TrainedWeights.full(pipe, source=FOLDER) with the folder it was loaded from"
+            )
+        pipe.save_pretrained(folder)
+        return
+    _copy_untrained(Path(source), folder, set(modules), type(pipe))
+    for name, module in modules.items():
+        module.save_pretrained(folder / name)
+
+
+def _copy_untrained(source: Path, folder: Path, trained: set[str], kind: type) -> None:
+    """Copy the index and the components it lists; model repositories also hold other, large files."""
+    index = source / "model_index.json"
+    if not index.is_file():
+        raise ValueError(f"{source} has no model_index.json; give a local pipeline folder as `source`")
+    entries = {name for name, entry in parts_of(read_json_object(index), kind).items() if is_part(entry)}
+    if odd := trained - entries:
+        raise ValueError(
+            f"{index} lists no {', '.join(sorted(odd))}; give the folder that the pipeline was loaded from"
+        )
+    kept = sorted(entries - trained)
+    if absent := [name for name in kept if not (source / name).is_dir()]:
+        raise ValueError(f"{source} lacks {', '.join(absent)}, listed in its model_index.json; complete it first")
+    # A class of its own lies beside the index, and so does our note of the call it wants.
+    for file in (index, source / _OUR_NOTE, *sorted(source.glob("*.py"))):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
+    for name in kept:
+        # Not the modes of the source, which may be read-only, nor the links of a download's cache.
+        shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
+
+
+def _flush(folder: Path) -> None:
+    """Have every file on disk before the folder takes its name."""
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as handle:
+                try:
+                    os.fsync(handle.fileno())
+                except OSError as error:
+                    # Python names no file here, and who has to make room wants to know on which disk.
+                    raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def _on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,1 @@
+"""The embedded worlds, and how they are built from nothing."""

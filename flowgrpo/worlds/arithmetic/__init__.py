@@ -1,0 +1,1 @@
+"""Sums and differences: problems, and the embedded language model."""

@@ -1,0 +1,1 @@
+"""Drawn scenes: prompts, drawings, the embedded pipeline, its verifier and its learned scorer."""

@@ -1,0 +1,240 @@
+"""Prompts of the embedded world: GenEval's six skills over shapes and colours, and scenes that satisfy them.
+
+A prompt travels as GenEval's own columns: `tag` (the skill) and `include`, a list of
+`{"class", "count", "color"?, "position"? = [relation, index of the other item]}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .draw import COLOURS, GROUND, SHAPES, SIZE, Thing, draw
+
+SKILLS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+RELATIONS = ("left of", "right of", "above", "below")
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+FRAMES = (
+    "{}",
+    "a picture of {}",
+    "a drawing of {}",
+    "an image of {}",
+    "a photo of {}",
+    "a sketch of {}",
+    "a scene with {}",
+    "a card with {}",
+)
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+HELDOUT_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Item:
+    """`count` things of one shape; `colour` None leaves it open; `relation` places it against item `other`."""
+
+    shape: str
+    count: int = 1
+    colour: str | None = None
+    relation: str | None = None
+    other: int = 0
+
+    def as_include(self) -> dict[str, Any]:
+        """The item in GenEval's metadata form."""
+        entry: dict[str, Any] = {"class": self.shape, "count": self.count}
+        if self.colour is not None:
+            entry["color"] = self.colour
+        if self.relation is not None:
+            entry["position"] = [self.relation, self.other]
+        return entry
+
+    @classmethod
+    def from_include(cls, entry: dict[str, Any]) -> Item:
+        """Read GenEval's form; raises ValueError for a shape, colour or relation this world does not have."""
+        if not isinstance(entry, dict):
+            raise ValueError(f"`include` lists {entry!r}; write objects such as {{'class': 'circle', 'count': 1}}")
+        position = entry.get("position") or (None, 0)
+        if not isinstance(position, list | tuple) or len(position) != 2 or not isinstance(position[1], int):
+            raise ValueError(f"`include` has position {position!r}; write [relation, number of the other item]")
+        relation, other = position
+        for value, known, key in (
+            (entry.get("class"), SHAPES, "class"),
+            (entry.get("color"), (None, *COLOURS), "color"),
+            (relation, (None, *RELATIONS), "position"),
+        ):
+            if value not in known:
+                raise ValueError(f"`include` has {key} {value!r}; write one of {', '.join(map(str, known))}")
+        count = entry.get("count", 1)
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"`include` has count {count!r}; write a whole number of 1 or more")
+        return cls(entry["class"], count, entry.get("color"), relation, other)
+
+
+def read_items(include: Any) -> tuple[Item, ...]:
+    """All items of a prompt's `include`.
+
+    Raises:
+        ValueError: no list of at least one item, an item this world does not have, or a relation to an item that
+            is not in the list.
+    """
+    if not isinstance(include, list | tuple) or not include:
+        raise ValueError(f"`include` is {include!r}; write a list of at least one item (in a .jsonl file)")
+    items = tuple(Item.from_include(entry) for entry in include)
+    for k, item in enumerate(items):
+        if item.relation is not None and (item.other == k or not 0 <= item.other < len(items)):
+            raise ValueError(f"`include` places item {k} against item {item.other}; number the others from 0")
+    return items
+
+
+@dataclass(frozen=True)
+class ScenePrompt:
+    """A prompt's words, its skill and the items it asks for."""
+
+    text: str
+    skill: str
+    items: tuple[Item, ...]
+
+    def as_record(self) -> dict[str, Any]:
+        """One line of a prompt file."""
+        return {"prompt": self.text, "tag": self.skill, "include": [item.as_include() for item in self.items]}
+
+
+def _phrases() -> Iterator[tuple[str, str, tuple[Item, ...]]]:
+    def a(words: str) -> str:
+        return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+    pairs = list(itertools.permutations(SHAPES, 2))
+    for shape in SHAPES:
+        yield "single_object", a(shape), (Item(shape),)
+    for one, two in pairs:
+        yield "two_object", f"{a(one)} and {a(two)}", (Item(one), Item(two))
+    for shape, (count, word), colour in itertools.product(SHAPES, NUMBERS.items(), (None, *COLOURS)):
+        plural = f"{shape}es" if shape == "cross" else f"{shape}s"
+        words = (word, plural) if colour is None else (word, colour, plural)
+        yield "counting", " ".join(words), (Item(shape, count, colour),)
+    for shape, colour in itertools.product(SHAPES, COLOURS):
+        yield "colors", a(f"{colour} {shape}"), (Item(shape, colour=colour),)
+    for (one, two), relation in itertools.product(pairs, RELATIONS):
+        yield "position", f"{a(one)} {relation} {a(two)}", (Item(one, relation=relation, other=1), Item(two))
+    for (one, two), (ink, tint) in itertools.product(pairs, itertools.permutations(COLOURS, 2)):
+        text = f"{a(f'{ink} {one}')} and {a(f'{tint} {two}')}"
+        yield "color_attr", text, (Item(one, colour=ink), Item(two, colour=tint))
+
+
+def all_prompts() -> list[ScenePrompt]:
+    """Every prompt of the world, in a fixed order: each phrase in each frame."""
+    return [ScenePrompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in FRAMES]
+
+
+def is_heldout(text: str) -> bool:
+    """Whether a prompt belongs to the held-out quarter, decided by a hash of its words alone."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") < HELDOUT_SHARE * 2**64
+
+
+def split(heldout: bool, per_skill: int | None = None, seed: int = 0) -> list[ScenePrompt]:
+    """The train or held-out prompts, at most `per_skill` of each skill (drawn with `seed`), skills interleaved."""
+    rng = np.random.default_rng([seed, heldout])
+    chosen: list[list[ScenePrompt]] = []
+    for skill in SKILLS:
+        pool = [p for p in all_prompts() if p.skill == skill and is_heldout(p.text) == heldout]
+        order = rng.permutation(len(pool))[: per_skill or len(pool)]
+        chosen.append([pool[k] for k in order])
+    return [p for rank in itertools.zip_longest(*chosen) for p in rank if p is not None]
+
+
+def write_prompt_files(folder: Path) -> None:
+    """Write `train.jsonl` and `heldout.jsonl`, disjoint in wording, into `folder`."""
+    for name, prompts in (("train", split(False, 240)), ("heldout", split(True, 70))):
+        lines = "".join(json.dumps(p.as_record()) + "\n" for p in prompts)
+        (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def compose(items: tuple[Item, ...], rng: np.random.Generator) -> list[Thing]:
+    """Place a scene that shows exactly what `items` ask for, everything left open drawn at random."""
+    wanted = [item for item in items for _ in range(item.count)]
+    low, high = {1: (9.0, 12.0), 2: (8.0, 10.5), 3: (7.0, 8.5)}.get(len(wanted), (6.5, 7.5))
+    colours = [item.colour or str(rng.choice(list(COLOURS))) for item in wanted]
+    for _ in range(10_000):
+        radii = np.round(2 * rng.uniform(low, high, len(wanted))) / 2
+        reach = np.ceil(1.3 * radii).astype(int) + 1
+        places = [(int(rng.integers(r, SIZE - r)), int(rng.integers(r, SIZE - r))) for r in reach]
+        things = [Thing(i.shape, c, x, y, float(r)) for i, c, (x, y), r in zip(wanted, colours, places, radii)]
+        if _apart(things) and _related(items, things):
+            return things
+    raise RuntimeError(f"no room for {items}")
+
+
+def sample_scenes(
+    count: int, rng: np.random.Generator, shares: tuple[int, ...] = (1,) * len(SKILLS)
+) -> Iterator[tuple[ScenePrompt, list[Thing], NDArray[np.uint8]]]:
+    """`count` prompts, skills in the given shares, with a scene that each describes and its picture [64, 64, 3]."""
+    pools = [[p for p in all_prompts() if p.skill == skill] for skill in SKILLS]
+    turns = [pool for pool, share in zip(pools, shares, strict=True) for _ in range(share)]
+    for k in range(count):
+        pool = turns[k % len(turns)]
+        prompt = pool[int(rng.integers(len(pool)))]
+        things = compose(prompt.items, rng)
+        yield prompt, things, np.round(255 * draw(things, ground_colour(rng))).astype(np.uint8)
+
+
+def _apart(things: list[Thing]) -> bool:
+    return all(
+        max(abs(p.x - q.x), abs(p.y - q.y)) >= 1.15 * (p.radius + q.radius) + 2
+        for p, q in itertools.combinations(things, 2)
+    )
+
+
+def _related(items: tuple[Item, ...], things: list[Thing]) -> bool:
+    """Relations are asked only between items of count one, so items and things correspond."""
+    return all(
+        item.relation is None or _clearly(item.relation, things[k], things[item.other]) for k, item in enumerate(items)
+    )
+
+
+def _clearly(relation: str, thing: Thing, other: Thing) -> bool:
+    """The relation holds along its own axis by more than along the other axis."""
+    dx, dy = thing.x - other.x, thing.y - other.y
+    along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
+    sign = -1 if relation in ("left of", "above") else 1
+    return sign * along > abs(across) + 4
+
+
+def disturb(items: tuple[Item, ...], rng: np.random.Generator) -> tuple[Item, ...]:
+    """Change one thing the items ask for (count, colour, shape or relation): a caption that is wrong."""
+    changed = list(items)
+    k = int(rng.integers(len(items)))
+    item = items[k]
+    options = ["shape"]
+    if len(items) == 1:
+        options.append("count")
+    if item.colour is not None:
+        options += ["colour", "colour"]
+    if item.relation is not None:
+        options += ["relation", "relation"]
+    kind = str(rng.choice(options))
+    if kind == "shape":
+        used = {other.shape for other in items}
+        changed[k] = replace(item, shape=str(rng.choice([s for s in SHAPES if s not in used])))
+    elif kind == "count":
+        changed[k] = replace(item, count=int(rng.choice([c for c in (1, 2, 3, 4) if c != item.count])))
+    elif kind == "colour":
+        changed[k] = replace(item, colour=str(rng.choice([c for c in COLOURS if c != item.colour])))
+    else:
+        others = [r for r in RELATIONS if r != item.relation]
+        changed[k] = replace(item, relation=str(rng.choice(others)))
+    return tuple(changed)
+
+
+def ground_colour(rng: np.random.Generator) -> tuple[float, float, float]:
+    """A light ground near the standard one."""
+    shade = rng.uniform(-0.03, 0.03) + rng.uniform(-0.012, 0.012, 3)
+    r, g, b = (float(v) for v in np.asarray(GROUND) + shade)
+    return r, g, b

@@ -1,0 +1,106 @@
+"""`flowgrpo bench iteration`: real shapes, random weights, no weight read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from flowgrpo.bench.model_iteration import iteration
+from flowgrpo.cli.app import app
+from flowgrpo.configs.load import load_image_recipe
+from flowgrpo.pipelines.architectures import KNOWN, architecture_of, built
+from flowgrpo.pipelines.conformance import conform as run
+from flowgrpo.pipelines.denoiser import Denoiser
+from flowgrpo.pipelines.random_weights import random_pipeline
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["StableDiffusion3Pipeline", "FluxPipeline", "QwenImagePipeline", "WanPipeline"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A tiny pipeline's name and its folder without any weight."""
+    path = tmp_path_factory.mktemp("shapes") / request.param
+    run.TINY[request.param].fresh().save_pretrained(path)
+    for weights in path.rglob("*.safetensors"):
+        weights.unlink()
+    return request.param, path
+
+
+@pytest.mark.slow
+def test_a_folder_without_weights_gives_its_pipeline_with_random_ones(folder: tuple[str, Path]) -> None:
+    name, path = folder
+    call = dict(run.TINY[name].call)
+    pipe, again = (random_pipeline(str(path), call, torch.float32, CPU, seed=1) for _ in range(2))
+    assert type(pipe).__name__ == name
+    shapes = {key: value.shape for key, value in run.TINY[name].fresh().transformer.state_dict().items()}
+    assert {key: value.shape for key, value in pipe.transformer.state_dict().items()} == shapes
+    assert all(map(torch.equal, pipe.transformer.parameters(), again.transformer.parameters()))
+    assert not any(isinstance(part, nn.Module) for key, part in pipe.components.items() if "text_encoder" in key)
+    denoiser = Denoiser(pipe, num_steps=2, call=call)
+    denoiser.self_check(["red circle", "two stars"])
+    x = torch.randn(2, *denoiser.probe.latent_shape)
+    one, other = denoiser.velocity(x, 0, ["a", "a"]), denoiser.velocity(x, 0, ["a", "b"])
+    assert torch.equal(one[0], other[0])
+    assert not torch.equal(one[1], other[1])
+    assert bool(one.any())
+
+
+@pytest.mark.slow
+def test_drawing_weights_leaves_the_random_state_and_the_default_format_alone(folder: tuple[str, Path]) -> None:
+    before = torch.get_rng_state()
+    pipe = random_pipeline(str(folder[1]), {}, torch.bfloat16, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_default_dtype() == torch.float32
+    assert pipe.vae.dtype == torch.bfloat16
+
+
+UNETS = [model for model in KNOWN if architecture_of(model).denoiser[0] == "UNet2DConditionModel"]
+
+
+@pytest.mark.parametrize("model", UNETS)
+def test_u_nets_are_refused(model: str) -> None:
+    with pytest.raises(
+        ValueError, match="no weights are drawn for a UNet2DConditionModel; use a model with one of SD3"
+    ):
+        random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS])
+def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
+    """At real size on `meta`: what the pipeline's constructor and its first look need is there."""
+    name, config = architecture_of(model).denoiser
+    with torch.device("meta"):
+        pipe = random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
+    expected = sum(p.numel() for p in built(name, config, torch.bfloat16).parameters())
+    assert sum(p.numel() for p in pipe.transformer.parameters()) == expected
+
+
+@pytest.mark.slow
+def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the_recipe_at_hand(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tiny"
+    run.TINY["StableDiffusion3Pipeline"].fresh().save_pretrained(path)
+    words = ["flow_grpo_fast+sd35_medium+pickscore+gpus1", f"model.path={path}", "rollout.prompts=2", "rollout.group=2"]
+    words += ["model.call={height: 16, width: 16, guidance_scale: 1.0}", "model.dtype=float32", "evaluate.steps=2"]
+    words += ["sampler.steps=4", "sampler.plan.window={size: 1, stop: 2}", "optimizer.updates=1"]
+    result = CliRunner().invoke(app, ["bench", "iteration", *words, "--out", str(tmp_path / "figures.json")])
+    assert result.exit_code == 0, result.output
+    assert "StableDiffusion3Pipeline" in result.output
+    found = json.loads((tmp_path / "figures.json").read_text())
+    assert found["images"] == 4
+    assert len(found["seconds"]) == 3
+    assert found["first_error"] == 0
+    assert sum(found["shares"].values()) == pytest.approx(1.0)
+    assert found["parameters"] > sum(
+        p.numel() for p in run.TINY["StableDiffusion3Pipeline"].fresh().transformer.parameters()
+    )
+
+
+def test_a_model_of_unknown_size_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="someone/else"):
+        iteration(load_image_recipe("default", ["model.path=someone/else"]), tmp_path / "run", print)

@@ -1,0 +1,257 @@
+"""The `flowgrpo` command: what it prints, and one message instead of a traceback for what a user can mend."""
+
+import os
+import signal
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import flowgrpo
+from flowgrpo.cli import app as cli
+from flowgrpo.configs.layers import parts
+from flowgrpo.configs.load import recipe_names
+from flowgrpo.rewards.registry import available
+from tests.conftest import Command
+
+
+def refused(answer: tuple[int, str, str]) -> str:
+    """The message of a command that was refused, after checking its form."""
+    status, output, errors = answer
+    assert status == 1
+    assert "Traceback" not in output + errors
+    assert errors.startswith("error: ")
+    return errors.removeprefix("error: ").rstrip("\n")
+
+
+def test_recipes_are_listed(command: Command):
+    status, output, errors = command("recipes")
+    assert (status, errors) == (0, "")
+    listed, _, below = output.partition("\n\n")
+    assert [line.split()[0] for line in listed.splitlines()] == list(recipe_names())
+    assert all(line.endswith(text) for line, text in zip(listed.splitlines(), recipe_names().values()))
+    rows = below.splitlines()[1:]
+    assert [line.split()[:2] for line in rows] == [[part.name, part.kind] for part in parts().values()]
+    assert all(line.endswith(part.line) for line, part in zip(rows, parts().values()))
+
+
+def test_the_version_is_told_with_those_of_the_libraries_that_matter(command: Command):
+    status, output, errors = command("--version")
+    assert (status, errors) == (0, "")
+    parts = [part.split() for part in output.split(",")]
+    assert [name for name, _ in parts] == ["flowgrpo", "torch", "diffusers", "transformers", "Python"]
+    assert parts[0][1] == flowgrpo.__version__ == version("flowgrpo")
+
+
+def test_rewards_are_listed(command: Command):
+    status, output, _ = command("rewards")
+    assert status == 0
+    names = [line.split()[0] for line in output.splitlines()]
+    assert names == list(available())
+    assert "gold" in names
+
+
+def test_plan_prints_the_costs_of_each_window(command: Command):
+    window = "sampler.plan.window={name: progressive, size: 4, stride: 1, interval: 10, start: 0, stop: 6}"
+    overrides = (window, "sampler.plan.shared_noise=true", "rollout.prompts=2", "rollout.group=4", "run.iterations=25")
+    status, output, errors = command("plan", "mixgrpo_guard", *overrides)
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert lines[0].startswith("mixgrpo_guard: MixGRPO")
+    assert lines[1] == "2 prompts × 4 images = 8 images an iteration, 25 iterations"
+    assert lines[2].startswith("1 optimizer step(s) an iteration, 1 of them")
+    assert "±0.5 nats" in output
+    header = next(k for k, line in enumerate(lines) if line.split()[:1] == ["iterations"])
+    rows = [line.replace("(", "").replace(")", "").split() for line in lines[header + 1 : header + 4]]
+    # Windows from step 0, 1 and 2: s + 1 shared states, then four chains of the remaining 9 - s.
+    assert rows == [
+        ["10", "0–3", "37", "40", "4", "40", "16", "13"],
+        ["10", "1–4", "34", "40", "4", "37", "16", "13"],
+        ["5", "2–5", "31", "40", "4", "34", "16", "13"],
+    ]
+
+
+def test_plan_without_a_recipe_is_the_default_and_takes_overrides(command: Command):
+    assert command("plan", "run.iterations=3") == command("plan", "default", "run.iterations=3")
+
+
+def test_plan_loads_no_weight_and_writes_nothing(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    from flowgrpo.training import model_paths as loading
+
+    def loaded(*_: object) -> None:
+        raise AssertionError("a pipeline was loaded")
+
+    monkeypatch.setattr(loading, "load_pipeline", loaded)
+    (tmp_path / "heavy.py").write_text(
+        "class Heavy:\n    def __init__(self): raise AssertionError('made')\n    def __call__(self, images): ...\n"
+    )
+    assert command("plan")[0] == 0
+    assert command("plan", "rewards=[{name: 'heavy.py:Heavy'}]")[0] == 0
+    assert command("plan", "model.path=somebody/something")[0] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["heavy.py"]
+
+
+def test_plan_and_train_refuse_the_same_in_the_same_words(command: Command, tmp_path: Path):
+    words = ("default", "data.train=none.txt", "model.call.hieght=3", "rewards=[{name: golf}]", "run.trackers=[wandb]")
+    said = refused(command("plan", *words))
+    assert said == refused(command("train", *words, "--out", "run"))
+    assert [part in said for part in ("none.txt", "hieght", "golf", "wandb")] == [True] * 4
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_draws_the_tree_of_an_iteration(command: Command, tmp_path: Path):
+    window = "sampler.plan.window={name: progressive, size: 2, stride: 1, interval: 5, start: 0, stop: 5}"
+    words = ("plan", "mixgrpo_guard", window, "sampler.plan.shared_noise=true", "rollout.group=4", "run.iterations=20")
+    plain = command(*words)[1]
+    status, output, errors = command(*words, "--draw", "--iteration", "10")
+    assert (status, errors) == (0, "")
+    assert output.startswith(plain)
+    drawn = output.removeprefix(plain)
+    # The third window: two steps without noise, then four samples.
+    assert "\n1 noise      ○╌╌╌╌╌╌╌●╌╌╌╌╌╌╌●━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in drawn
+    assert "mixgrpo_guard, iteration 10\n" in drawn
+    assert "own shift" in drawn
+    assert "\n1 noise      ○━━×4━━━●━━━━━━━●╌╌╌╌╌╌╌●" in command(*words, "--draw")[1]
+    assert "own shift" not in command(*words, "--draw", "sampler.sigmas=[1, 0.8, 0.6, 0.5, 0.4, 0.2, 0]")[1]
+    assert list(tmp_path.iterdir()) == []
+
+    status, output, errors = command(*words, "--svg", "new/tree.svg", "--iteration", "10")
+    assert (status, output, errors) == (0, f"{plain}drawing: new/tree.svg\n", "")
+    picture = ElementTree.parse(tmp_path / "new" / "tree.svg").getroot()
+    assert picture.findtext("{*}title") == "mixgrpo_guard, iteration 10"
+    assert sum(path.tag.endswith("path") for group in picture.iterfind("{*}g") for path in group) == 34
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["tree.svg"]
+
+    assert "recipe has iterations 0 to 19" in refused(command(*words, "--draw", "--iteration", "20"))
+    assert command(*words, "--draw", "--iteration", "-1")[0] == 2
+
+
+def test_a_recipe_of_text_is_planned_without_a_tree(command: Command):
+    status, output, errors = command("plan", "text")
+    assert (status, errors) == (0, "")
+    assert "32 prompts × 16 completions = 512 completions an iteration, at most 6 tokens each" in output
+    assert "at most 3,072 tokens sampled an iteration, and scored 1 time(s)" in output
+    searched = ("objective={surrogate: bapo, balance: {}}", "optimizer.epochs=2")
+    assert "objective.balance scores them 1 more time(s), without gradients" in command("plan", "text", *searched)[1]
+    assert "no tree of denoising steps" in refused(command("plan", "text", "--draw"))
+    assert "takes no recipe" in refused(command("bench", "shared-prefix", "text"))
+    assert "text is a recipe of task text; this works on recipes of task images" in refused(
+        command("bench", "prefix", "text")
+    )
+
+
+@pytest.mark.parametrize("name", recipe_names("images"))
+def test_every_recipe_can_be_drawn(command: Command, name: str):
+    status, output, errors = command("plan", name, "--draw", "--svg", "tree.svg")
+    assert (status, errors) == (0, "")
+    assert f"{name}, iteration 0\none prompt: " in output
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["plan", "defualt"], "did you mean 'default'?"),
+        (["plan", "run.iterations"], "no recipe or file 'run.iterations'"),
+        (["plan", "default", "run.iterations"], "is not key=value"),
+        (["train", "nothing.yaml"], "no recipe or file 'nothing.yaml'"),
+        (["resume", "no-run"], "no-run is not a run folder"),
+        (["gallery", "no-run"], "no-run is not a run folder"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(command: Command, tmp_path: Path, words: list[str], part: str):
+    said = refused(command(*words))
+    assert part in said
+    assert "\n" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_value_names_recipe_key_and_mend(command: Command):
+    said = refused(command("plan", "default", "optimizer.updtes=2", "run.seed=-1"))
+    assert said.splitlines()[0] == "default:"
+    assert "did you mean 'updates'?" in said
+    assert "run.seed" in said
+
+
+def test_brackets_in_a_message_are_printed_as_they_are(command: Command):
+    assert "'[red]no[/red]'" in refused(command("plan", "[red]no[/red]"))
+
+
+def test_training_stops_before_anything_is_made_when_a_file_is_missing(command: Command, tmp_path: Path):
+    said = refused(command("train", "data.train=missing.txt", "--out", "run"))
+    assert "no prompt file 'missing.txt'" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_a_folder_belongs_is_no_traceback(command: Command, tmp_path: Path):
+    (tmp_path / "file").write_text("mine")
+    refused(command("resume", "file"))
+    refused(command("gallery", "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def broken() -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(KeyError):
+        cli.main()
+
+
+def test_an_interrupt_is_no_traceback(command: Command, monkeypatch: pytest.MonkeyPatch):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    assert command() == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130), ("SIGHUP", 129)])
+@pytest.mark.parametrize("stands", [False, True])
+def test_a_signal_while_a_model_loads_says_how_to_go_on(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool
+):
+    def load(recipe: object, folder: Path, made: object) -> None:
+        if stands:
+            folder.mkdir()
+            (folder / "config.yaml").write_text("")
+        os.kill(os.getpid(), getattr(signal, name))
+
+    monkeypatch.setattr("flowgrpo.training.session.start", load)
+    told, _, errors = command("train", "default", "--out", "run")
+    onward = "go on with `flowgrpo resume run`" if stands else "there is no run yet; start it again"
+    assert (told, errors) == (status, f"stopped by {name}; {onward}\n")
+
+
+def test_unknown_options_are_usage_errors(command: Command):
+    assert command("plan", "--nothing")[0] == 2
+    assert command("nothing")[0] == 2
+
+
+@pytest.mark.slow
+def test_the_package_runs_as_a_module_and_help_loads_no_tensor_library():
+    words = [sys.executable, "-X", "importtime", "-m", "flowgrpo", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "train" in done.stdout
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "flowgrpo.cli" in loaded
+    assert not {"torch", "numpy", "diffusers"} & loaded
+
+
+def test_what_exits_within_a_command_is_a_failure_of_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Status 0 says that a command has done its work."""
+
+    def exits() -> dict[str, str]:
+        raise SystemExit(0)
+
+    monkeypatch.setattr("flowgrpo.rewards.registry.available", exits)
+    monkeypatch.setattr(sys, "argv", ["flowgrpo", "rewards"])
+    with pytest.raises(RuntimeError, match=r"raised SystemExit\(0\) before the command had ended"):
+        cli.main()
+    assert command("rewards", "--help")[0] == 0
+    assert command("rewards", "--nonsense")[0] == 2

@@ -1,0 +1,240 @@
+"""Estimates of memory and time, on the embedded pipeline's shapes: by hand, and what each setting changes."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from flowgrpo.configs.layers import machine_of
+from flowgrpo.configs.load import load_image_recipe
+from flowgrpo.configs.schema import ModelConfig, Recipe
+from flowgrpo.estimate.estimates import GIB, GPUS, Estimate, duration, estimate, table
+from flowgrpo.estimate.models import model_of
+from flowgrpo.pipelines.architectures import architecture_of, built
+from flowgrpo.training.model_paths import model_folder
+from flowgrpo.training.planning import forecast
+
+WINDOW = {"name": "frozen", "size": 2}
+ELEMENTS = 8 * 8 * 8
+
+
+KL = {"name": "kl", "weight": 0.1}
+
+
+def recipe(**sections: Any) -> Recipe:
+    plain: dict[str, Any] = {
+        "rewards": [{"name": "gold"}],
+        "model": {"lora": {"rank": 4, "alpha": 8.0}, "release_text_encoders": False},
+        "sampler": {"steps": 5, "plan": {"shared_noise": False, "window": WINDOW}},
+        "rollout": {"prompts": 8, "group": 3, "batch": 6, "decode_batch": 4},
+        "optimizer": {"updates": 2},
+        "run": {"iterations": 10},
+        "evaluate": {"every": 4, "prompts": 16},
+    }
+    given = {**plain, **sections}
+    for name, section in plain.items():
+        if isinstance(section, dict):
+            given[name] = {**section, **sections.get(name, {})}
+    return Recipe.model_validate(given)
+
+
+def of(gpus: int = 1, **sections: Any) -> Estimate:
+    return estimate(recipe(**sections), "h100", gpus)
+
+
+def test_evaluations_and_gradients_are_those_of_the_plan():
+    made = recipe()
+    model, counts = model_of(made.model), forecast(made).counts[0]
+    assert (counts.evaluations, counts.trained_states, counts.leaves) == (15, 6, 3)
+    cost, found = model.evaluation, estimate(made)
+    assert found.flops["sampling"] == pytest.approx(8 * 15 * cost.forward)
+    assert found.flops["training"] == pytest.approx(8 * 6 * (cost.forward + cost.backward))
+    assert found.flops["decoding"] == pytest.approx(8 * 3 * model.decode_flops)
+    assert found.evaluation == pytest.approx(16 * (5 * cost.forward + model.decode_flops))
+    assert (found.iterations, found.evaluations) == (10, 4)
+    total = 10 * sum(found.flops.values()) + 4 * found.evaluation
+    assert found.run_seconds == pytest.approx(total / (989.4e12 * found.utilisation))
+
+
+def test_memory_is_by_hand():
+    found, model = of(), model_of(recipe().model)
+    attention = 3 * 8 + 1 * 4  # three blocks with eight projections each, the last without `to_add_out`
+    assert model.trained == (attention + 3) * 4 * (128 + 128)
+    assert found.resting["LoRA"] == found.resting["gradients"] == found.resting["averages"] == 4 * model.trained
+    assert found.resting["optimizer"] == 8 * model.trained
+    assert found.resting["reference"] == 0
+    # Float32: x and the prediction of six trained states, the ends of six edges, and three leaves, of eight prompts.
+    assert model.elements == ELEMENTS
+    assert found.resting["rollout states"] == 8 * ELEMENTS * (6 * 8 + 6 * 4 + 3 * 4)
+    cost = model.evaluation
+    assert found.passing == {
+        "sampling": 6 * cost.working,
+        "decoding": 4 * model.decode_bytes,
+        "training": 6 * (cost.saved + cost.working),
+    }
+    assert found.peak == max(found.start, sum(found.resting.values()) + max(found.passing.values()))
+
+
+def test_gradient_checkpointing_saves_memory_and_costs_a_second_evaluation():
+    plain, less = of(), of(model={"gradient_checkpointing": True})
+    cost = model_of(recipe().model).evaluation
+    assert less.passing["training"] == 6 * (cost.kept + cost.block + cost.working) < plain.passing["training"]
+    assert less.flops["training"] - plain.flops["training"] == pytest.approx(8 * 6 * cost.recompute)
+    assert less.flops["sampling"] == plain.flops["sampling"]
+
+
+def test_a_compiled_denoiser_samples_with_the_activations_of_a_training_pass():
+    plain, compiled = of(), of(model={"compile": True})
+    assert compiled.passing["sampling"] == plain.passing["training"] > plain.passing["sampling"]
+    assert compiled.passing["training"] == plain.passing["training"]
+
+
+def test_guidance_evaluates_every_state_twice():
+    plain, guided = of(), of(model={"call": {"guidance_scale": 4.0}})
+    for part in ("sampling", "training"):
+        assert guided.flops[part] == pytest.approx(2 * plain.flops[part])
+        assert guided.passing[part] == 2 * plain.passing[part]
+    assert guided.flops["decoding"] == plain.flops["decoding"]
+    assert guided.resting["prompt embeddings"] == 2 * plain.resting["prompt embeddings"]
+
+
+def test_quantised_linear_layers_take_a_byte_a_number_and_a_scale_a_row():
+    config = ModelConfig(dtype="bfloat16")
+    plain, fewer = model_of(config), model_of(config.model_copy(update={"quantize": "float8"}))
+    with torch.device("meta"):
+        transformer = built(*architecture_of(model_folder("scenes")).denoiser, torch.bfloat16)
+    linear = [part.weight for part in transformer.modules() if isinstance(part, torch.nn.Linear)]
+    assert plain.denoiser - fewer.denoiser == sum(w.numel() - 4 * w.shape[0] for w in linear) > 0
+    assert plain.trained == fewer.trained
+
+
+def test_a_penalty_to_the_base_asks_it_once_for_each_trained_state():
+    plain, held = of(), of(penalties=[KL])
+    added = held.flops["training"] - plain.flops["training"]
+    assert added == pytest.approx(8 * 6 * model_of(recipe().model).evaluation.forward)
+    assert held.resting == plain.resting
+
+
+def test_a_search_for_bounds_asks_it_before_every_optimizer_step_but_the_first():
+    lines = {"surrogate": "bapo"}
+    two = {"updates": 2, "epochs": 2}
+    plain, searched = of(objective=lines, optimizer=two), of(objective={**lines, "balance": {}}, optimizer=two)
+    added = searched.flops["training"] - plain.flops["training"]
+    assert added == pytest.approx(1.5 * 8 * 6 * model_of(recipe().model).evaluation.forward)
+
+
+def test_full_weights_are_trained_in_float32_and_may_have_a_reference():
+    model = model_of(recipe(model={"train": "full"}).model)
+    found = of(model={"train": "full"}, penalties=[KL])
+    assert found.resting["denoiser"] >= 4 * model.trained
+    assert found.resting["LoRA"] == 0
+    assert found.resting["reference"] == 4 * model.trained
+    assert found.resting["optimizer"] == 8 * model.trained
+    assert model.evaluation.backward > 1.6 * model.evaluation.forward
+
+
+def test_released_text_encoders_are_there_only_while_prompts_are_encoded():
+    kept, released = of(), of(model={"release_text_encoders": True})
+    model = model_of(recipe().model)
+    assert kept.resting["text encoders"] == model.encoders > 0
+    assert released.resting["text encoders"] == 0
+    assert released.start >= model.denoiser + model.vae + model.encoders
+    # All prompts of the files are encoded then; in the other case those of two iterations and an evaluation are kept.
+    assert kept.resting["prompt embeddings"] == (2 * 8 + 16 + 1) * model.prompt_bytes
+    assert released.resting["prompt embeddings"] > kept.resting["prompt embeddings"]
+
+
+@pytest.mark.parametrize(("gpus", "share", "turns"), [(1, 8, 8), (2, 4, 4), (3, 3, 4), (4, 2, 2), (8, 1, 2)])
+def test_gpus_share_prompts_and_wait_for_the_busiest_in_each_optimizer_step(gpus: int, share: int, turns: int):
+    """Two steps of four prompts each: on 3 GPUs 2 + 2 of the first, on 8 one of each step while four GPUs wait."""
+    one, found = of(), of(gpus)
+    assert found.flops["sampling"] == pytest.approx(one.flops["sampling"] * share / 8)
+    assert found.flops["training"] == pytest.approx(one.flops["training"] * turns / 8)
+    assert found.resting["rollout states"] == one.resting["rollout states"] * share // 8
+    assert found.resting["gradients"] == one.resting["gradients"] * (1 if gpus == 1 else 2)
+    assert found.resting["denoiser"] == one.resting["denoiser"]
+
+
+def test_a_loss_of_the_forward_process_evaluates_images_at_its_noise_levels():
+    found = of(
+        sampler={"plan": "ode"}, objective={"name": "forward", "times": 2},
+    )  # fmt: skip
+    cost = model_of(recipe().model).evaluation
+    assert found.flops["training"] == pytest.approx(8 * 3 * 2 * (cost.forward + cost.backward))
+
+
+def test_more_peak_is_less_time_and_the_same_memory():
+    slow, fast = estimate(recipe(), "4090"), estimate(recipe(), "h100")
+    assert slow.iteration_seconds / fast.iteration_seconds == pytest.approx(989.4 / 165.2)
+    assert slow.peak == fast.peak
+    half = estimate(recipe(), "h100", utilisation=2 * fast.utilisation)
+    assert half.run_seconds == pytest.approx(fast.run_seconds / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("h900",), "h100"),
+        (("h100", 9), "8 on 9 GPUs"),
+        (("h100", 0), "at least 1"),
+        (("h100", 1, 0.0), "share"),
+        (("h100", 1, 1.5), "share"),
+    ],
+)
+def test_impossible_machines_are_refused(arguments: tuple[Any, ...], said: str):
+    with pytest.raises(ValueError, match=said):
+        estimate(recipe(), *arguments)
+
+
+def test_the_table_says_that_it_is_an_estimate_and_what_it_assumes():
+    lines = table(of(2))
+    text = "\n".join(lines)
+    assert lines[0].startswith("estimate for 2 × H100 SXM")
+    assert "rewards are not counted" in lines[0]
+    assert "an assumed 35% of 989.4 TFLOP/s" in text
+    assert "10 iterations, 4 evaluations" in text
+    assert "more than the card has" not in text
+    rows = [line for line in lines if line.startswith("    ")]
+    assert len(rows) >= 8
+
+
+def test_what_does_not_fit_is_noted():
+    crowded = table(of(rollout={"batch": 10_000_000}))
+    assert any("more than the card has" in line for line in crowded)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0421, "0.04 s"), (3.456, "3.46 s"), (95.0, "95 s"), (600.0, "10 min"), (7199.0, "120 min"),
+     (36_000.0, "10 h"), (1_000_000.0, "11.6 d")],
+)  # fmt: skip
+def test_times_have_few_figures(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("source", ["flow_grpo+sd35_medium+ocr+gpus1_24gb", "mixgrpo+flux_dev+pickscore+gpus1"])
+def test_recipes_for_a_card_fit_on_it(source: str):
+    machine = machine_of(source)
+    found = estimate(load_image_recipe(source), machine["gpu"], machine["gpus"], prompts=machine.get("prompts"))
+    assert found.peak < 0.92 * GPUS[machine["gpu"]].gib * GIB
+    assert math.isfinite(found.run_seconds)
+
+
+def test_what_waits_in_host_memory_is_on_the_card_while_it_is_used():
+    plain = of()
+    model = model_of(recipe().model)
+    found = of(model={"offload": ["vae", "text_encoders"]}, rollout={"store": "host"})
+    assert found.waiting == {
+        "VAE": model.vae,
+        "text encoders": model.encoders,
+        "rollout states": plain.resting["rollout states"],
+    }
+    assert not found.waiting.keys() & found.resting.keys()
+    assert sum(plain.resting.values()) - sum(found.resting.values()) == sum(found.waiting.values())
+    assert found.passing["decoding"] - plain.passing["decoding"] == model.vae
+    assert found.passing["encoding"] == model.encoders
+    assert plain.start - found.start == model.vae
+    assert (plain.waiting, "encoding" in plain.passing) == ({}, False)
+    lines = [line for line in table(found) if "(in host memory)" in line]
+    assert [line.split("(")[0].strip() for line in lines] == ["VAE", "text encoders", "rollout states"]

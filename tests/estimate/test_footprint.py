@@ -1,0 +1,334 @@
+"""Costs counted on `meta` against the same classes really run: operations, saved bytes, and numbers of parameters."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from flowgrpo.estimate.footprint import Footprint, LiveBytes, decoding, footprint
+from flowgrpo.pipelines.architectures import (
+    CLIP_G,
+    CLIP_L,
+    CLIP_L_PROJECTED,
+    FAMILIES,
+    KNOWN,
+    QWEN_VL,
+    T5_XXL,
+    UMT5_XXL,
+    architecture_of,
+    built,
+    latent_shape,
+)
+from flowgrpo.weights.lora import LoraSpec
+from flowgrpo.weights.trained import TrainedWeights
+from tests.allocation import most_bytes
+
+LATENT, TEXT, WIDTH = (4, 16, 16), 12, 64
+HEADS = {"num_attention_heads": 4, "attention_head_dim": 16}
+ROPE = {"axes_dims_rope": [4, 6, 6], "in_channels": 16}
+TINY: dict[str, dict[str, Any]] = {
+    "SD3Transformer2DModel": {
+        **HEADS, "num_layers": 5, "caption_projection_dim": 64, "joint_attention_dim": 32, "pooled_projection_dim": 48,
+        "in_channels": 4, "out_channels": 4, "sample_size": 16, "pos_embed_max_size": 16, "qk_norm": "rms_norm",
+        "dual_attention_layers": [0, 1],
+    },
+    "FluxTransformer2DModel": {
+        **HEADS, **ROPE, "num_layers": 2, "num_single_layers": 3, "joint_attention_dim": 32,
+        "pooled_projection_dim": 48, "guidance_embeds": True,
+    },
+    "QwenImageTransformer2DModel": {**HEADS, **ROPE, "num_layers": 3, "joint_attention_dim": 32, "out_channels": 4},
+    "WanTransformer3DModel": {
+        **HEADS, "num_layers": 3, "ffn_dim": 160, "text_dim": 32, "freq_dim": 32, "in_channels": 4, "out_channels": 4,
+    },
+    "UNet2DConditionModel": {
+        "sample_size": 16, "block_out_channels": [32, 64], "layers_per_block": 2, "norm_num_groups": 8,
+        "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"], "cross_attention_dim": 32,
+        "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"], "attention_head_dim": 4,
+    },
+}  # fmt: skip
+
+
+def latent_of(name: str) -> tuple[int, ...]:
+    return (4, 3, 16, 16) if "3D" in name else LATENT
+
+
+def attention(name: str) -> float:
+    """Products of the scores and of the values, by hand: 4 · queries · keys · width a layer."""
+    image = 192 if "3D" in name else 64
+    joint = image + TEXT
+    return {
+        "SD3Transformer2DModel": 4 * WIDTH * (5 * joint**2 + 2 * image**2),
+        "FluxTransformer2DModel": 4 * WIDTH * 5 * joint**2,
+        "QwenImageTransformer2DModel": 4 * WIDTH * 3 * joint**2,
+        "WanTransformer3DModel": 4 * WIDTH * 3 * (image**2 + image * TEXT),
+        # Two layers on the way down and three up at full resolution, half as wide; one at half of it in the middle.
+        "UNet2DConditionModel": 4 * (32 * 5 * (256**2 + 256 * TEXT) + 64 * (64**2 + 64 * TEXT)),
+    }[name]
+
+
+def adapted(module: nn.Module) -> TrainedWeights:
+    pipe: Any = SimpleNamespace(components={"transformer": module})
+    return TrainedWeights.lora(pipe, LoraSpec(rank=8), seed=0, modules={"transformer": module})
+
+
+@cache
+def counted(name: str, rows: int = 1) -> Footprint:
+    module = built(name, TINY[name], torch.float32)
+    adapted(module)
+    with torch.device("meta"):
+        family = FAMILIES[name]
+        given = family.inputs(module.config, latent_of(name), TEXT, rows)
+        return footprint(module, given, rows, alike=family.alike)
+
+
+def real(name: str, rows: int = 1) -> tuple[nn.Module, dict[str, Any]]:
+    import diffusers
+
+    torch.manual_seed(0)
+    module: nn.Module = getattr(diffusers, name).from_config(TINY[name])
+    given = FAMILIES[name].inputs(module.config, latent_of(name), TEXT, rows)
+    filled = {k: torch.rand_like(v) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    return module, filled
+
+
+@contextmanager
+def kept_storages(module: nn.Module) -> Iterator[dict[int, int]]:
+    """Bytes of the storages autograd keeps, those of the weights left out, by their addresses."""
+    tables = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
+    weights = {p.untyped_storage().data_ptr() for p in (*module.parameters(), *module.buffers(), *tables)}
+    found: dict[int, int] = {}
+    alive: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            found[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield found
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_parameters_are_those_of_the_real_class(name: str):
+    module, _ = real(name)
+    shapes = {k: v.shape for k, v in built(name, TINY[name], torch.float32).named_parameters()}
+    assert shapes == {k: v.shape for k, v in module.named_parameters()}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_operations_are_those_torch_counts_in_a_real_evaluation(name: str):
+    module, given = real(name)
+    adapted(module)
+    forward, both = FlopCounterMode(display=False), FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH):
+        with forward, torch.no_grad():
+            module(**given, return_dict=False)
+        with both:
+            module(**given, return_dict=False)[0].sum().backward()
+    found = counted(name)
+    assert found.forward == pytest.approx(forward.get_total_flops(), rel=0.01)
+    # A fused kernel computes the scores again in its backward pass: half as much as the attention's forward pass.
+    again = 0.5 * attention(name)
+    assert found.backward == pytest.approx(both.get_total_flops() - forward.get_total_flops() + again, rel=0.01)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name: str):
+    module, given = real(name)
+    products = 0.0
+
+    def linear(layer: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal products
+        weight: Any = layer.weight
+        products += 2.0 * weight.numel() * output.numel() / weight.shape[0]
+
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d):
+            layer.register_forward_hook(linear)
+    module(**given)
+    plain = built(name, TINY[name], torch.float32)
+    plain.requires_grad_(True)
+    with torch.device("meta"):
+        family = FAMILIES[name]
+        found = footprint(plain, family.inputs(plain.config, latent_of(name), TEXT, 1), alike=family.alike)
+    assert found.forward == pytest.approx(products + attention(name), rel=0.01)
+    # Of every product the gradient takes two, of the inputs and of the weights; the embeddings' inputs want none.
+    assert found.backward == pytest.approx(2 * found.forward + 0.5 * attention(name), rel=0.05)
+    # A U-Net has convolutions between its blocks.
+    assert (0.85 if name.startswith("UNet") else 0.9) * found.forward < found.recompute < found.forward
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_frozen_base_makes_the_gradient_cheaper(name: str):
+    """Only the inputs of frozen layers want a gradient, so it costs little more than the prediction."""
+    found = counted(name)
+    assert found.backward < 1.6 * found.forward
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("name", TINY)
+def test_saved_bytes_are_what_autograd_keeps(name: str, rows: int):
+    module, given = real(name, rows)
+    adapted(module)
+    with kept_storages(module) as storages:
+        module(**given, return_dict=False)
+        assert rows * counted(name, rows).saved == pytest.approx(sum(storages.values()), rel=0.02)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", TINY)
+def test_kept_bytes_are_those_alive_after_a_real_evaluation(name: str, checkpointing: bool):
+    module, given = real(name, 2)
+    adapted(module).gradient_checkpointing(checkpointing)
+    live = LiveBytes()
+    with live:
+        prediction = module(**given, return_dict=False)[0]
+    alive = live.now - prediction.untyped_storage().nbytes()
+    found = counted(name, 2)
+    assert 2 * (found.kept if checkpointing else found.saved) == pytest.approx(alive, rel=0.05)
+    if checkpointing:
+        assert found.kept + found.block < found.saved
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("name", TINY)
+def test_no_more_is_allocated_than_was_counted(name: str, checkpointing: bool, tmp_path: Path):
+    """Sampling takes what was counted. Training takes less: what is kept and what is being computed overlap."""
+    module, given = real(name, 2)
+    adapted(module).gradient_checkpointing(checkpointing)
+
+    def predict() -> Any:
+        return module(**given, return_dict=False)[0]
+
+    def train() -> None:
+        predict().sum().backward()
+
+    train()  # the adapter's gradients are there from now on
+    cost, trace = counted(name, 2), tmp_path / "trace.json"
+    assert most_bytes(torch.no_grad()(predict), trace) == pytest.approx(2 * cost.working, rel=0.01)
+    held = 2 * ((cost.kept + cost.block if checkpointing else cost.saved) + cost.working)
+    assert 0.7 * held < most_bytes(train, trace) <= held
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_costs_are_of_a_row(name: str):
+    two, four = counted(name, 2), counted(name, 4)
+    for field in ("forward", "backward", "recompute"):
+        assert getattr(four, field) == pytest.approx(getattr(two, field), rel=1e-6)
+    # Tables of positions are shared by all rows.
+    for field in ("saved", "kept", "block", "working"):
+        assert 0.8 * getattr(two, field) < getattr(four, field) <= getattr(two, field)
+
+
+def test_live_bytes_count_what_is_alive_and_its_most():
+    live = LiveBytes()
+    with live:
+        one = torch.ones(1000)
+        two = one + one
+        view = two[:10]
+        assert live.now == 8000
+        del one
+        assert live.now == 4000
+        del two
+        assert live.now == 4000
+        del view
+        three = torch.ones(100)
+        three.add_(1.0)
+    assert (live.now, live.most) == (400, 8000)
+
+
+def test_decoding_is_counted_as_in_a_real_one():
+    config = {
+        "block_out_channels": [16, 32], "down_block_types": ["DownEncoderBlock2D"] * 2, "norm_num_groups": 8,
+        "up_block_types": ["UpDecoderBlock2D"] * 2, "layers_per_block": 1, "latent_channels": 4,
+    }  # fmt: skip
+    from diffusers import AutoencoderKL
+
+    vae, latent = AutoencoderKL.from_config(config), torch.rand(1, 4, 16, 16)
+    counter, live = FlopCounterMode(display=False), LiveBytes()
+    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
+        vae.decode(latent)
+    with torch.no_grad(), live:
+        vae.decode(latent)
+    flops, most = decoding(built("AutoencoderKL", config, torch.float32), latent.to("meta"))
+    assert flops == pytest.approx(counter.get_total_flops(), rel=0.01)
+    assert most == pytest.approx(live.most, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("path", "billions"),
+    [
+        ("stabilityai/stable-diffusion-3.5-medium", 2.243),
+        ("black-forest-labs/FLUX.1-dev", 11.90),
+        ("Qwen/Qwen-Image", 20.43),
+        ("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", 1.419),
+        ("Wan-AI/Wan2.1-T2V-14B-Diffusers", 14.29),
+        ("stable-diffusion-v1-5/stable-diffusion-v1-5", 0.8595),
+        ("stabilityai/stable-diffusion-xl-base-1.0", 2.567),
+    ],
+)
+def test_known_models_have_their_published_sizes(path: str, billions: float):
+    module = built(*KNOWN[path].denoiser, torch.bfloat16)
+    assert sum(p.numel() for p in module.parameters()) / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_latents_have_the_size_of_the_call():
+    call = {"height": 512, "width": 512, "num_frames": 33}
+    shapes = {path: latent_shape(known, call) for path, known in KNOWN.items()}
+    assert shapes["stabilityai/stable-diffusion-3.5-medium"] == (16, 64, 64)
+    assert shapes["black-forest-labs/FLUX.1-dev"] == (16, 64, 64)
+    assert shapes["Qwen/Qwen-Image"] == (16, 1, 64, 64)
+    assert shapes["Wan-AI/Wan2.1-T2V-14B-Diffusers"] == (16, 9, 64, 64)
+
+
+def test_text_encoders_have_the_numbers_of_their_classes():
+    """Shapes of the released configurations, through the classes of transformers."""
+    import transformers as hf
+
+    t5 = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"}
+    clip = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    big = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
+    with torch.device("meta"):
+        sizes = {
+            T5_XXL: hf.T5EncoderModel(hf.T5Config(vocab_size=32128, **t5)),
+            UMT5_XXL: hf.UMT5EncoderModel(hf.UMT5Config(vocab_size=256384, **t5)),
+            CLIP_L: hf.CLIPTextModel(hf.CLIPTextConfig(vocab_size=49408, **clip)),
+            CLIP_L_PROJECTED: hf.CLIPTextModelWithProjection(
+                hf.CLIPTextConfig(vocab_size=49408, projection_dim=768, **clip)
+            ),
+            CLIP_G: hf.CLIPTextModelWithProjection(hf.CLIPTextConfig(vocab_size=49408, projection_dim=1280, **big)),
+        }
+    for expected, module in sizes.items():
+        assert sum(p.numel() for p in module.parameters()) == expected
+    assert round(QWEN_VL / 1e9, 2) == 8.29
+
+
+@pytest.mark.slow
+def test_a_pipeline_folder_is_read_without_its_weights(tmp_path, monkeypatch):
+    from flowgrpo.training.model_paths import embedded_pipeline
+
+    folder = embedded_pipeline()
+    found = architecture_of(str(folder))
+    assert found.denoiser[0] == "SD3Transformer2DModel"
+    assert found.vae[0] == "AutoencoderKL"
+    assert set(found.encoders) == {"text_encoder", "text_encoder_2"}
+    from diffusers import StableDiffusion3Pipeline
+
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    stored = sum(p.numel() for p in pipe.text_encoder.state_dict().values())
+    assert found.encoders["text_encoder"] == pytest.approx(stored, rel=0.01)
+
+
+def test_what_is_not_known_is_told():
+    with pytest.raises(ValueError, match="give the folder of the pipeline"):
+        architecture_of("somebody/something")

@@ -1,0 +1,265 @@
+"""Sampling and evaluation outside a run are the run's own, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline, StableDiffusion3Pipeline
+from numpy.typing import NDArray
+from PIL import Image
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import dump_recipe, load_recipe
+from flowgrpo.inference.inference import evaluate_model, model_images, sample_images
+from flowgrpo.inference.opening import evaluation_recipe, image_recipe, open_images
+from flowgrpo.pipelines.conformance.conform import TINY
+from flowgrpo.training.data import prompt_path
+from flowgrpo.training.session import start
+from flowgrpo.worlds.scenes.flow import CALL
+from tests.conftest import Command
+from tests.training.family_runs import PROMPTS, evaluations, load_as_the_kit_does, scores_of, trained
+
+pytestmark = pytest.mark.slow
+
+FAMILIES = [
+    ("FluxPipeline", "lora"),
+    ("QwenImagePipeline", "full"),
+    ("LTXPipeline", "lora"),
+    ("WanPipeline, 2.2 with two experts", "lora"),
+    ("StableDiffusionXLPipeline", "full"),
+]
+# No run of theirs is possible: one has no encode_prompt, one leaves the range of colours with random weights.
+NO_RUN = {"OmniGenPipeline", "PRXPixelPipeline"}
+TABLE = Path(__file__).resolve().parents[2] / "docs" / "pipelines.json"
+EVERY = [
+    (row["name"], train)
+    for row in json.loads(TABLE.read_text())["results"]
+    for train in ("lora", "full")
+    if row["name"] not in NO_RUN
+    and {"lora": "lora", "full": "saved"}[train] in {o["check"] for o in row["outcomes"] if o["status"] == "pass"}
+]
+
+
+def shown(path: Path) -> NDArray[np.uint8]:
+    return np.asarray(Image.open(path))
+
+
+def require_the_runs_own(run: Path, folder: Path) -> None:
+    """Pictures of the first and the last evaluation are made again by their noise, and the scores of both as well.
+
+    Scores tell what pictures do not: a difference of less than a colour.
+    """
+    for iteration, base in ((0, True), (2, False)):
+        records = evaluations(run, iteration)
+        assert len({record["noise"] for record in records}) == len(records) == 6
+        # One in a full batch, and one in the last batch, which is not.
+        for record in (records[1], records[-1]):
+            out = folder / f"{iteration}-{record['sample']}"
+            [path] = sample_images(str(run), [record["prompt"]], out, noise=record["noise"], base=base)
+            assert np.array_equal(shown(path), shown(run / "samples" / record["image"]))
+    for line, base in ((0, True), (-1, False)):
+        found = evaluate_model(str(run), load_recipe(run / "config.yaml"), base=base)
+        assert {name: mean for name, (mean, _, _) in found.items()} == scores_of(run, line)
+        assert found["level"][2] == 6
+    first, last = (shown(run / "samples" / evaluations(run, k)[0]["image"]) for k in (0, 2))
+    assert not np.array_equal(first, last)
+
+
+@pytest.mark.parametrize(("name", "train"), FAMILIES)
+def test_a_picture_of_a_run_is_made_again(
+    name: str, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_as_the_kit_does(name, monkeypatch)
+    require_the_runs_own(trained(name, tmp_path, train), tmp_path)
+
+
+@pytest.mark.every
+@pytest.mark.parametrize(("name", "train"), EVERY)
+def test_so_it_is_of_every_family(name: str, train: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_as_the_kit_does(name, monkeypatch)
+    require_the_runs_own(trained(name, tmp_path, train), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "changes"),
+    [
+        ("FluxPipeline", "lora", ["model.dtype=bfloat16"]),
+        ("SanaPipeline", "full", ["model.dtype=bfloat16"]),
+        ("FluxPipeline", "lora", ["evaluate.steps=5", "model.release_text_encoders=false"]),
+        ("FluxPipeline", "full", ["sampler.sigmas=[1.0, 0.8, 0.5, 0.2, 0.0]", "rollout.batch=3"]),
+    ],
+)
+def test_it_is_called_as_the_run_called_it(
+    name: str, train: str, changes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_as_the_kit_does(name, monkeypatch)
+    require_the_runs_own(trained(name, tmp_path, train, *changes), tmp_path)
+
+
+# -- the results of a run, in plain diffusers ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["lora", "full"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
+    """A short run of the scenes model with a strong learning rate, which released its text encoders."""
+    folder = tmp_path_factory.mktemp("inference") / "run"
+    strong = ["run.iterations=2", "optimizer={learning_rate: 0.05, ema: null}", "model.release_text_encoders=true"]
+    jpeg = "evaluate.rewards=[{name: jpeg_incompressibility}]"
+    # Each prompt is encoded before the text encoders are released.
+    few = folder.with_name("few.jsonl")
+    few.write_text("".join(prompt_path("scenes:train").read_text().splitlines(keepends=True)[:4]))
+    recipe = load_recipe("default", [*small, jpeg, *strong, f"data.train={few}", f"model.train={request.param}"])
+    start(recipe, folder).trainer(Silent()).train()
+    return folder
+
+
+def test_plain_diffusers_makes_a_runs_picture_from_its_noise(finished: Path) -> None:
+    """As README says; alone, and so the same but for rounding."""
+    recipe = image_recipe(str(finished))
+    absent = {"text_encoder_3": None, "tokenizer_3": None}
+    if (finished / "pipeline").is_dir():
+        pipe = StableDiffusion3Pipeline.from_pretrained(finished / "pipeline", **absent)
+    else:
+        pipe = StableDiffusion3Pipeline.from_pretrained(recipe.model.path, **absent)
+        pipe.load_lora_weights(finished / "lora")
+    pipe.set_progress_bar_config(disable=True)
+    shape = (pipe.transformer.config.in_channels, 8, 8)
+    for record in evaluations(finished, 2)[:3]:
+        latents = torch.randn(1, *shape, generator=torch.Generator().manual_seed(record["noise"]))
+        made = pipe(record["prompt"], latents=latents, num_inference_steps=recipe.sampler.steps, **CALL).images[0]
+        own = shown(finished / "samples" / record["image"]).astype(int)
+        assert abs(np.asarray(made).astype(int) - own).max() <= 1
+
+
+@pytest.mark.parametrize("name", ["FluxPipeline", "QwenImagePipeline", "LTXPipeline"])
+def test_plain_diffusers_takes_the_noise_of_packed_states(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latents=` in the layout of the pipeline's own loop."""
+    load_as_the_kit_does(name, monkeypatch)
+    run, tiny = trained(name, tmp_path, "full"), TINY[name]
+    pipe = DiffusionPipeline.from_pretrained(run / "pipeline")
+    pipe.set_progress_bar_config(disable=True)
+    shape = open_images(str(run), image_recipe(str(run))).evaluator(PROMPTS).policy.denoiser.probe.latent_shape
+    [record, *_] = evaluations(run, 2)
+    latents = torch.randn(1, *shape, generator=torch.Generator().manual_seed(record["noise"]))
+    made = pipe(
+        prompt=[record["prompt"]], latents=latents, num_inference_steps=tiny.steps, output_type="np", **tiny.call
+    )[0][0]
+    picture = np.concatenate(list(made), axis=1) if made.ndim == 4 else made
+    own = shown(run / "samples" / record["image"]).astype(int)
+    assert abs((picture * 255).round().astype(int) - own).max() <= 1
+
+
+def test_the_result_of_a_run_is_a_model_folder_of_its_own(finished: Path, tmp_path: Path) -> None:
+    if not (finished / "pipeline").is_dir():
+        with pytest.raises(ValueError, match=r"holds no model_index\.json"):
+            open_images(str(finished / "lora"), image_recipe(str(finished / "lora")))
+        return
+    how = ["evaluate.steps=4", "rollout.batch=6", "rollout.decode_batch=6"]
+    noises = [record["noise"] for record in evaluations(finished, 2)]
+    texts = [record["prompt"] for record in evaluations(finished, 2)]
+    plain = model_images(str(finished / "pipeline"), texts, noises, how)
+    own = np.stack([shown(finished / "samples" / record["image"]) for record in evaluations(finished, 2)])
+    assert np.array_equal((plain.permute(0, 2, 3, 1) * 255).round().numpy().astype(np.uint8), own)
+
+
+# -- sampling ------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path, tmp_path: Path) -> None:
+    texts, steps = ["a red circle", "a star"], ["evaluate.steps=2"]
+    paths = sample_images(str(random_pipeline), texts, tmp_path / "one", seed=3, count=2, overrides=steps)
+    assert [p.name for p in paths] == ["000-3.png", "000-4.png", "001-3.png", "001-4.png"]
+    again = sample_images(str(random_pipeline), texts, tmp_path / "two", seed=3, count=2, overrides=steps)
+    for one, two in zip(paths, again, strict=True):
+        assert np.array_equal(shown(one), shown(two))
+        assert shown(one).shape == (64, 64, 3)
+    assert not np.array_equal(shown(paths[0]), shown(paths[1]))
+    with pytest.raises(ValueError, match="exists; name another folder"):
+        sample_images(str(random_pipeline), texts[:1], tmp_path / "one", seed=3, overrides=steps)
+    with pytest.raises(ValueError, match="--noise is of one image"):
+        sample_images(str(random_pipeline), texts[:1], tmp_path / "three", count=2, noise=1)
+
+
+def test_an_image_does_not_depend_on_the_batch_beside_it(random_pipeline: Path) -> None:
+    how = ["evaluate.steps=2"]
+    together = model_images(str(random_pipeline), ["a red circle", "a star"], [5, 6], how)
+    alone = model_images(str(random_pipeline), ["a star"], [6], how)
+    torch.testing.assert_close(together[1:], alone, atol=1e-4, rtol=0)
+
+
+def test_a_noise_that_is_none_of_the_runs_is_said_to_be_made_alone(finished: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    sample_images(str(finished), ["a red circle"], tmp_path, noise=1, say=said.append)
+    assert said == [
+        f"1 image(s) by {finished}: float32, 4 steps, batch 6",
+        "no image of the run's evaluations has this prompt and noise; made alone",
+    ]
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, small: list[str]) -> None:
+    recipe = load_recipe("default", small)
+    (tmp_path / "config.yaml").write_text(dump_recipe(recipe))
+    with pytest.raises(ValueError, match="no trained weights yet; finish it with `flowgrpo resume"):
+        open_images(str(tmp_path), recipe)
+
+
+def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_as_the_kit_does("FluxPipeline", monkeypatch)
+    run = trained("FluxPipeline", tmp_path)
+    with pytest.raises(ValueError, match=r"is not the adapter that model\.lora .*\[2, 32\] there, and \[3, 32\]"):
+        open_images(str(run), image_recipe(str(run), ["model.lora.rank=3"]))
+
+
+# -- which recipe --------------------------------------------------------------------------------------------------
+
+
+def test_of_a_named_recipe_a_run_takes_what_is_scored_and_not_how_it_samples(tmp_path: Path, small: list[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    own = load_recipe("default", [*small, "model.dtype=bfloat16", "rollout.batch=5", "model.call={guidance_scale: 3}"])
+    (run / "config.yaml").write_text(dump_recipe(own))
+    assert evaluation_recipe(str(run), None, []) == own
+    named = evaluation_recipe(str(run), "flow_grpo", ["evaluate.prompts=7", "model.call.guidance_scale=4"])
+    asked = load_recipe("flow_grpo", ["evaluate.prompts=7"])
+    assert (named.data, named.rewards, named.evaluate) == (asked.data, asked.rewards, asked.evaluate)
+    assert (named.sampler, named.rollout) == (own.sampler, own.rollout)
+    assert named.model == own.model.model_copy(update={"call": {"guidance_scale": 4}})
+    with pytest.raises(ValueError, match=r"makes images, and text is a recipe of text"):
+        evaluation_recipe(str(run), "text", [])
+
+
+def test_a_plain_model_needs_a_recipe_and_the_embedded_one_has_its_own(random_pipeline: Path) -> None:
+    with pytest.raises(ValueError, match="nothing says by which prompts and rewards to evaluate it; name a recipe"):
+        evaluation_recipe(str(random_pipeline), None, ["evaluate.prompts=1"])
+    assert evaluation_recipe("scenes", None, []).name == "default"
+    assert evaluation_recipe("arithmetic", None, []).name == "text"
+    assert evaluation_recipe(str(random_pipeline), "default", ["model.dtype=bfloat16"]).model.dtype == "bfloat16"
+
+
+def test_the_command_says_at_once_what_it_does_and_how_far_it_is(command: Command, finished: Path) -> None:
+    status, output, errors = command("evaluate", str(finished))
+    assert (status, errors) == (0, "")
+    said = output.splitlines()
+    assert said[0] == f"{finished}: 3 prompts of scenes:heldout, 6 samples, scored by jpeg_incompressibility"
+    assert said[1] == "float32, 4 steps, batch 6"
+    assert said[2].startswith("6 of 6 samples, ")
+    assert said[3] == "scoring 6 samples"
+    assert said[4].startswith("jpeg_incompressibility: ")
+    assert said[4].endswith("(6 images)")
+    again = command("evaluate", str(finished), "evaluate.prompts=2", "rollout.batch=1", "model.dtype=bfloat16")[1]
+    assert again.splitlines()[1:2] == ["bfloat16, 4 steps, batch 1"]
+    assert "(4 images)" in again
+    [record, *_] = evaluations(finished, 2)
+    words = ("sample", record["prompt"], "--model", str(finished), "--noise", str(record["noise"]), "--out", "again")
+    assert "made beside the 5 other image(s) of its batch" in command(*words)[1]
+    own = finished / "samples" / record["image"]
+    assert np.array_equal(shown(Path(f"again/000-{record['noise']}.png")), shown(own))
+    words = ("sample", "a star", "--model", str(finished), "--batch", "2", "--dtype", "bfloat16", "--steps", "3")
+    said = command(*words, "--set", "model.call.guidance_scale=2.0", "--out", "other")[1].splitlines()
+    assert said[0] == f"1 image(s) by {finished}: bfloat16, 3 steps, batch 2, guidance_scale 2.0"

@@ -1,0 +1,232 @@
+"""Completions and scores of a language model outside a run: addressed, as in the run itself, never overwritten."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.inference.inference import evaluate_model
+from flowgrpo.inference.text_inference import iterations_done, sample_texts, task_of
+from flowgrpo.training.data import PromptRow, read_prompts
+from flowgrpo.training.session import start
+from tests.conftest import Command
+
+ROWS = [PromptRow(0, "1+2="), PromptRow(1, "47-85=")]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "sums.jsonl"
+    lines = [{"prompt": f"{k}+{2 * k}=", "answer": str(3 * k), "note": "sum"} for k in range(1, 7)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+@pytest.fixture(scope="module", params=["lora", "full"])
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, random_language_folder: Path,
+    prompts: Path,
+) -> Path:  # fmt: skip
+    """A short run with a strong learning rate."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    overrides = [
+        f"model={{path: {random_language_folder}, train: {request.param}}}", "rewards=[{name: digit_share}]",
+        f"data={{train: {prompts}, heldout: {prompts}}}", "rollout={prompts: 3, group: 4, batch: 8}",
+        "generation.max_tokens=6", "run={iterations: 3, checkpoint_every: 3, sample_every: 2}",
+        "evaluate={every: 3, seeds: 2, temperature: 0.5}", "optimizer={learning_rate: 0.03, ema: {decay: 0.5}}",
+    ]  # fmt: skip
+    start(load_recipe("text", overrides), folder).trainer(Silent()).train()
+    return folder
+
+
+def lines_of(index: Path) -> list[dict]:
+    return [json.loads(line) for line in index.read_text().splitlines()]
+
+
+def test_a_completion_depends_on_its_place_and_seed_alone(random_language_folder: Path, tmp_path: Path) -> None:
+    model = str(random_language_folder)
+    settings = ["generation.max_tokens=6"]
+    index, _ = sample_texts(model, ROWS, tmp_path / "all", seed=0, count=4, overrides=settings)
+    everything = lines_of(index)
+    assert [(r["prompt_id"], r["seed"]) for r in everything] == [(p, k) for p in range(2) for k in range(4)]
+    assert len({r["completion"] for r in everything}) > 4
+    later = lines_of(sample_texts(model, ROWS, tmp_path / "one", seed=3, overrides=settings)[0])
+    assert [r["completion"] for r in later] == [everything[k]["completion"] for k in (3, 7)]
+    assert [r["seed"] for r in later] == [3, 3]
+    alone = lines_of(sample_texts(model, ROWS[:1], tmp_path / "alone", seed=1, overrides=settings)[0])
+    assert alone[0]["completion"] == everything[1]["completion"]
+
+
+def test_lengths_filters_and_temperature_are_taken(random_language_folder: Path, tmp_path: Path) -> None:
+    model = str(random_language_folder)
+
+    def made(name: str, temperature: float | None = None, **settings: float) -> list[str]:
+        keys = [f"generation.{key}={value}" for key, value in settings.items()]
+        return sample_texts(model, ROWS, tmp_path / name, count=6, temperature=temperature, overrides=keys)[1].samples
+
+    likeliest = made("cold", temperature=0.0, max_tokens=5)
+    assert len(set(likeliest[:6])) == len(set(likeliest[6:])) == 1
+    # So narrow a filter leaves only the likeliest token.
+    assert made("narrow", max_tokens=5, top_p=1e-9) == likeliest
+    wide = made("wide", max_tokens=5)
+    assert len(set(wide)) > 6
+    assert made("two", max_tokens=5, top_k=2) != wide
+    assert all(short == whole[: len(short)] for short, whole in zip(made("short", max_tokens=2), wide, strict=True))
+    assert made("warm", max_tokens=5, temperature=0.5) != wide
+    with pytest.raises(ValueError, match=r"generation\.top_p"):
+        made("never", top_p=0.0)
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.slow
+def test_records_have_the_fields_of_a_runs_own(finished: Path, prompts: Path, tmp_path: Path) -> None:
+    own = lines_of(finished / "samples" / "index.jsonl")[0]
+    index, _ = sample_texts(str(finished), read_prompts(str(prompts)), tmp_path / "new")
+    [first, *_] = records = lines_of(index)
+    assert list(first) == list(own)
+    assert first["columns"] == {"answer": "3", "note": "sum"}
+    assert (first["phase"], first["rewards"]) == ("sample", {})
+    assert len(records) == 6
+    assert {r["iteration"] for r in records} == {3}
+    # As long as the run's own, and not as those of a plain model.
+    assert max(len(r["completion"]) for r in records) <= 6
+
+
+@pytest.mark.slow
+def test_an_evaluation_repeats_that_of_the_run(finished: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(finished / "config.yaml")
+    own = lines_of(finished / "samples" / "index.jsonl")
+    metrics = lines_of(finished / "metrics.jsonl")
+    for base, iteration in ((True, 0), (False, 3)):
+        out = tmp_path / str(iteration)
+        mean, error, count = evaluate_model(str(finished), recipe, out=out, base=base)["digit_share"]
+        assert count == 12
+        assert error > 0
+        [record] = [r for r in metrics if r["iteration"] == iteration]
+        assert mean == record["eval/digit_share"]
+        wanted = [r for r in own if r["phase"] == "eval" and r["iteration"] == iteration]
+        assert lines_of(out / "index.jsonl") == wanted
+    answers = [[r["completion"] for r in lines_of(tmp_path / name / "index.jsonl")] for name in ("0", "3")]
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.slow
+def test_the_base_of_a_run_is_the_model_it_began_with(
+    finished: Path, random_language_folder: Path, tmp_path: Path
+) -> None:
+    def made(name: str, model: Path, base: bool) -> list[str]:
+        settings = ["generation.max_tokens=6"]
+        found = sample_texts(str(model), ROWS, tmp_path / name, count=4, overrides=settings, base=base)
+        assert {r["iteration"] for r in lines_of(found[0])} == {0 if base or model != finished else 3}
+        return found[1].samples
+
+    plain = made("plain", random_language_folder, False)
+    assert made("base", finished, True) == plain
+    assert made("tuned", finished, False) != plain
+    with pytest.raises(ValueError, match="is no run"):
+        made("never", random_language_folder, True)
+
+
+@pytest.mark.slow
+def test_nothing_is_overwritten(random_language_folder: Path, finished: Path, tmp_path: Path) -> None:
+    settings = ["generation.max_tokens=2"]
+    index, _ = sample_texts(str(random_language_folder), ROWS, tmp_path, overrides=settings)
+    before = index.read_text()
+    with pytest.raises(ValueError, match=r"index\.jsonl exists; name another folder with --out"):
+        sample_texts("/nowhere", ROWS, tmp_path)
+    with pytest.raises(ValueError, match=r"index\.jsonl exists; name another folder with --out"):
+        evaluate_model(str(finished), load_recipe(finished / "config.yaml"), out=tmp_path)
+    assert index.read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["index.jsonl"]
+
+
+def test_iterations_behind_the_weights(tmp_path: Path) -> None:
+    assert iterations_done(str(tmp_path)) == 0
+    metrics = tmp_path / "metrics.jsonl"
+    for lines, wanted in (
+        ([], 0),
+        ([{"iteration": 0, "loss": 0.1}, {"iteration": 1, "loss": 0.1}], 2),
+        ([{"iteration": 0, "loss": None}, {"iteration": 1, "eval/x": 0.5}], 1),
+    ):
+        metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert iterations_done(str(tmp_path)) == wanted
+    with metrics.open("a") as handle:
+        handle.write('{"iteration": 7, "lo')
+    assert iterations_done(str(tmp_path)) == 1
+
+
+@pytest.mark.slow
+def test_what_a_model_makes(random_language_folder: Path, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    found = [str(random_language_folder), str(finished), "arithmetic", "arithmetic:untrained"]
+    assert [task_of(model) for model in found] == ["text"] * 4
+    assert [task_of(model) for model in ("scenes", str(tmp_path), "some/model")] == ["images", "images", None]
+    with pytest.raises(ValueError, match="makes text, and default is a recipe of images"):
+        evaluate_model("arithmetic", load_recipe("default"))
+
+
+def test_the_command_prints_completions_below_their_prompts(
+    command: Command, random_language_folder: Path, prompts: Path
+) -> None:
+    words = ("--model", str(random_language_folder), "--max-tokens", "4", "--count", "2", "--seed", "5")
+    status, output, errors = command("sample", "1+2=", "9", *words, "--temperature", "0.7", "--out", "one")
+    assert (status, errors) == (0, "")
+    lines = output.splitlines()
+    assert [line for line in lines if line.startswith("prompt")] == ["prompt 1: 1+2=", "prompt 2: 9"]
+    records = lines_of(Path("one/index.jsonl"))
+    heads = [k for k, line in enumerate(lines) if line.startswith("  seed ")]
+    assert [lines[k + 1].strip() for k in heads] == [r["completion"].strip() for r in records]
+    assert [lines[k].split(",")[0] for k in heads] == ["  seed 5", "  seed 6"] * 2
+    assert any(line.endswith("4 tokens, cut there:") for line in lines)
+    assert lines[-1] == "written to one/index.jsonl"
+    status, _, errors = command("sample", "1+2=", *words, "--out", "one")
+    assert status == 1
+    assert "one/index.jsonl exists" in errors
+    status, output, _ = command("sample", "--file", str(prompts), *words, "--out", "two")
+    assert status == 0
+    assert len(lines_of(Path("two/index.jsonl"))) == 12
+
+
+@pytest.mark.slow
+def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finished: Path, prompts: Path) -> None:
+    status, output, errors = command("evaluate", str(finished), "--out", "held")
+    assert (status, errors) == (0, "")
+    said = output.splitlines()
+    assert said[0] == f"{finished}: 6 prompts of {prompts}, 12 samples, scored by digit_share"
+    assert said[1] == "float32, temperature 0.5, at most 6 tokens, batch 8"
+    assert said[2].startswith("8 of 12 samples")
+    assert said[-2].startswith("digit_share: ")
+    assert said[-2].endswith("(12 completions)")
+    assert len(lines_of(Path("held/index.jsonl"))) == 12
+    status, output, _ = command("evaluate", str(finished), "evaluate.prompts=2", "--base")
+    assert "(4 completions)" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sample", "--model", "arithmetic"], "no prompt is given"),
+        (["sample", "1+1=", "--file", "x.txt", "--model", "arithmetic"], "use one of them"),
+        (["sample", "1+1=", "--model", "arithmetic", "--steps", "3"], "--steps is not for text"),
+        (["sample", "a star", "--top-p", "0.5"], "--top-p is not for images"),
+        (["sample", "a star", "--model", "some/model", "--max-tokens", "3"], "write --task text as well"),
+        (["sample", "a star", "--task", "text"], "--task is text, but scenes makes images"),
+        (["sample", "a star", "--task", "sound"], "use images or text"),
+        (["sample", "1+1=", "--model", "arithmetic", "--base"], "is no run"),
+        (["sample", "a star", "--base"], "is no run"),
+        (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
+        (["evaluate", "scenes", "default", "--out", "held"], "completions of a recipe of text"),
+        (["evaluate", "some/model"], "nothing says by which prompts and rewards to evaluate it; name a recipe"),
+        (
+            ["evaluate", "arithmetic", "data.heldout=null"],
+            "is null, and an evaluation is of held-out prompts; name a file with data.heldout=FILE",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said(command: Command, words: list[str], message: str) -> None:
+    status, _, errors = command(*words)
+    assert status == 1
+    assert message in errors
+    assert not Path("samples").exists()

@@ -1,0 +1,103 @@
+"""Parts of the embedded pipeline's build that need no long training."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import StableDiffusion3Pipeline
+
+from flowgrpo.worlds.scenes import flow as scenes
+from flowgrpo.worlds.scenes.flow import (
+    BuildSettings,
+    build_pipeline,
+    build_tokenizer,
+    build_vae,
+    continue_flow,
+    draw_scenes,
+    write_pipeline,
+)
+from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt, all_prompts
+
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
+
+
+def test_the_tokenizer_is_the_same_however_often_it_is_made(tmp_path: Path) -> None:
+    made = []
+    for number in range(4):
+        build_tokenizer(tmp_path / str(number))
+        files = sorted(p for p in (tmp_path / str(number)).rglob("*") if p.is_file())
+        made.append([(file.name, file.read_bytes()) for file in files])
+    assert all(files == made[0] for files in made)
+
+
+def test_every_word_of_the_world_is_one_token(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(tmp_path)
+    for prompt in all_prompts():
+        assert len(tokenizer(prompt.text).input_ids) == len(prompt.text.split()) + 2
+    spelled = tokenizer("zebra").input_ids
+    assert len(spelled) == 7
+    assert tokenizer.unk_token_id not in spelled[1:-1]
+
+
+@pytest.mark.slow
+@needs_muon
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_the_second_schedule_begins_where_the_first_ended(tmp_path: Path, rate: float) -> None:
+    """A rate of 0 leaves the weights of the source; any other moves the denoiser and the text encoders alone."""
+    settings = BuildSettings(scenes=8, batch=4, second_steps=3, second_rate=rate)
+    _write_first(tmp_path, settings)
+    continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
+    first, second = (_weights(tmp_path / name) for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    moved = {part for part, weights in first.items() if not torch.equal(weights.half(), second[part])}
+    assert moved == (set() if rate == 0 else {"transformer", "text_encoder", "text_encoder_2"})
+    with pytest.raises(ValueError, match="already holds a pipeline"):
+        continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
+
+
+@pytest.mark.slow
+@needs_muon
+def test_the_second_schedule_has_scenes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = BuildSettings(scenes=8, batch=4, second_steps=1, seed=3)
+    _write_first(tmp_path, settings)
+    drawn = []
+
+    def draw(count: int, seed: int) -> tuple[list[ScenePrompt], torch.Tensor]:
+        drawn.append((count, seed))
+        return draw_scenes(count, seed)
+
+    monkeypatch.setattr(scenes, "draw_scenes", draw)
+    continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
+    assert [count for count, _ in drawn] == [8]
+    assert drawn[0][1] != settings.seed
+
+
+@pytest.mark.slow
+def test_every_tokenizer_of_a_folder_has_the_files_of_older_versions(tmp_path: Path) -> None:
+    settings = BuildSettings()
+    write_pipeline(build_pipeline(build_vae(), tmp_path / "fresh", settings), tmp_path / "made", settings)
+    embedded = Path(str(resources.files("flowgrpo.worlds.scenes") / "pipeline"))
+    # transformers before 5 writes the two files alone; the tokenizer is always the same.
+    learned = json.loads((embedded / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    for folder in (tmp_path / "made", embedded):
+        for name in ("tokenizer", "tokenizer_2"):
+            vocab = json.loads((folder / name / "vocab.json").read_text(encoding="utf-8"))
+            merges = (folder / name / "merges.txt").read_text(encoding="utf-8").splitlines()
+            assert vocab == learned["vocab"]
+            assert len(merges) == 1 + len(learned["merges"])
+
+
+def _write_first(folder: Path, settings: BuildSettings) -> None:
+    """A pipeline whose training has not begun, as the first schedule would leave it."""
+    torch.manual_seed(0)
+    vae = build_vae().requires_grad_(False)
+    vae.register_to_config(shift_factor=0.0)
+    write_pipeline(build_pipeline(vae, folder / "fresh", settings), folder / "first", settings)
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    pipe = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    parts = {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+    return {name: torch.cat([p.flatten() for p in part.parameters()]) for name, part in parts.items()}

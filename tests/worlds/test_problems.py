@@ -1,0 +1,87 @@
+"""The embedded arithmetic: problems apart, files as shipped, and a tokenizer that survives saving."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from flowgrpo.text.model import load_language_model, reinitialise
+from flowgrpo.worlds.arithmetic.problems import (
+    HELDOUT,
+    TRAIN,
+    WIDTH,
+    ArithmeticSettings,
+    build_arithmetic,
+    problems,
+    split_problems,
+    write_problem_files,
+)
+
+
+def test_every_problem_once_with_the_right_answer() -> None:
+    found = problems()
+    assert len(found) == len(dict(found)) == 2 * 100 * 100
+    for prompt, answer in found[:500]:
+        left, sign, right = prompt.removesuffix("=").partition("+" if "+" in prompt else "-")
+        assert int(answer) == (int(left) + int(right) if sign == "+" else int(left) - int(right))
+        assert len(prompt) + len(answer) + 1 <= WIDTH
+
+
+def test_the_three_parts_share_nothing() -> None:
+    parts = split_problems()
+    assert [len(part) for part in parts[1:]] == [TRAIN, HELDOUT]
+    assert len(set().union(*(set(part) for part in parts))) == sum(len(part) for part in parts) == 20_000
+
+
+def test_the_files_are_those_the_package_ships(tmp_path: Path) -> None:
+    write_problem_files(tmp_path)
+    shipped = resources.files("flowgrpo.worlds.arithmetic") / "data"
+    for name in ("train.jsonl", "heldout.jsonl"):
+        assert (tmp_path / name).read_text() == (shipped / name).read_text()
+    first = json.loads((tmp_path / "heldout.jsonl").read_text().splitlines()[0])
+    assert first.keys() == {"prompt", "answer"}
+
+
+def test_a_build_loads_like_any_other_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    lines: list[str] = []
+    build_arithmetic(folder, ArithmeticSettings(seed=1, steps=100, batch=8), lines.append)
+    assert len(lines) == 1
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("12-3=").input_ids
+    assert len(ids) == 5
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "12-3="
+    assert tokenizer("é").input_ids == [tokenizer.unk_token_id]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+    language = load_language_model(str(folder))
+    assert language.ends == (tokenizer.eos_token_id,)
+    assert language.pad == tokenizer.pad_token_id
+    with pytest.raises(ValueError, match="already holds a model"):
+        build_arithmetic(folder, ArithmeticSettings(), lines.append)
+
+
+def test_equal_seeds_build_equal_models(tmp_path: Path) -> None:
+    settings = ArithmeticSettings(seed=2, steps=3, batch=4)
+    for name in ("one", "two"):
+        build_arithmetic(tmp_path / name, settings, lambda line: None)
+        torch.manual_seed(99)
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+def test_reinitialising_draws_from_its_seed_alone(random_language_folder: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    states = []
+    for seed in (1, 1, 2):
+        language = load_language_model(str(random_language_folder))
+        reinitialise(language, seed)
+        states.append(language.model.state_dict())
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(states[0][name], states[1][name])
+    assert not torch.equal(states[0][name], states[2][name])
+    assert torch.equal(torch.random.get_rng_state(), before)
