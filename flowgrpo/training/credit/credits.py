@@ -18,8 +18,8 @@ from ...core.trees import anchor_tree_advantages
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import NotNegative
+from ...parts.traits import part_scores
 from .conditions import (
-    PLAN,
     compares_itself,
     group_of_two,
     of_tokens,
@@ -27,6 +27,7 @@ from .conditions import (
     reads_previews,
     scores_of_parts,
     transitions,
+    undivided,
     works_on_samples,
 )
 from .judged import Judged
@@ -54,7 +55,7 @@ def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
     Need("combine", ("sum",), "compares the weighted sum of rewards by state as by group"),
-    Need(PLAN, ("branch", "window"), "compares steps from one state", task="images"),
+    undivided,
 )  # fmt: skip
 def anchor(
     judged: Judged,
@@ -92,7 +93,10 @@ def _within(recipe: Any, choice: Choice) -> list[str]:
     return ["credit minimum compares parts within a group; use credit.scale group or none"]
 
 
-@needs(compares_itself, group_of_two, of_tokens, scores_of_parts, reads_previews, transitions, _within)
+@part_scores
+@needs(
+    compares_itself, group_of_two, of_tokens, scores_of_parts, reads_previews, transitions, _within, undivided
+)  # fmt: skip
 def minimum(
     judged: Judged,
     *,

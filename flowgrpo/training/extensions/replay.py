@@ -12,6 +12,7 @@ from ...core.replay import Successes
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count
+from ...parts.traits import saying
 from ...rewards.runner import RewardBatch
 from ...text.parts import Parts
 from ...text.sampling import Sampled
@@ -21,7 +22,7 @@ from ..processes import Processes
 from ..samples import Batch
 from ..tasks import Task
 from ..text_policy import Completions
-from .base import CREDIT, Extension, once, one_round
+from .base import Extension, once, one_round
 
 SUCCESS = 0.5
 Repairs = list[tuple[int, dict[str, Any]]]
@@ -29,10 +30,11 @@ Repairs = list[tuple[int, dict[str, Any]]]
 
 
 def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
-    credit = recipe.credit.name
-    if recipe.task != "text" or credit not in ("parts", "minimum"):
-        return []
-    return [f"extension replay remembers no scores of parts, which {CREDIT} {credit} asks for; leave one of them out"]
+    return [
+        f"extension replay remembers no scores of parts, which {part.kind} {part.short} asks for; leave one of them out"
+        for part in saying(recipe, "part_scores")
+        if recipe.task == "text"
+    ]
 
 
 @needs(

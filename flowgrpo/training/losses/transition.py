@@ -13,9 +13,10 @@ from ...configs.sections import BalanceConfig, VarianceConfig
 from ...core.objectives import held_columns, policy_loss
 from ...core.offpolicy import r2vpo, ratio_variance
 from ...core.surrogates import clip
-from ...parts.choice import Choice, Of, value_at
+from ...parts.choice import Choice, Of
 from ...parts.needs import needs
 from ...parts.ranges import Positive
+from ...parts.traits import offering
 from ..balance import Balance
 from ..controls import moves
 from .contract import Setting
@@ -28,11 +29,12 @@ Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
 
 def _noisy(recipe: Any, choice: Choice) -> list[str]:
-    if value_at(recipe, "sampler.plan") != "ode":
+    plan = recipe.sampler.plan
+    if not offering(plan, "noiseless"):
         return []
     return [
-        "sampler.plan ode has no stochastic step, so no transition has a density; use objective neighbour or forward, "
-        "or another plan"
+        f"sampler.plan {plan.short} has no stochastic step, so no transition has a density; use objective neighbour or "
+        "forward, or another plan"
     ]
 
 
