@@ -16,7 +16,7 @@ from ...core.advantages import group_advantages
 from ...core.prefix_tree import anchor_prefix_advantages
 from ...core.trees import anchor_tree_advantages
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, without_effect
 from ...parts.ranges import NotNegative
 from ...parts.traits import part_scores
 from .conditions import (
@@ -52,8 +52,16 @@ def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _lengths_differ(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.task == "text" or choice["scale"] == "none":
+        return []
+    why = "all images are as many steps from a state, which their deviation divides out"
+    fault = without_effect(choice, "gamma", why)
+    return [fault + ", or use credit.scale none"] if fault else []
+
+
 @needs(
-    works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
+    _lengths_differ, works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
     Need("combine", ("sum",), "compares the weighted sum of rewards by state as by group"),
     undivided,
 )  # fmt: skip

@@ -61,8 +61,8 @@ def _ratio_of_a_kernel(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     _noisy,
     _ratio_of_a_kernel,
-    moves("balance", "bapo", "the bounds"),
-    moves("variance", "r2vpo", "the price"),
+    moves("balance", "bapo", "the bounds", "lower", "upper"),
+    moves("variance", "r2vpo", "the price", "lam"),
 )
 class TransitionObjective(EdgeObjective):
     """The ratio of the steps' own transitions under a surrogate (Flow-GRPO 2505.05470 and what came of it).
