@@ -20,16 +20,15 @@ from .objectives import gaussian_kl, kl, policy_loss
 from .outcomes import consistency_advantages, outcome_entropy, quantile_advantages, semantic_entropy_weights
 from .parts import later_returns, part_advantages
 from .prefix_tree import anchor_prefix_advantages, prefix_tree_advantages, prefix_values
-from .registry import advantage_of
+from .registry import SURROGATES
 from .shaping import bounded_shaping, positive_only_advantages, unlikeliness_rewards
-from .surrogates import SURROGATES, cispo, clip, dro, gmpo, reinforce, sapo, vespo
+from .surrogates import cispo, clip, dro, gmpo, reinforce, sapo, vespo
 from .trackers import smoothed_advantages
 from .trees import anchor_tree_advantages, depth_advantages, node_values
 from .verifiers import corrected_rewards, forward_weights
 
 __all__ = [
     "SURROGATES",
-    "advantage_of",
     "anchor_prefix_advantages",
     "anchor_state_advantages",
     "anchor_tree_advantages",
