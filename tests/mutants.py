@@ -142,7 +142,6 @@ EQUIVALENT: dict[str, str] = {
     "prefix_tree.prefix_tree_advantages: :«- → »1": "where no row leaves, the value does not change",
     "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
-    "registry.advantage_of: [«0 → 1»]": "any id names the one group",
     "prompt_memory.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
     "prompt_memory.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"

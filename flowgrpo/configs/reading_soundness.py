@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .sections import RewardConfig
+    from .reward_sections import RewardConfig
 
 
 def reward_place(rewards: Sequence[RewardConfig], asked: str) -> int | None:

@@ -2,12 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from ..parts.choice import choices
+from ..parts.needs import Need, unused
 from ..parts.section import Section
-from .sections import BudgetConfig
+from ..parts.traits import offering, saying
+
+
+def _chains(key: str, option: str | None) -> Callable[[Any, Any], list[str]]:
+    """A rule of what samples a prompt in several rounds: rounds are put together chain by chain.
+
+    Args:
+        key: of the recipe that asks for rounds.
+        option: of the section, without which there are none; None where the section alone asks for them.
+    """
+
+    def rule(recipe: Any, section: Section) -> list[str]:
+        if option is not None and not getattr(section, option):
+            return []
+        branching = [part for _, part in choices(recipe) if offering(part, "branches")]
+        faults = [
+            f"{key} needs chains, and with {part.kind} {part.short} a state may become several images; use "
+            "sampler.plan window or ode, without probe"
+            for part in branching
+        ]
+        return faults + [
+            f"{part.kind} {part.short} takes a whole group in a call, and {key} cuts it into rounds; leave one of "
+            "them out"
+            for part in saying(recipe, "whole_groups")
+        ]
+
+    return rule
+
+
+def rounds_need(key: str, option: str | None = None) -> tuple[Any, ...]:
+    """What sampling a prompt in several rounds needs, for the section that asks for it, see `_chains`."""
+    return (
+        Need("optimizer.updates", (1,), "samples in rounds, which are one optimizer step", unless=option),
+        Need("credit", ("leaf",), "compares samples of several rounds", unless=option),
+        _chains(key, option),
+    )
+
+
+class BudgetConfig(Section):
+    """Groups of unequal sizes: several rounds of `rollout.group` samples, more of them where they teach more.
+
+    Every prompt has the first round. Statistics are of all samples of a prompt.
+    """
+
+    needs = rounds_need("rollout.budget")
+
+    choice: Literal["until", "knapsack", "interval", "variance"] = Field(
+        "until",
+        description="`until`: rounds until a group has successes and failures enough (Reinforce-Ada, 2510.04996); or "
+        "the rounds after the first shared by what one more is worth: `knapsack` by success rates (Knapsack RL, "
+        "2509.25849), `interval` by uncertainty of the mean (XRPO, 2510.06672), `variance` by Neyman's rule.",
+    )
+    rounds: int = Field(4, ge=2, description="`until`: at most, of a prompt; else on average.")
+    most: int | None = Field(
+        None, ge=2, description="All but `until`: rounds of a prompt at most; no limit if left out."
+    )
+    positives: int = Field(1, ge=0, description="`until`: successes wanted.")
+    negatives: int = Field(1, ge=0, description="`until`: failures wanted.")
+    success: float = Field(0.5, description="`until`, `knapsack`: the least reward of a success.")
+    bonus: float = Field(0.0, ge=0, description="`interval`: weight of a prompt's being sampled little.")
+
+    @model_validator(mode="after")
+    def _of_its_choice(self) -> BudgetConfig:
+        if self.choice != "until" and self.most is not None and self.most < self.rounds:
+            raise ValueError(f"most is {self.most} with {self.rounds} rounds a prompt on average; use more")
+        read = {"until": ("positives", "negatives", "success"), "knapsack": ("most", "success")}
+        others = [
+            option
+            for option in ("most", "positives", "negatives", "success", "bonus")
+            if option not in read.get(self.choice, ("most", "bonus") if self.choice == "interval" else ("most",))
+        ]
+        if faults := unused(self, others, f"choice {self.choice} does not read it"):
+            raise ValueError("; ".join(faults))
+        return self
 
 
 class RolloutConfig(Section):

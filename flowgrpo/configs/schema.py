@@ -11,6 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from ..parts.choice import Choice, Of, part_field
 from ..parts.needs import SOMETHING, Need, asking, unmet
 from ..parts.section import Section
+from ..parts.traits import saying
+from .reward_sections import RewardConfig, distinct_labels, one_counts
 from .rollouts import RolloutConfig, TextRolloutConfig, rollout_faults
 from .sections import (
     DataConfig,
@@ -18,12 +20,9 @@ from .sections import (
     HeldOutConfig,
     LoraConfig,
     OptimizerConfig,
-    RewardConfig,
     RunConfig,
-    distinct_labels,
     named_once,
 )
-from .soundness import image_faults, shared_faults, text_faults
 
 
 class ModelConfig(Section):
@@ -140,7 +139,19 @@ class BaseRecipe(Section):
     @field_validator("rewards")
     @classmethod
     def _labels_differ(cls, rewards: list[RewardConfig]) -> list[RewardConfig]:
-        return distinct_labels(rewards)
+        return one_counts(distinct_labels(rewards))
+
+
+def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
+    if saying(recipe, "compares"):
+        return []
+    return ["reference moves what nothing compares with; leave it out, or add a penalty such as kl"]
+
+
+class ReferenceConfig(EmaConfig):
+    """Average of the trained weights with which penalties compare, in place of the base model."""
+
+    needs = (_is_compared_with,)
 
 
 class Recipe(BaseRecipe):
@@ -157,7 +168,7 @@ class Recipe(BaseRecipe):
     penalties: list[Annotated[Choice, Of("penalty")]] = Field(
         default_factory=list, description="Added to the loss, each times its `weight`."
     )
-    reference: EmaConfig | None = Field(
+    reference: ReferenceConfig | None = Field(
         None, description="What penalties compare with moves after the weights; it is the base model if left out."
     )
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -179,9 +190,7 @@ class Recipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
-        faults = [*image_faults(self), *shared_faults(self)]
-        faults += [*unmet(self), *rollout_faults(self.rollout, self.optimizer.updates)]
-        if faults:
+        if faults := [*unmet(self), *rollout_faults(self.rollout, self.optimizer.updates)]:
             raise ValueError("\n".join(faults))
         return self
 
@@ -210,7 +219,9 @@ class GenerationConfig(Section):
 
     max_tokens: int = Field(256, ge=1, description="Longest completion.")
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, in sampling and in scoring.")
-    top_k: int | None = Field(None, ge=1, description="Only the likeliest so many tokens; all if left out.")
+    top_k: int | None = Field(
+        None, ge=2, description="Only the likeliest so many tokens; all if left out. With 1 a group has one completion."
+    )
     top_p: float | None = Field(None, gt=0, le=1, description="Only the likeliest tokens of this mass.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
     engine: Literal["transformers", "vllm"] = Field(
@@ -219,6 +230,12 @@ class GenerationConfig(Section):
     engine_options: dict[str, Any] = Field(
         default_factory=dict, description="`vllm`: keyword arguments of its `LLM`, as `gpu_memory_utilization`."
     )
+
+    @model_validator(mode="after")
+    def _options_of_the_engine(self) -> GenerationConfig:
+        if self.engine_options and self.engine != "vllm":
+            raise ValueError(f"engine_options belong to engine vllm, and engine is {self.engine}; leave them out")
+        return self
 
 
 class PartsConfig(Section):
@@ -273,13 +290,7 @@ class TextRecipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> TextRecipe:
-        faults = [
-            *text_faults(self),
-            *shared_faults(self),
-            *unmet(self),
-            *rollout_faults(self.rollout, self.optimizer.updates),
-        ]
-        if faults:
+        if faults := [*unmet(self), *rollout_faults(self.rollout, self.optimizer.updates)]:
             raise ValueError("\n".join(faults))
         return self
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ..parts.choice import Choice
 from ..parts.section import Section
+from .reward_sections import RewardConfig, distinct_labels
+from .rollouts import rounds_need
 
 
 class LoraConfig(Section):
@@ -27,6 +29,8 @@ PROMPT = "{prompt}"
 class DataConfig(Section):
     """Prompt files: .txt (a prompt a line), .jsonl, .json, .csv, .tsv, .parquet (a `prompt`; rewards get the rest)."""
 
+    needs = rounds_need("data.templates", "templates")
+
     train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
     templates: list[str] = Field(
@@ -42,88 +46,6 @@ class DataConfig(Section):
         if wrong:
             raise ValueError(f"the template {wrong[0]!r} must hold {PROMPT} once, where the prompt goes")
         return templates
-
-
-class BudgetConfig(Section):
-    """Groups of unequal sizes: several rounds of `rollout.group` samples, more of them where they teach more.
-
-    Every prompt has the first round. Statistics are of all samples of a prompt.
-    """
-
-    choice: Literal["until", "knapsack", "interval", "variance"] = Field(
-        "until",
-        description="`until`: rounds until a group has successes and failures enough (Reinforce-Ada, 2510.04996); or "
-        "the rounds after the first shared by what one more is worth: `knapsack` by success rates (Knapsack RL, "
-        "2509.25849), `interval` by uncertainty of the mean (XRPO, 2510.06672), `variance` by Neyman's rule.",
-    )
-    rounds: int = Field(4, ge=2, description="`until`: at most, of a prompt; else on average.")
-    most: int | None = Field(None, ge=2, description="Rounds of a prompt at most; no limit if left out.")
-    positives: int = Field(1, ge=0, description="`until`: successes wanted.")
-    negatives: int = Field(1, ge=0, description="`until`: failures wanted.")
-    success: float = Field(0.5, description="`until`, `knapsack`: the least reward of a success.")
-    bonus: float = Field(0.0, ge=0, description="`interval`: weight of a prompt's being sampled little.")
-
-
-class GateConfig(Section):
-    """A reward counts only where another one is high enough."""
-
-    reward: str = Field(description="Label (or name) of the other reward.")
-    at_least: float = Field(0.5, description="Its least value that opens the gate (G-RA, 2508.10548).")
-    closed: float | None = Field(
-        0.0, description="The reward behind a closed gate; `null` leaves it out of the statistics."
-    )
-    share: float | None = Field(
-        None, ge=0, le=1, description="Open for a whole group, where so large a share of it has that value (ConciseR)."
-    )
-    apart: bool = Field(
-        False,
-        description="Compare this reward among the samples with an open gate alone, by its own scale, and let it turn "
-        "no advantage negative (DRPO, 2510.04474).",
-    )
-
-
-class NoiseConfig(Section):
-    """Rates at which a verifier of 0 and 1 errs; its rewards are corrected to be right in the mean."""
-
-    false_positive: float = Field(0.0, ge=0, lt=1, description="Share of wrong samples that pass.")
-    false_negative: float = Field(0.0, ge=0, lt=1, description="Share of right samples that fail.")
-
-
-class RewardConfig(Section):
-    """One reward: a registry name, an entry point, `file.py:name`, or `module:name`."""
-
-    name: str = Field(min_length=1)
-    weight: float = 1.0
-    label: str | None = Field(None, min_length=1)
-    options: dict[str, Any] = Field(default_factory=dict)
-    time_limit: float | None = Field(
-        None,
-        gt=0,
-        description="Seconds that one call of it may take; a call that takes longer ends the run, with its samples "
-        "kept. No limit if left out.",
-    )
-    noise: NoiseConfig | None = Field(None, description="Of a verifier that errs; none if left out.")
-    gate: GateConfig | None = Field(None, description="Always open if left out.")
-    unlikely: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Text: share of it that the likeliest success of a prompt loses, the least likely losing none "
-        "(Rewarding the Unlikely, 2506.02355); 0.25 in the paper.",
-    )
-    at_least: float | None = Field(
-        None,
-        description="Makes a constraint of it: its mean should be this, and extension `multipliers` finds its weight "
-        "(Faithful GRPO, 2604.08476), in place of `weight`.",
-    )
-
-
-def distinct_labels(rewards: list[RewardConfig]) -> list[RewardConfig]:
-    labels = [r.label or r.name for r in rewards]
-    repeated = sorted({label for label in labels if labels.count(label) > 1})
-    if repeated:
-        raise ValueError(f"two rewards are called {', '.join(repeated)}; give one a `label`")
-    return rewards
 
 
 def named_once(entries: list[Choice]) -> list[Choice]:
@@ -191,11 +113,15 @@ class EmaConfig(Section):
     )
 
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Share of the past that a running mean keeps."""
+
+
 class OptimizerConfig(Section):
     """AdamW, and how a rollout is cut into optimizer steps."""
 
     learning_rate: float = Field(3e-4, gt=0)
-    betas: tuple[float, float] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
     weight_decay: float = Field(1e-4, ge=0)
     eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, gt=0)
@@ -219,6 +145,12 @@ class HeldOutConfig(Section):
     @field_validator("rewards")
     @classmethod
     def _labels_differ(cls, rewards: list[RewardConfig] | None) -> list[RewardConfig] | None:
+        for reward in rewards or ():
+            if reward.bent:
+                raise ValueError(
+                    f"reward {reward.known_as} has `{reward.bent[0]}`, and evaluations record rewards as they are; "
+                    "leave it out"
+                )
         return rewards and distinct_labels(rewards)
 
 

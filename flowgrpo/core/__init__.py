@@ -20,8 +20,8 @@ from .objectives import gaussian_kl, kl, policy_loss
 from .outcomes import consistency_advantages, outcome_entropy, quantile_advantages, semantic_entropy_weights
 from .part_credit import later_returns, part_advantages
 from .prefix_tree import anchor_prefix_advantages, prefix_tree_advantages, prefix_values
-from .registry import advantage_of
-from .surrogates import SURROGATES, cispo, clip, dro, gmpo, reinforce, sapo, vespo
+from .surrogates import cispo, clip, dro, gmpo, reinforce, sapo, vespo
+from .surrogates_by_name import SURROGATES
 from .trackers import smoothed_advantages
 from .trees import anchor_tree_advantages, depth_advantages, node_values
 from .verifiers import corrected_rewards, forward_weights
@@ -29,7 +29,6 @@ from .worst_step import minimum_returns, minimum_weighted_rewards
 
 __all__ = [
     "SURROGATES",
-    "advantage_of",
     "anchor_prefix_advantages",
     "anchor_state_advantages",
     "anchor_tree_advantages",

@@ -26,6 +26,7 @@ class Kind:
         table: `module:NAME` of the mapping from names to functions or classes.
         call: what the code of one looks like, for those who write one.
         own: options that every entry of a list of these has beside those of its part, name -> (type, default).
+        rules: `module:NAME` of what all of them need of a recipe, as `needs.needs` takes it; nothing if left out.
     """
 
     word: str
@@ -33,6 +34,7 @@ class Kind:
     table: str
     call: str
     own: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    rules: str | None = None
 
     @property
     def group(self) -> str:
@@ -49,9 +51,13 @@ class Kind:
     @cached_property
     def builtin(self) -> Mapping[str, Callable[..., Any]]:
         """The parts of the package, by name."""
-        module, _, name = self.table.partition(":")
-        found: Mapping[str, Callable[..., Any]] = getattr(importlib.import_module(module), name)
+        found: Mapping[str, Callable[..., Any]] = _found(self.table)
         return found
+
+    @cached_property
+    def needs(self) -> tuple[Any, ...]:
+        """What all parts of the kind need of a recipe."""
+        return () if self.rules is None else tuple(_found(self.rules))
 
     def resolve(self, name: str) -> Callable[..., Any]:
         """The function or class that a name stands for: of the package, of another, or of a file.
@@ -71,6 +77,11 @@ class Kind:
         return list(dict.fromkeys([*self.builtin, *(point.name for point in plugins.entry_points(self.group))]))
 
 
+def _found(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 _WEIGHT = Annotated[Positive, Field(description="Times which it is added to the loss.")]
 Among = Annotated[Literal["group", "split"], Field(description="`split`: among the images below a tree's last split.")]
 
@@ -86,6 +97,7 @@ _ALL = (
     Kind(
         "kernel", "sampler.kernel", "flowgrpo.samplers.kernels:STOCHASTIC",
         "kernel(sigmas, step, *, ...) -> (std, kappa)",
+        rules="flowgrpo.samplers.plan_parts:OF_KERNELS",
     ),
     Kind(
         "solver", "sampler.solver", "flowgrpo.samplers.solvers:SOLVERS",
@@ -104,9 +116,10 @@ _ALL = (
         "selection", "select", "flowgrpo.training.credit.selecting:SELECTIONS",
         "selection(rewards [L], groups [L], *, ...) -> [L] bool",
         {"among": (Among, "group")},
+        "flowgrpo.training.credit.selecting:NEEDS",
     ),
     Kind(
-        "surrogate", "objective.surrogate", "flowgrpo.core.registry:SURROGATES",
+        "surrogate", "objective.surrogate", "flowgrpo.core.surrogates_by_name:SURROGATES",
         "surrogate(log_ratio, adv, logp, mask, *, ...) -> loss",
     ),
     Kind(

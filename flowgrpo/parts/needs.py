@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .choice import Choice, choices, value_at
+from .choice import Choice, choices, chosen, default_of, options_model, plain, value_at
+from .kinds import KINDS
 from .section import Section
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -101,6 +102,69 @@ def several_updates(why: str) -> Rule:
     return rule
 
 
+def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
+    """A rule that options keep their defaults where another option leaves them nothing to do.
+
+    Args:
+        options: of the part.
+        where: whether they have no effect, from the part as it is chosen.
+        why: a clause that says why, such as "with scale none nothing is divided".
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        return [fault for option in options if (fault := without_effect(choice, option, why))] if where(choice) else []
+
+    return rule
+
+
+def without_effect(choice: Choice, option: str, why: str) -> str | None:
+    """What to say of an option that has no effect; None where it has its default, or has none.
+
+    Args:
+        choice: the part.
+        option: of it.
+        why: a clause that says why it has no effect.
+    """
+    field = options_model(choice.kind, choice.name).model_fields[option]
+    if field.is_required():
+        return None
+    return _of_no_use(f"{choice.kind} {choice.short}: {option}", option, choice[option], default_of(field), why)
+
+
+def unused(section: Section, options: Sequence[str], why: str) -> list[str]:
+    """What to say of keys of a section that have no effect, and not their defaults.
+
+    Args:
+        section: with the keys.
+        options: those keys.
+        why: a clause that says why they have no effect.
+    """
+    fields = type(section).model_fields
+    found = [
+        _of_no_use(option, option, getattr(section, option), default_of(fields[option]), why) for option in options
+    ]
+    return [fault for fault in found if fault]
+
+
+def _of_no_use(who: str, option: str, value: Any, default: Any, why: str) -> str | None:
+    usual = default if default is None or not isinstance(value, Choice) else chosen(value.kind, default)
+    if plain(value) == plain(usual):
+        return None
+    usual = "null" if default is None else default
+    return (
+        f"{who} is {_written(value)}, and {why}, so it has no effect; leave it out, or write its default, {option}: "
+        f"{usual}"
+    )
+
+
+def _written(value: Any) -> Any:
+    """A value as a message has it."""
+    if not isinstance(value, Choice):
+        return value
+    options = ", ".join(f"{name} {plain(option)}" for name, option in value.options.items())
+    return f"{value.short} with {options}" if options else value.short
+
+
 def unmet(recipe: Any) -> list[str]:
     """What the chosen parts and the sections of a recipe need and do not have."""
     faults = []
@@ -110,7 +174,8 @@ def unmet(recipe: Any) -> list[str]:
         elif _holds(need, place):
             fault = need.fault(recipe, who)
             faults += [fault] if fault else []
-    return faults
+    # Several entries of a list may need the same.
+    return list(dict.fromkeys(faults))
 
 
 def asking(recipe: Any, key: str) -> list[str]:
@@ -129,19 +194,28 @@ def _holds(need: Need, place: Choice | Section) -> bool:
 
 def _all_needs(recipe: Any) -> list[tuple[str, Any, Need | Rule]]:
     """Who needs something, the part or section that it is, and what."""
-    found = [
+    found: list[tuple[str, Any, Need | Rule]] = [
         (f"{choice.kind} {choice.short}", choice, need)
         for _, choice in choices(recipe)
-        for need in getattr(choice.target, "needs", ())
+        for need in (*KINDS[choice.kind].needs, *getattr(choice.target, "needs", ()))
     ]
-    return found + [(key, section, need) for key, section in _sections(recipe) for need in section.needs]
+    for key, section in _sections(recipe):
+        for need in section.needs:
+            option = need.unless if isinstance(need, Need) else None
+            found.append((f"{key}.{option}" if option else key, section, need))
+    return found
 
 
 def _sections(section: Section, key: str = "") -> list[tuple[str, Section]]:
     """A section and all within it, with their dotted keys."""
     found = [(key, section)]
     for name in type(section).model_fields:
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            found += _sections(value, f"{key}.{name}" if key else name)
+        value, place = getattr(section, name), f"{key}.{name}" if key else name
+        for inner, where in [(value, place)] if not isinstance(value, list) else _numbered(value, place):
+            if isinstance(inner, Section):
+                found += _sections(inner, where)
     return found
+
+
+def _numbered(entries: list[Any], place: str) -> list[tuple[Any, str]]:
+    return [(entry, f"{place}.{number}") for number, entry in enumerate(entries)]

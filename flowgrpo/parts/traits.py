@@ -17,6 +17,52 @@ TRAINED = {
 """What an objective of images may train: the value of its attribute `trains`, and in words."""
 
 
+OFFERED = {
+    "tree": "the images of a prompt that it makes have states in common",
+    "splits": "the images of a prompt part at steps where every state splits",
+    "branches": "a state may become several images",
+    "noiseless": "none of its steps has noise",
+    "neighbours": "it trains steps without noise, as choices among neighbours",
+    "divergence": "it tells how far the policy has moved since it last saw a prompt",
+    "multipliers": "it finds the weights of rewards with `at_least`",
+}
+"""What a part may offer to other parts, and what it says of the part."""
+
+
+def offers(*what: str, where: str | None = None) -> Callable[[T], T]:
+    """Let a part say what other parts may rely on.
+
+    Args:
+        what: keys of `OFFERED`.
+        where: only where this option of the part is neither left out nor false; always if left out.
+
+    Raises:
+        ValueError: no part could rely on that.
+    """
+    for one in what:
+        if one not in OFFERED:
+            raise ValueError(f"a part cannot offer {one!r}; it may offer {', '.join(OFFERED)}")
+
+    def marked(part: T) -> T:
+        before: tuple[tuple[str, str | None], ...] = getattr(part, "offered", ())
+        part.offered = (*before, *((one, where) for one in what))  # type: ignore[attr-defined]
+        return part
+
+    return marked
+
+
+def offered(recipe: Any, what: str) -> bool:
+    """Whether a part of a recipe, with its options, offers something."""
+    return any(offering(choice, what) for _, choice in choices(recipe))
+
+
+def offering(choice: Choice, what: str) -> bool:
+    """Whether a part, with its options, offers something."""
+    offered: tuple[tuple[str, str | None], ...] = getattr(choice.target, "offered", ())
+    wheres = [where for one, where in offered if one == what]
+    return any(where is None or (choice.get(where) is not None and choice[where] is not False) for where in wheres)
+
+
 def compares(part: T) -> T:
     """Let a part say that it compares with the reference: the base model, or what `reference` makes of it."""
     part.compares = True  # type: ignore[attr-defined]
@@ -26,6 +72,12 @@ def compares(part: T) -> T:
 def whole_groups(part: T) -> T:
     """Let a part say that it needs all samples of a prompt in one call."""
     part.whole_groups = True  # type: ignore[attr-defined]
+    return part
+
+
+def part_scores(part: T) -> T:
+    """Let a part say that it takes the scores of the parts of completions."""
+    part.part_scores = True  # type: ignore[attr-defined]
     return part
 
 

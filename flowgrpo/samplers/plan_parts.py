@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from ..parts.choice import Choice, Of
-from ..parts.needs import asking, needs
+from ..parts.needs import asking, needs, unused
 from ..parts.plugins import told
 from ..parts.ranges import Fraction, Positive, Several, Whole
-from ..parts.traits import trained
+from ..parts.traits import offering, offers, trained
 from .kernels import Kernel
 from .plans import Plan, branch_plan, ode_plan, spine_plan, window_plan
 from .schedules import compress_tail
@@ -80,6 +80,8 @@ def _previews_are_read(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+@offers("tree", where="shared_noise")
+@offers("branches", where="probe")
 @needs(_previews_are_read)
 def window(
     setting: Setting,
@@ -121,6 +123,7 @@ def window(
     )  # fmt: skip
 
 
+@offers("tree", "splits", "branches")
 def branch(
     setting: Setting,
     iteration: int,
@@ -145,9 +148,15 @@ def branch(
         pruned: Steps that are left out of training (depth pruning); none if left out.
 
     Raises:
-        ValueError: a split that is no step.
+        ValueError: a split that is no step, or a tree of another number of images than the recipe asks for.
     """
     _within("splits", splits, setting)
+    count = len(set(splits))
+    if setting.group != width**count:
+        raise ValueError(
+            f"rollout.group is {setting.group}, and a tree with {count} split(s) of width {width} has {width**count} "
+            f"images; write rollout.group: {width**count}, or other sampler.plan.splits or sampler.plan.width"
+        )
     mixed = stochastic == "window"
     chosen, trained = _trained(setting, iteration, window, pruned, splits if mixed else ())
     return branch_plan(
@@ -156,6 +165,7 @@ def branch(
     )  # fmt: skip
 
 
+@offers("branches")
 def spine(
     setting: Setting,
     iteration: int,
@@ -192,6 +202,8 @@ def _neighbours_alone(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+@offers("noiseless")
+@offers("neighbours", where="window")
 @needs(_neighbours_alone)
 def ode(
     setting: Setting,
@@ -216,6 +228,17 @@ def ode(
     trained = () if window is None else _trained(setting, iteration, window, None)[1]
     return ode_plan(setting.sigmas, samples=setting.group, solver=setting.solver, trained=trained, spread=spread)
 
+
+def _draws_noise(recipe: Any, choice: Choice) -> list[str]:
+    plan = recipe.sampler.plan
+    if not offering(plan, "noiseless"):
+        return []
+    fault = unused(recipe.sampler, ["kernel"], f"no step of plan {plan.short} draws noise")
+    return [f"sampler.{one}" for one in fault]
+
+
+OF_KERNELS = (_draws_noise,)
+"""What every kernel needs of a recipe."""
 
 PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "spine": spine, "ode": ode}
 """Plans by the name that a recipe has for them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
-from ..parts.choice import value_at
+from ..parts.choice import options_model, value_at
 from ..parts.traits import trained
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
@@ -22,7 +22,7 @@ from .extensions.chosen import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .images.critic import check_guide
 from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
-from .planning import forecast, planner, table_of
+from .planning import forecast, planner, setting_of, table_of
 from .prompt_lengths import long_prompts
 from .text.answer_objective import tried
 
@@ -244,7 +244,7 @@ def _combinations(found: Checked) -> None:
     if balance is not None:
         checks.append(lambda: Balance(balance))
     if isinstance(recipe, Recipe):
-        checks.append(lambda: _check_plans(recipe))
+        checks += [lambda: _check_plans(recipe), lambda: check_plan_options(recipe)]
     else:
         checks.append(lambda: tried(recipe))
     for one in checks:
@@ -253,6 +253,8 @@ def _combinations(found: Checked) -> None:
 
 CHECKED_PLANS = 50
 """Iterations whose plans are made before a run."""
+COMPARED_PLANS = 2000
+"""Iterations of the longest run of which it is known that an option of its plan changes none of them."""
 
 
 def _check_plans(recipe: Recipe) -> None:
@@ -270,6 +272,26 @@ def _check_plans(recipe: Recipe) -> None:
             f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps, as choices among neighbours; use "
             "objective neighbour, or another plan"
         )
+
+
+def check_plan_options(recipe: Recipe) -> None:
+    """See that what is asked of a plan, and not done by itself, changes a step of the run.
+
+    Raises:
+        ValueError: an option changes none.
+    """
+    chosen, setting = recipe.sampler.plan, setting_of(recipe, table_of(recipe))
+    made = chosen.make()
+    for option, known in options_model(chosen.kind, chosen.name).model_fields.items():
+        if known.is_required() or known.default is not None or chosen[option] is None:
+            continue
+        without = replace(chosen, options={**chosen.options, option: None}).make()
+        compared = range(min(recipe.run.iterations, COMPARED_PLANS))
+        if len(compared) == recipe.run.iterations and all(made(setting, k) == without(setting, k) for k in compared):
+            raise ValueError(
+                f"sampler.plan.{option} changes no step of the {recipe.run.iterations} iterations, so it has no "
+                "effect; leave it out, or choose other steps"
+            )
 
 
 def _rewards(found: Checked) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..configs.sections import EntropyConfig, VarianceConfig
 from ..core.controllers import SetPoint, entropy_bonus, variance_dual
 from ..parts.choice import Choice
-from ..parts.needs import Rule
+from ..parts.needs import Rule, without_effect
 
 if TYPE_CHECKING:
     from .folder.checkpoint import Stateful
@@ -56,8 +56,15 @@ class Controls:
         return used
 
 
-def moves(option: str, surrogate: str, setting: str) -> Rule:
-    """A rule for an option that moves a setting of a surrogate from one optimizer step to the next."""
+def moves(option: str, surrogate: str, setting: str, *moved: str) -> Rule:
+    """A rule for an option that moves a setting of a surrogate from one optimizer step to the next.
+
+    Args:
+        option: of the objective.
+        surrogate: whose setting it is.
+        setting: in words.
+        moved: options of the surrogate that are moved.
+    """
 
     def rule(recipe: Any, choice: Choice) -> list[str]:
         if choice.get(option) is None:
@@ -73,6 +80,8 @@ def moves(option: str, surrogate: str, setting: str) -> Rule:
                 f"objective.{option} moves {setting} of surrogate {surrogate}, not of {choice['surrogate'].short}; use "
                 f"{surrogate}, or leave it out"
             )
-        return faults
+            return faults
+        why = f"objective.{option} finds {setting} by itself"
+        return faults + [fault for one in moved if (fault := without_effect(choice["surrogate"], one, why))]
 
     return rule

@@ -217,7 +217,7 @@ def budget_line(recipe: AnyRecipe) -> str | None:
     if budget is None:
         return f"{named}: {round_size * first} samples an iteration" if templates else None
     if budget.choice == "until":
-        most = max(min(budget.rounds, budget.most or budget.rounds), first)
+        most = max(budget.rounds, first)
         return f"{named}, at most {most}: {round_size * first} to {round_size * most} samples an iteration"
     mean = max(budget.rounds, first)
     return f"{named}, {mean} on average: {round_size * mean} samples an iteration"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..configs.sections import BudgetConfig
+from ..configs.rollouts import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
 from ..rewards.runner import RewardBatch, RewardSet
@@ -275,8 +275,7 @@ def _next_entries(
         done = finished(
             rewards, so_far.groups, positives=budget.positives, negatives=budget.negatives, success=budget.success
         )
-        most = min(budget.rounds, budget.most or budget.rounds)
-        return [p for p, complete in enumerate(done.tolist()) if not complete and rounds[p] < most]
+        return [p for p, complete in enumerate(done.tolist()) if not complete and rounds[p] < budget.rounds]
     if len(so_far.rounds) > 1:
         return []
     first = rounds[0]

@@ -178,7 +178,7 @@ SPINE = {"name": "spine", "splits": [0]}
         ),
         (
             {"credit": "depth", "advantage": None, "sampler": {"plan": {"shared_noise": False}}},
-            "each image has a tree of its own",
+            "one tree, which sampler.plan window does not make here",
         ),
         (
             {"credit": "value", "advantage": None, "sampler": PROBED, "objective": "forward"},

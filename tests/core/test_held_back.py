@@ -9,8 +9,8 @@ from torch import Tensor
 from flowgrpo.core.diagnostics import step_statistics
 from flowgrpo.core.objectives import held_columns, policy_loss
 from flowgrpo.core.pooled_ratios import per_unit
-from flowgrpo.core.registry import SURROGATES
 from flowgrpo.core.surrogates import LOG_LIMIT, clip, gmpo, held_back, pooled_per_column
+from flowgrpo.core.surrogates_by_name import SURROGATES
 
 ROWS, COLUMNS = 40, 6
 RANDOM = torch.Generator().manual_seed(0)

@@ -99,7 +99,9 @@ TINY = "advantage.eps=1.0e-12"
 PATHS: dict[str, Path] = {
     **{
         f"{baseline}/{scale}/{how}": _advantage(
-            f"advantage={{name: {name}, baseline: {baseline}, scale: {scale}, eps: 0.0}}"
+            f"advantage={{name: {name}, baseline: {baseline}, scale: {scale}"
+            # Without a scale only the whitening of gdpo divides.
+            + ("}" if (scale, name) == ("none", "group") else ", eps: 0.0}")
         )
         for baseline in ("mean", "loo", "none")
         for scale in ("group", "batch", "none")

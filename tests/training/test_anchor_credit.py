@@ -22,6 +22,7 @@ from tests.training.test_text_processes import lines_of
 
 HALF = 2**-0.5
 BRANCH = "sampler={steps: 4, plan: {name: branch, splits: [0, 2]}}"
+FOUR = "rollout.group=4"
 
 
 def credit(e: object, values: list[float], **more: object) -> torch.Tensor:
@@ -90,7 +91,7 @@ def of(request: pytest.FixtureRequest) -> AnyRecipe:
 
 
 RUNS = [
-    ("default", (BRANCH, "credit.scale=none")), ("default", ("credit.scale=none",)),
+    ("default", (BRANCH, FOUR, "credit.scale=none")), ("default", ("credit.scale=none",)),
     ("text", ("credit.omega=0.5", "rollout.group=8")),
 ]  # fmt: skip
 
@@ -142,12 +143,12 @@ def test_steps_of_one_sample_differ(of: AnyRecipe, tmp_path: Path) -> None:
         (
             "default",
             ["sampler.plan.shared_noise=false"],
-            "here each image has a tree of its own; use sampler.plan branch",
+            "one tree, which sampler.plan window does not make here; use sampler.plan branch",
         ),
         (
             "tempflow_grpo",
             [],
-            "compares steps from one state, and sampler.plan is spine; use sampler.plan branch",
+            "one tree, which sampler.plan spine does not make here; use sampler.plan branch",
         ),
         ("diffusion_nft", [], "needs trained transitions"),
         ("default", ["advantage.scale=batch"], "use advantage group, with scale group or none"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import GateConfig, NoiseConfig, RewardConfig
+from flowgrpo.configs.reward_sections import GateConfig, NoiseConfig, RewardConfig
 from flowgrpo.parts.choice import chosen
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.combining import combine
@@ -83,7 +83,9 @@ def test_what_is_compared_apart_is_silent_behind_a_closed_gate() -> None:
 )
 def test_a_reward_apart_has_a_scale_of_its_own(line: str) -> None:
     rewards = "rewards=[{name: gold}, {name: jpeg_compressibility, gate: {reward: gold, apart: true}}]"
-    with pytest.raises(ValueError, match="a scale of its own: use combine sum"):
+    key, value = line.split("=")
+    said = rf"rewards\.1\.gate\.apart compares a reward by a scale of its own, and {key} is {value}; use {key} "
+    with pytest.raises(ValueError, match=said):
         load_recipe("text", [rewards, "advantage.scale=group", line])
 
 

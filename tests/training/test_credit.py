@@ -182,7 +182,11 @@ def test_unknown_options_of_a_credit_are_named() -> None:
         ("turning", "main: both", "credit.main: Input should be 'step' or 'total'"),
         ("value", "gamma: 2.0", "credit.gamma: Input should be less than or equal to 1"),
         ("value", "k: 0.0", "credit.k: Input should be greater than 0"),
-        ("depth", "beta: 2.0", "credit.beta is of credit.fusion path"),
+        (
+            "depth",
+            "beta: 2.0",
+            "credit depth: beta is 2.0, and a leaf's share is the likelihood of its path with fusion path",
+        ),
     ],
 )
 def test_values_an_option_cannot_take_are_named_before_any_rollout(name: str, option: str, said: str) -> None:

@@ -216,7 +216,7 @@ def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("base", "more", "message"),
     [
-        ("text", ["advantage=group"], "tells a tracker how fast to forget, and advantage is group"),
+        ("text", ["advantage=group"], "tells a tracker how fast to forget, and advantage group does not ask for it"),
         ("default", [], "the latents of an image cannot"),
         ("text", ["rollout.budget={}"], "samples a prompt in several rounds"),
         ("text", ["data.templates=['{prompt}', 'Say: {prompt}']"], "samples a prompt in several rounds"),

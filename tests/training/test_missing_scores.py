@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.configs.sections import BudgetConfig
+from flowgrpo.configs.rollouts import BudgetConfig
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.combining import total_reward
 from flowgrpo.training.credit.pooling import Pooled

@@ -114,7 +114,7 @@ def test_iterations_are_counted_by_window():
 def test_costs_of_a_tree_that_splits():
     made = recipe(
         sampler={"steps": 4, "plan": {"name": "branch", "splits": [0, 2], "width": 3, "spread": 0.5}},
-        rollout={"prompts": 2},
+        rollout={"prompts": 2, "group": 9},
     )
     expected = forecast(made)
     (counts,) = expected.counts
@@ -201,7 +201,8 @@ def test_step_numbers_are_drawn_together_only_where_they_are_neighbours(steps: t
 def test_a_window_says_what_is_trained_of_a_tree_and_pruning_what_is_not():
     def tree(**options: Any) -> Recipe:
         window = {"window": {"size": 4, "name": "frozen"}}
-        return recipe(sampler={"steps": 6, "plan": {"name": "branch", "splits": [0, 1], **window, **options}})
+        plan = {"name": "branch", "splits": [0, 1], **window, **options}
+        return recipe(sampler={"steps": 6, "plan": plan}, rollout={"group": 4})
 
     (counts,) = forecast(tree()).counts
     assert counts.trained_steps == (0, 1, 2, 3)

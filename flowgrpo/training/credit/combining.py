@@ -18,7 +18,7 @@ from ...parts.ranges import NotNegative
 from .conditions import compares_samples
 
 if TYPE_CHECKING:
-    from ...configs.sections import RewardConfig
+    from ...configs.reward_sections import RewardConfig
     from ...rewards.runner import RewardBatch
 
 

@@ -30,7 +30,7 @@ from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive, Share
 from .combining import total_reward
-from .conditions import compares_samples, group_of_two
+from .conditions import compares_samples, group_of_two, undivided
 from .remembering import Cumulative, Tracked
 from .scales import Ddof, Scale
 from .strata import Stratum
@@ -47,7 +47,7 @@ def _has_lengths(recipe: Any, choice: Choice) -> list[str]:
     return ["advantage.baseline length weights by the lengths of completions; images have none, use mean"]
 
 
-@needs(group_of_two, _has_lengths)
+@needs(group_of_two, _has_lengths, undivided)
 def group(
     rewards: Tensor,
     groups: Tensor,
@@ -174,7 +174,7 @@ def _levels_rise(recipe: Any, choice: Choice) -> list[str]:
     )
 
 
-@needs(group_of_two, _levels_rise)
+@needs(group_of_two, _levels_rise, undivided)
 def quantile(
     rewards: Tensor,
     groups: Tensor,

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ...parts.choice import Choice, value_at
-from ...parts.needs import SOMETHING, STATED, Need
-from ...parts.traits import trained
+from ...parts.needs import SOMETHING, STATED, Need, idle
+from ...parts.traits import offering, trained
 
-PLAN, PROBE, SHARED = "sampler.plan", "sampler.plan.probe", "sampler.plan.shared_noise"
+PLAN, PROBE = "sampler.plan", "sampler.plan.probe"
 """Keys of the sections that other parts own."""
 
+undivided = idle(
+    "eps", "ddof", where=lambda choice: choice["scale"] == "none", why="with scale none nothing is divided"
+)  # fmt: skip
+"""A need of options that are added to a standard deviation, or say which one it is."""
 compares_samples = Need("credit", ("leaf",), "compares samples, not steps or tokens")
 asks_critic = Need("critic", (SOMETHING,), "asks a critic", task="images", mend="add a `critic` section")
 
@@ -33,15 +37,19 @@ def transitions(recipe: Any, choice: Choice) -> list[str]:
     return [f"credit {choice.short} needs trained transitions; use objective transition"]
 
 
+def plan_offers(recipe: Any, what: str) -> bool:
+    """Whether the plan of a recipe says so of itself, see `parts.traits.OFFERED`; there is none of text."""
+    return recipe.task == "images" and offering(recipe.sampler.plan, what)
+
+
 def one_tree(recipe: Any, choice: Choice) -> list[str]:
     """A need of images that have states in common."""
-    plan, shared = value_at(recipe, PLAN), value_at(recipe, SHARED)
-    if recipe.task == "text" or plan == "branch" or (plan == "window" and shared):
+    if recipe.task == "text" or plan_offers(recipe, "tree"):
         return []
-    where = "with shared_noise" if plan == "window" else "with shared_noise, or credit leaf"
     return [
-        f"credit {choice.short} compares the states of one tree, and here each image has a tree of its own; use "
-        f"sampler.plan branch, or plan window {where}"
+        f"credit {choice.short} compares the states of one tree, which sampler.plan {recipe.sampler.plan.short} does "
+        "not make here; use sampler.plan branch, or plan window with shared_noise, or mark a plan of your own by "
+        '@offers("tree")'
     ]
 
 

@@ -16,10 +16,10 @@ from ...core.advantages import group_advantages
 from ...core.prefix_tree import anchor_prefix_advantages
 from ...core.trees import anchor_tree_advantages
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, without_effect
 from ...parts.ranges import NotNegative
+from ...parts.traits import part_scores
 from .conditions import (
-    PLAN,
     compares_itself,
     group_of_two,
     of_tokens,
@@ -27,6 +27,7 @@ from .conditions import (
     reads_previews,
     scores_of_parts,
     transitions,
+    undivided,
     works_on_samples,
 )
 from .judged import Judged
@@ -51,10 +52,18 @@ def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _lengths_differ(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.task == "text" or choice["scale"] == "none":
+        return []
+    why = "all images are as many steps from a state, which their deviation divides out"
+    fault = without_effect(choice, "gamma", why)
+    return [fault + ", or use credit.scale none"] if fault else []
+
+
 @needs(
-    works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
+    _lengths_differ, works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
     Need("combine", ("sum",), "compares the weighted sum of rewards by state as by group"),
-    Need(PLAN, ("branch", "window"), "compares steps from one state", task="images"),
+    undivided,
 )  # fmt: skip
 def anchor(
     judged: Judged,
@@ -92,7 +101,10 @@ def _within(recipe: Any, choice: Choice) -> list[str]:
     return ["credit minimum compares parts within a group; use credit.scale group or none"]
 
 
-@needs(compares_itself, group_of_two, of_tokens, scores_of_parts, reads_previews, transitions, _within)
+@part_scores
+@needs(
+    compares_itself, group_of_two, of_tokens, scores_of_parts, reads_previews, transitions, _within, undivided
+)  # fmt: skip
 def minimum(
     judged: Judged,
     *,

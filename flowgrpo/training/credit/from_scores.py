@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ...configs.reward_sections import RewardConfig
 from ...configs.schema import AnyRecipe
-from ...configs.sections import RewardConfig
 from ...core.advantages import group_advantages
 from ...core.bounded_terms import positive_only_advantages
 from ...parts.choice import Choice

@@ -11,6 +11,7 @@ from ...core.trackers import CumulativeStandardiser, ValueTracker
 from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative, Positive
+from ...parts.traits import offered
 from .conditions import compares_samples
 from .scales import Ddof
 
@@ -20,7 +21,7 @@ HALF_LIFE = 0.06
 
 def _forgets(recipe: Any, choice: Choice) -> list[str]:
     """What `half_life` asks of a recipe."""
-    if choice["half_life"] is None or "visits" in [other.name for other in recipe.extensions]:
+    if choice["half_life"] is None or offered(recipe, "divergence"):
         return []
     return [
         "advantage.half_life is of the distance that extension visits measures; add visits to extensions, or leave "

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ...core import subsets
 from ...core.selection import select
+from ...parts.choice import Choice, value_at
 from ...parts.ranges import Count
 from .combining import total_reward
+from .conditions import PLAN, plan_offers
 
 if TYPE_CHECKING:
     from ...rewards.runner import RewardBatch
@@ -79,6 +81,23 @@ SELECTIONS: dict[str, Callable[..., Tensor]] = {
     "varied": varied,
 }
 """`selection(rewards [L], groups [L], *, ...) -> [L]` bool."""
+
+
+def _whole_images(recipe: Any, choice: Choice) -> list[str]:
+    if len(value_at(recipe, f"{PLAN}.completions") or ()) < 2:
+        return []
+    return ["select chooses images, and a branch with several completions has several; use one"]
+
+
+def _below_a_split(recipe: Any, choice: Choice) -> list[str]:
+    if choice["among"] != "split" or plan_offers(recipe, "splits"):
+        return []
+    mend = "use among group" if recipe.task == "text" else "use sampler.plan branch, or among group"
+    return [f"select with among split needs a tree that splits; {mend}"]
+
+
+NEEDS = (_whole_images, _below_a_split)
+"""What every selection needs of a recipe."""
 
 
 def kept_nodes(

@@ -10,10 +10,18 @@ from torch import Tensor
 from ...core.advantages import anchored_advantages, group_advantages
 from ...core.process import future_rewards, turning_point_rewards
 from ...core.trees import depth_advantages, node_values
-from ...parts.choice import Choice
-from ...parts.needs import needs
+from ...parts.needs import idle, needs
 from ...parts.ranges import NotNegative, Positive, Share
-from .conditions import asks_critic, compares_itself, of_images, one_tree, reads_previews, transitions, works_on_samples
+from .conditions import (
+    asks_critic,
+    compares_itself,
+    of_images,
+    one_tree,
+    reads_previews,
+    transitions,
+    undivided,
+    works_on_samples,
+)
 from .scales import Ddof, Scale
 
 if TYPE_CHECKING:
@@ -21,13 +29,13 @@ if TYPE_CHECKING:
     from .judged import Judged
 
 
-def _weighs_paths(recipe: Any, choice: Choice) -> list[str]:
-    if choice["fusion"] == "path" or choice["beta"] is None:
-        return []
-    return ["credit.beta is of credit.fusion path, where a leaf's share is the likelihood of its path; leave it out"]
-
-
-@needs(of_images("use prefix"), compares_itself, one_tree, _weighs_paths)
+@needs(
+    of_images("use prefix"), compares_itself, one_tree,
+    idle(
+        "beta", where=lambda choice: choice["fusion"] != "path",
+        why="a leaf's share is the likelihood of its path with fusion path alone",
+    ),
+)  # fmt: skip
 def depth(
     judged: Judged,
     *,
@@ -57,7 +65,7 @@ def depth(
     return depth_advantages(fused, rollout.depth, tree, eps=eps, ddof=ddof, min_std=min_std)
 
 
-@needs(of_images("use leaf"), compares_itself, reads_previews, transitions)
+@needs(of_images("use leaf"), compares_itself, reads_previews, transitions, undivided)
 def turning(
     judged: Judged,
     *,

@@ -14,9 +14,10 @@ from ...core.prefix_tree import prefix_tree_advantages
 from ...core.worst_step import minimum_returns, minimum_weighted_rewards
 from ...parts.needs import Need, needs
 from ...parts.ranges import NotNegative
+from ...parts.traits import part_scores
 from ...rewards.runner import RewardBatch
 from .combining import peers_of
-from .conditions import compares_itself, group_of_two, of_tokens, scores_of_parts
+from .conditions import compares_itself, group_of_two, of_tokens, scores_of_parts, undivided
 from .scales import Ddof, ScaleWithin
 
 if TYPE_CHECKING:
@@ -43,12 +44,13 @@ def prefix(judged: Judged, *, root: bool = False, eps: NotNegative = 1e-4, ddof:
     )
 
 
+@part_scores
 @needs(
     Need(
         "task", ("text",), "takes the scores of the parts of completions",
         mend="of images use value, turning or minimum, by the scores of their states",
     ),
-    compares_itself, group_of_two, of_tokens, scores_of_parts,
+    compares_itself, group_of_two, of_tokens, scores_of_parts, undivided,
 )  # fmt: skip
 def parts(
     judged: Judged,

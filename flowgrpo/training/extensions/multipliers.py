@@ -12,6 +12,7 @@ from ...core.combination import Multipliers, constrained_advantages
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive
+from ...parts.traits import offers
 from ..credit.combining import counted_rewards
 from .extension import CREDIT, Comparison, Extension, once
 
@@ -31,6 +32,7 @@ def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:
     return faults
 
 
+@offers("multipliers")
 @needs(
     once,
     _aim_and_constraints,

@@ -12,6 +12,7 @@ from ...core.prompt_memory import Successes
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count
+from ...parts.traits import saying
 from ...rewards.runner import RewardBatch
 from ...text.cutting import Parts
 from ...text.sampling import Sampled
@@ -21,7 +22,7 @@ from ..folder.saved_samples import Batch
 from ..reporting.clock import Clock
 from ..tasks import Task
 from ..text.text_policy import Completions
-from .extension import CREDIT, Extension, once, one_round
+from .extension import Extension, once, one_round
 
 SUCCESS = 0.5
 Repairs = list[tuple[int, dict[str, Any]]]
@@ -29,10 +30,11 @@ Repairs = list[tuple[int, dict[str, Any]]]
 
 
 def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
-    credit = recipe.credit.name
-    if recipe.task != "text" or credit not in ("parts", "minimum"):
-        return []
-    return [f"extension replay remembers no scores of parts, which {CREDIT} {credit} asks for; leave one of them out"]
+    return [
+        f"extension replay remembers no scores of parts, which {part.kind} {part.short} asks for; leave one of them out"
+        for part in saying(recipe, "part_scores")
+        if recipe.task == "text"
+    ]
 
 
 @needs(

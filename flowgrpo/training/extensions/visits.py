@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.choice import Choice, given_names
+from ...parts.needs import needs
+from ...parts.traits import offers
 from ...text.sampling import Sampled
 from ..credit.pooling import DIVERGENCE, Pooled
 from ..distributed.processes import Processes
@@ -38,10 +39,23 @@ def _nothing_older(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+def _is_asked(recipe: Any, choice: Choice) -> list[str]:
+    chosen = recipe.advantage
+    code = None if chosen is None else chosen.target
+    if code is not None and DIVERGENCE in given_names(code.__call__ if isinstance(code, type) else code):
+        return []
+    return [
+        f"extension visits tells a tracker how fast to forget, and advantage "
+        f"{'is left out' if chosen is None else f'{chosen.short} does not ask for it'}; use advantage tracked, or one "
+        f"of your own with a keyword-only parameter `{DIVERGENCE}: Given[Tensor | None]`"
+    ]
+
+
+@offers("divergence")
 @needs(
     once,
     _of_text,
-    Need("advantage", ("tracked",), "tells a tracker how fast to forget"),
+    _is_asked,
     one_round("scores one completion of a prompt again"),
     _nothing_older,
 )

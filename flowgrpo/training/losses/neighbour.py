@@ -14,8 +14,8 @@ from ...core.neighbours import neighbour_log_ratio, quasi_norm
 from ...core.objectives import held_columns, policy_loss
 from ...core.surrogates import clip
 from ...parts.choice import Choice, Of
-from ...parts.needs import SOMETHING, Need, needs
-from ...parts.traits import whole_groups
+from ...parts.needs import Need, needs
+from ...parts.traits import offering, whole_groups
 from ..outcome import Outcome
 from .objective import ObjectiveSetting, Unmeasured
 
@@ -36,10 +36,25 @@ def _without_penalties(recipe: Any, choice: Choice) -> list[str]:
     return [f"objective {choice.short} chooses among states and takes no penalty; leave {named} out of penalties"]
 
 
+def _of_neighbours(recipe: Any, choice: Choice) -> list[str]:
+    plan = recipe.sampler.plan
+    if offering(plan, "neighbours"):
+        return []
+    told = f"objective {choice.short}"
+    if offering(plan, "noiseless"):
+        return [
+            f"{told} trains the steps of the plan's window, and sampler.plan.window is left out; set "
+            "sampler.plan.window"
+        ]
+    return [
+        f"{told} chooses among deterministic trajectories, and sampler.plan is {plan.short}; use sampler.plan ode, or "
+        'mark a plan of your own by @offers("neighbours")'
+    ]
+
+
 @whole_groups
 @needs(
-    Need("sampler.plan", ("ode",), "chooses among deterministic trajectories"),
-    Need("sampler.plan.window", (SOMETHING,), "trains the steps of the plan's window"),
+    _of_neighbours,
     Need("select", ([],), "compares each sample with all of its group", mend="leave select out"),
     _without_penalties,
 )

@@ -13,9 +13,10 @@ from ...configs.sections import BalanceConfig, VarianceConfig
 from ...core.objectives import held_columns, policy_loss
 from ...core.offpolicy import r2vpo, ratio_variance
 from ...core.surrogates import clip
-from ...parts.choice import Choice, Of, value_at
+from ...parts.choice import Choice, Of
 from ...parts.needs import needs
 from ...parts.ranges import Positive
+from ...parts.traits import offering
 from ..balance import Balance
 from ..controls import moves
 from .edges import EdgeObjective
@@ -28,11 +29,12 @@ Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
 
 def _noisy(recipe: Any, choice: Choice) -> list[str]:
-    if value_at(recipe, "sampler.plan") != "ode":
+    plan = recipe.sampler.plan
+    if not offering(plan, "noiseless"):
         return []
     return [
-        "sampler.plan ode has no stochastic step, so no transition has a density; use objective neighbour or forward, "
-        "or another plan"
+        f"sampler.plan {plan.short} has no stochastic step, so no transition has a density; use objective neighbour or "
+        "forward, or another plan"
     ]
 
 
@@ -59,8 +61,8 @@ def _ratio_of_a_kernel(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     _noisy,
     _ratio_of_a_kernel,
-    moves("balance", "bapo", "the bounds"),
-    moves("variance", "r2vpo", "the price"),
+    moves("balance", "bapo", "the bounds", "lower", "upper"),
+    moves("variance", "r2vpo", "the price", "lam"),
 )
 class TransitionObjective(EdgeObjective):
     """The ratio of the steps' own transitions under a surrogate (Flow-GRPO 2505.05470 and what came of it).

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ...configs.sections import RewardConfig
+from ...configs.reward_sections import RewardConfig
 
 NEGLIGIBLE = 1e-6
 """Largest advantage with which nothing is compared; rounding leaves less."""

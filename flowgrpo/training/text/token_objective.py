@@ -65,8 +65,8 @@ def _of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
 
 @needs(
     _of_tokens,
-    moves("balance", "bapo", "the bounds"),
-    moves("variance", "r2vpo", "the price"),
+    moves("balance", "bapo", "the bounds", "lower", "upper"),
+    moves("variance", "r2vpo", "the price", "lam"),
     Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
     Need("objective.level", ("token",), "counts tokens with `variance`", unless="variance"),
     Need("objective.reduce", ("sum",), "divides sums by the longest length with `constant`", unless="constant"),

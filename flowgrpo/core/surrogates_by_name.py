@@ -1,0 +1,15 @@
+"""All surrogates by the name that a recipe has for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from .offpolicy import MORE_SURROGATES
+from .pooled_ratios import sspo
+from .surrogates import SURROGATES as CLASSIC
+from .surrogates import clip_nats
+
+SURROGATES: dict[str, Callable[..., Tensor]] = {**CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo}
+"""`surrogate(log_ratio [B, T], adv, logp, mask, *, ...) -> [B, T]`."""

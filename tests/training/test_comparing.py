@@ -1,0 +1,66 @@
+"""Advantages by the names that a recipe has for them: each compares samples, and a choice that cannot be is refused."""
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.core.baselines import virtual_maximum_advantages
+from flowgrpo.parts.choice import chosen
+from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.training.credit.comparing import ADVANTAGES, SAMPLES, compare
+
+REWARDS, GROUPS = torch.tensor([0.0, 1, 0, 0]), torch.tensor([0, 0, 1, 1])
+OPTIONS: dict[str, dict[str, Any]] = {"stratified": {"stratum": {"reward": "r"}}}
+
+
+def compared(name: str, **options: Any) -> torch.Tensor:
+    """Advantages of two groups, where one sample alone has a reward."""
+    everything = torch.ones(4, dtype=torch.bool)
+    samples = SimpleNamespace(
+        groups=GROUPS, outcomes=everything, lengths=torch.ones(4), prompts=GROUPS.tolist(), strata=GROUPS,
+        divergence=None,
+    )  # fmt: skip
+    scores = RewardBatch(REWARDS[:, None], ("r",), torch.ones(1), {}, {}, {})
+    return compare(chosen("advantage", {"name": name, **options}).make(), scores, samples)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_sample_with_a_reward_is_the_better_one(name: str) -> None:
+    found = compared(name, **OPTIONS.get(name, {}))
+    assert found.shape == (4,)
+    assert found[0] < found[1]
+
+
+def test_options_reach_the_function() -> None:
+    found = compared("virtual_maximum", maximum=2.0, ddof=0)
+    assert torch.equal(found, virtual_maximum_advantages(REWARDS, GROUPS, maximum=2.0, ddof=0))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("grpo", "there is no advantage 'grpo'; did you mean 'gdpo' or 'group'?"),
+        ("{name: beta, eps: 1.0}", "advantage beta has no option 'eps'; it has none"),
+        ("{name: quantile, level: 0.1}", "advantage quantile has no option 'level'"),
+        ("{name: quantile, low: 0.9}", "advantage.low is 0.9 and advantage.high 0.8; use a low level below the high"),
+        ("{name: group, scale: std}", "advantage.scale: Input should be 'group', 'batch' or 'none' (got 'std')"),
+        ("{name: stratified, alpha: 1.5, stratum: {reward: gold_dense}}", "advantage.alpha: Input should be less than"),
+    ],
+)
+def test_a_choice_that_cannot_be_is_refused_at_once(line: str, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        load_recipe("mixgrpo_guard", [f"advantage={line}"])
+
+
+def test_an_advantage_is_given_what_it_asks_for_and_nothing_else() -> None:
+    def mine(rewards: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return rewards - groups
+
+    samples = SimpleNamespace(groups=GROUPS, outcomes=torch.ones(4, dtype=torch.bool))
+    scores = RewardBatch(REWARDS[:, None], ("r",), torch.ones(1), {}, {}, {})
+    assert not set(SAMPLES) & set(vars(samples))
+    assert compare(mine, scores, samples).tolist() == [0.0, 1.0, -1.0, -1.0]

@@ -1,0 +1,100 @@
+"""Every option of what a recipe chooses changes something that is computed, or is refused with what to write."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import load_image_recipe, recipe_names
+from flowgrpo.configs.schema import Recipe
+from flowgrpo.training.checking import check_plan_options
+from flowgrpo.training.planning import planner, table_of
+from tests.parts.other_values import options, others
+from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_of
+
+ITERATIONS = (0, 1, 2, 5, 7, 26, 53)
+SAME = {
+    "sampler.plan.stochastic": "where the window has all steps but the last, `all` and `window` are the same",
+    "text/prefix credit.root": "all completions begin with the same token",
+    "text/parts credit.later": "the second part of every completion has the same share of its score",
+    "text/anchor credit.gamma": "all completions have as many tokens",
+    "quantile advantage.omega": "of four samples none is below the quantile of 0.2",
+    "text/quantile advantage.omega": "of four samples none is below the quantile of 0.2",
+}
+"""Options that change nothing here, and why this is no fault."""
+
+
+def idle(keys: Iterator[tuple[str, Any, Any, tuple[Any, ...]]], changes: Any) -> list[str]:
+    """The options of which no other value that is taken changes anything.
+
+    Args:
+        keys: of options, as `options` gives them.
+        changes: whether `key=value` does; raises ValueError for a value that is refused.
+    """
+    found = []
+    for key, value, annotation, beside in keys:
+        said = []
+        for other in others(value, annotation, beside):
+            try:
+                said.append(changes(f"{key}={json.dumps(other)}"))
+            except ValueError:
+                continue
+            if said[-1]:
+                break
+        if said and not any(said):
+            found.append(key)
+    return found
+
+
+def drawn(recipe: Recipe) -> list[Any]:
+    """What the plans of some iterations do, in numbers and words."""
+    plan_for = planner(recipe, table_of(recipe))
+    plans = [plan_for(iteration) for iteration in ITERATIONS]
+    return [
+        (plan.sigmas, plan.roots, plan.samples, plan.main_leaf, plan.root_spread, plan.neighbours,
+         [plan.coefficients(i) for i in range(plan.num_steps)],
+         [(s.children, s.side, s.completions, s.trained, s.solver, s.spread) for s in plan.steps])
+        for plan in plans
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", recipe_names("images"))
+def test_every_option_of_a_plan_changes_the_plan(name: str) -> None:
+    recipe = load_image_recipe(name)
+    before = drawn(recipe)
+    chosen = {f"sampler.{key}": getattr(recipe.sampler, key) for key in ("plan", "kernel", "solver")}
+    keys = [option for key, choice in chosen.items() for option in options(choice, key)]
+    keys.append(("rollout.group", recipe.rollout.group, int, ()))
+    assert len(keys) > 2
+    found = idle(iter(keys), lambda line: drawn(_checked(load_image_recipe(name, [line]))) != before)
+    assert [key for key in found if key not in SAME] == []
+
+
+def _checked(recipe: Recipe) -> Recipe:
+    """A recipe of whose plan nothing is wrong that is seen before a run."""
+    check_plan_options(recipe)
+    return recipe
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_every_option_of_credit_changes_the_advantages(name: str) -> None:
+    path = PATHS[name]
+    weights = path.weights
+    given = [values_of(path, 2, seed) for seed in range(path.visits)]
+    recipe = recipe_of(path, weights)
+
+    def found(*more: str) -> list[Any]:
+        changed = replace(path, lines=(*path.lines, *more))
+        return [advantages_of(changed, values, weights, *given[:-1]) for values in (given[-1], values_of(path, 2, 9))]
+
+    before = found()
+    keys = [option for key in ("combine", "advantage", "credit") for option in options(getattr(recipe, key), key)]
+    silent = idle(iter(keys), lambda line: not _same(found(line), before))
+    assert [key for key in silent if f"{name} {key}" not in SAME] == []
+
+
+def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(these, those, strict=True))
