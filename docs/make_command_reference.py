@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import typer
 from typer.models import ArgumentInfo, OptionInfo
@@ -71,11 +71,12 @@ def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
     Raises:
         ValueError: one of them has no help.
     """
-    hints = get_type_hints(command, include_extras=True)
-    for name, given in inspect.signature(command).parameters.items():
-        if hints[name] is typer.Context:
+    # `get_type_hints` of Python 3.10 puts an `Optional` around the `Annotated` of a parameter whose default is None.
+    for name, given in inspect.signature(command, eval_str=True).parameters.items():
+        hint = given.annotation
+        if hint is typer.Context:
             continue
-        kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         info = next((note for note in notes if isinstance(note, ArgumentInfo | OptionInfo)), None)
         if info is None or not info.help:
             raise ValueError(f"{command.__name__}: {name} has no help; write Annotated[…, typer.Option(help=…)]")

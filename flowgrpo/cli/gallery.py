@@ -16,7 +16,7 @@ def gallery(
     out: Annotated[Path | None, typer.Option(help="Another folder to write to; needed for several runs.")] = None,
     link: Annotated[bool, typer.Option("--link", help="With --out: show the runs' own images, copy none.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs that are still going.")] = False,
-    every: Annotated[float, typer.Option(min=0.2, help="--watch: seconds between looks.")] = 5.0,
+    every: Annotated[float, typer.Option(help="--watch: seconds between looks, from 0.2 to 86400.")] = 5.0,
     single: Annotated[Path | None, typer.Option(help="Write the whole gallery as this one HTML file.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
     animation: Annotated[Path | None, typer.Option(help="Write an animated comparison (.webp or .gif).")] = None,
@@ -38,6 +38,9 @@ def gallery(
     from ..gallery.exports import write_animation, write_dataset, write_sheet, write_single
     from ..gallery.watch import watch as follow
 
+    # typer's `min` lets "nan" through in some versions.
+    if not 0.2 <= every <= 86400:
+        raise ValueError(f"--every is {every}; give seconds from 0.2 to 86400")
     output_folder(out)
     for path in (single, sheet, animation, dataset, vote_dataset):
         output_folder(None if path is None else path.parent)

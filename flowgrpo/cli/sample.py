@@ -44,7 +44,7 @@ def sample(
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Text: 0 takes the likeliest token; as the run's, or 1, if left out.")
+        float | None, typer.Option(help="Text: 0 or more; 0 takes the likeliest token; as the run's, or 1.")
     ] = None,
     top_p: Annotated[float | None, typer.Option(help="Text: only the likeliest tokens of this mass.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Text: only the likeliest so many tokens.")] = None,
@@ -69,7 +69,8 @@ def sample(
     }  # fmt: skip
     output_folder(out)
     _check_run(model)
-    if temperature is not None and not math.isfinite(temperature):
+    # typer's `min` lets "nan" through in some versions.
+    if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
     rows = _rows(prompts, file)

@@ -225,8 +225,12 @@ def test_what_is_predicted_of_held_out_pairs_is_said_when_it_is_loaded(
 def test_features_of_a_folder_are_shared_with_the_reward_that_has_it(kind: str, run: Path, tmp_path: Path) -> None:
     folder = str((save_clip if kind == "clip" else save_siglip)(tmp_path / kind))
     other: Any = ClipScore(folder) if kind == "clip" else Siglip(folder)
-    with pytest.warns(UserWarning, match="no better than chance"):  # its weights are random
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         reward = Choices(run, features=folder, allow_chance=True, regularisation=1.0)
+    # Random features may tell pictures apart by luck, in some versions of transformers.
+    warned = any("no better than chance" in str(warning.message) for warning in caught)
+    assert warned is not reward.held_out.beats_chance
     assert reward.lease.value is other.lease.value
     images, prompts = torch.rand(3, 3, 40, 48), ["a red circle", "a star", "a red circle"]
     scores = reward(images=images, prompts=prompts)
