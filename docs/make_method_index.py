@@ -47,115 +47,118 @@ class Method:
 METHODS = (
     Method(
         "Flow-GRPO", "2505.05470", ("flow_grpo", "flow_grpo_fast", "flow_grpo_fast_branch"),
-        "The last step is never trained. The KL is that of the Gaussians; the released one is short of a division "
-        "by Δ, so its β is β / Δ here. Windows are drawn once for all ranks and never hold the last step. The "
-        "denominator at σ = 1 is continuous in σ, where the released code tests for equality.",
+        "The last step is never trained. The KL is the exact KL of the Gaussians. The released KL lacks a division by "
+        "Δ, so the released β is β / Δ here. Windows are drawn once for all ranks and never hold the last step. At σ = "
+        "1 the denominator is continuous in σ; the released code tests for equality.",
         (kernels.flow_sde,),
     ),
     Method(
         "DanceGRPO", "2505.07818", ("dance_grpo", "dance_grpo_best_of_n"),
-        "Trained steps are drawn for the iteration, not for each sample. A deterministic last step is the released "
-        "decoding from the clean prediction. Best-of-n takes n images also for an odd n.",
+        "Trained steps are drawn for the iteration, not for each sample. The last step is deterministic; this equals "
+        "the released decoding from the clean prediction. Best-of-n takes n images also if n is odd.",
         (kernels.dance_sde, selection.select),
     ),
     Method(
         "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_guard", "mixgrpo_flash", "mixgrpo_flash_star"),
-        "Windows are never empty (the released progressive one is, for a whole interval, at the end of its way), "
-        "and are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops short of it when "
-        "one step is left.",
+        "Windows are never empty. The released progressive window is empty for a whole interval when it reaches the "
+        "end. Windows are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops before σ = "
+        "0 if one step is left.",
         (windows.progressive, windows.frozen, schedules.compress_tail, solvers.dpmpp_2m), ("mixgrpo", "mixgrpo-flash"),
     ),
     Method(
         "TempFlow-GRPO", "2508.04324", ("tempflow_grpo",),
-        "Weights average 1 by computation; the released constants hold for one schedule and noise level each.",
+        "The weights are computed so that their mean is 1. Each released constant holds for one schedule and one noise "
+        "level.",
         (plans.spine_plan,), ("tempflow",),
     ),
     Method(
         "BranchGRPO", "2509.06040", ("branchgrpo", "branchgrpo_depth", "branchgrpo_width", "branchgrpo_mix"),
-        "Branch noise has unit variance and correlation 1/(1 + s²), as in the paper; the released code multiplies "
-        "it by 4 and scores it as if it had not. States are rounded before they are scored, so ratios begin at 1. "
-        "The last step is not trained. Depth pruning moves towards later steps, as in the paper's text.",
+        "Branch noise has unit variance and correlation 1/(1 + s²), as in the paper. The released code multiplies the "
+        "noise by 4, and scores it without this factor. States are rounded before they are scored, so ratios begin at "
+        "1. The last step is not trained. Depth pruning moves towards later steps, as in the paper's text.",
         (plans.branch_plan, trees.node_values, trees.depth_advantages), ("branchgrpo", "branchgrpo-mix"),
     ),
     Method(
         "Flow-CPS", "2509.05952", ("flow_cps", "flow_cps_released"),
         "`flow_cps` has the transition's true density. The released log-probability lacks the division by 2 s²; "
-        "`flow_cps_released` has it so.",
+        "`flow_cps_released` lacks it too.",
         (kernels.cps,),
     ),
     Method(
         "G²RPO", "2510.01982", ("g2rpo",),
-        "The advantage is the mean over the granularities, where the released code adds them up: a factor in the "
-        "learning rate.",
+        "The advantage is the mean over the granularities; the released code takes their sum. The difference is a "
+        "factor in the learning rate.",
     ),
     Method(
         "TP-GRPO", "2602.06422", ("tp_grpo",),
-        "The main reward is a step's own gain, as in the abstract; the released configurations take the "
-        "trajectory's (`credit.main: total`).",
+        "The main reward is a step's own gain, as in the abstract. The released configurations take the gain of the "
+        "whole trajectory (`credit.main: total`).",
         (process.turning_point_rewards, step_credits.step_rewards),
     ),
     Method(
         "Neighbor GRPO", "", ("neighbor_grpo",),
-        "Distances are means over the latent in units of the group's spread, so that a clip carries over between "
-        "sizes. Every sample is an anchor; the released code takes four.",
+        "Distances are means over the latent, in units of the group's spread, so the same clip fits all sizes. Every "
+        "sample is an anchor; the released code takes four anchors.",
         (neighbours.neighbour_log_ratio, neighbours.quasi_norm, neighbour.NeighbourObjective),
     ),
     Method(
         "SAGE-GRPO", "2603.21872", ("sage_grpo",),
-        "The variance is at least 0 where the released one is negative. Coefficients of the two KL terms are fixed, "
-        "where the released code adapts them within 1e-7 to 1e-5.",
+        "The variance is bounded below by 0; the released variance can be negative. The coefficients of the two KL "
+        "terms are fixed; the released code adapts them within 1e-7 to 1e-5.",
         (kernels.sage,), ("sage",),
     ),
     Method(
         "GRPO-Guard", "2510.22319", ("grpo_guard",),
-        "The bias is each sample's own; the released code averages it over the micro-batch, a bug its author "
-        "confirmed. The step weight is 1/|∂μ/∂v|, which is the paper's 1/Δ for Flow-SDE and exact for the other "
-        "kernels too.",
+        "Each sample has its own bias. The released code averages the bias over the micro-batch; its author confirmed "
+        "that this is a bug. The step weight is 1/|∂μ/∂v|. For Flow-SDE this is the paper's 1/Δ, and it is exact for "
+        "the other kernels too.",
         (kernels.guard_weight,), ("guard-ratio", "guard-reward", "guard-gradient"),
     ),
     Method(
-        "Flow-DPPO", "2606.11025", ("flow_dppo",), "The limit is given in nats of the latent.",
+        "Flow-DPPO", "2606.11025", ("flow_dppo",), "The limit is in nats of the whole latent.",
         (transition.TransitionObjective._trusted,),
     ),
     Method(
-        "LOOP", "2503.00897", ("loop_diffusion",), "Transitions are Flow-GRPO's, in place of a DDPM's.", (), ("loop",),
+        "LOOP", "2503.00897", ("loop_diffusion",),
+        "The transitions are Flow-GRPO's; the paper has a DDPM's.", (), ("loop",),
     ),
     Method(
         "VGPO", "2512.12387", ("vgpo",),
-        "The equations are not public. This is its abstract in the plainest form: discounted rewards of the "
-        "projections that follow a step, and the level among all groups where a group's own comparison fades.",
+        "The equations are not public. The recipe is the plainest form of the abstract: discounted rewards of the "
+        "projections that follow a step, and a comparison among all groups where the comparison within a group fades.",
         (process.future_rewards, advantages.anchored_advantages), ("vgpo",),
     ),
     Method(
         "Pref-GRPO", "2508.20751", ("pref_grpo",),
-        "Pairs are asked in both orders, so that a preference for a position cancels; the released code asks each "
-        "once.",
+        "The judge is asked about each pair in both orders, so a preference for a position cancels. The released code "
+        "asks once about each pair.",
         (win_rate.WinRate,), ("pref-grpo",),
     ),
     Method(
         "AC-Flow", "2510.18072", ("ac_flow",),
-        "The equations are not public. This is its abstract in the plainest form: a critic that is trained before "
-        "it counts, rewards in units of their spread, clipped advantages, and the 2-Wasserstein distance of a step.",
+        "The equations are not public. The recipe is the plainest form of the abstract: a critic that is trained "
+        "before it is used, rewards in units of their spread, clipped advantages, and the 2-Wasserstein distance of a "
+        "step.",
         (critic.Critic, critic._Network),
     ),
     Method(
         "Euphonium", "", ("euphonium",),
-        "The process reward is the critic above; the paper has a trained video model. The drift is a share of the "
-        "step's noise, where the paper adds a multiple of the unit gradient.",
+        "The process reward is the critic of AC-Flow; the paper has a trained video model. The drift is a share of the "
+        "step's noise; the paper adds a multiple of the unit gradient.",
         (critic.Critic.guide,),
     ),
     Method(
-        "DiffusionNFT", "2509.16117", ("diffusion_nft",), "Noise levels are those of the rollout.",
+        "DiffusionNFT", "2509.16117", ("diffusion_nft",), "The noise levels are the rollout's.",
         (forward.diffusion_nft,), ("diffusion-nft",),
     ),
-    Method("AWM", "2509.25050", ("awm",), "Noise levels are those of the rollout.", (forward.awm,)),
+    Method("AWM", "2509.25050", ("awm",), "The noise levels are the rollout's.", (forward.awm,)),
     Method(
         "DGPO", "2510.08425", ("dgpo",),
-        "Noise levels are those of the rollout, all but the last alike; the paper prefers the noisier ones.",
+        "The noise levels are the rollout's without the last, with equal weight; the paper prefers the noisier levels.",
         (forward.dgpo,),
     ),
     Method(
-        "Flow-DPO", "2501.13918", ("flow_dpo",), "Pairs are of the present policy's own images; strength is constant.",
+        "Flow-DPO", "2501.13918", ("flow_dpo",), "Pairs are images of the present policy. The strength is constant.",
         (forward.flow_dpo,),
     ),
 )  # fmt: skip
@@ -165,26 +168,27 @@ HEAD = """\
 
 <!-- Written by docs/make_method_index.py from docs/methods.yaml and the code. Change those, not this page. -->
 
-Published methods, paper by paper: first tables of what is here and how to choose it, then
-[an entry for every paper with a recipe](#recipes-for-images) of images. All run on one executor, one core and one loop,
-so parts of several combine: a window of a branching tree, with win rates and GRPO-Guard's ratio, is a recipe of a few
-lines. `flowgrpo plan` refuses what is unsound, and says why.
+This page lists published methods, paper by paper. First come tables: what is here, and how to choose it. Then comes
+[an entry for every paper with a recipe](#recipes-for-images) for images. All methods run on one executor, one core and
+one loop, so their parts combine: a window of a branching tree, with win rates and GRPO-Guard's ratio, is a recipe of a
+few lines. `flowgrpo plan` refuses an unsound combination, and says why.
 
 """
 
 ENTRIES = """\
 ## Recipes for images
 
-One entry a paper: the recipe that runs it here (`flowgrpo train NAME`), how it differs from the released code, and what
-it costs in code. `NAME@published` has the published settings for the published model.
+Each paper has an entry: the recipe that runs the method (`flowgrpo train NAME`), how the recipe differs from the
+released code, and how much code it takes. `NAME@published` has the published settings for the published model.
 
-Lines are those of statements: no blank lines, comments or docstrings. "Own code" is code that only this method needs
-so far; everything else it uses was there for others.
+Only lines with statements are counted, not blank lines, comments or docstrings. "Own code" is code that only this
+method needs so far. Other methods share everything else that it uses.
 
-What was measured on the embedded pipeline is from [benchmarks/claims.md](benchmarks/claims.md), which `flowgrpo bench
-claims` writes: the time of an iteration over that of DanceGRPO's here; the change of held-out partial gold over a run
-of the common length, mean of the seeds; and, since most of those gains are small, the change of the files' kilobytes
-over a few iterations with small files as the reward, ± its standard error.
+The figures for the embedded pipeline come from [benchmarks/claims.md](benchmarks/claims.md), which `flowgrpo bench
+claims` writes. There are three figures. The first is the time of an iteration, divided by the time of an iteration of
+DanceGRPO here. The second is the change of held-out partial gold over a run of the common length, as a mean over the
+seeds. Most of these changes are small. So the third is the change of the files' kilobytes over a few iterations with
+small files as the reward, ± its standard error.
 """
 
 

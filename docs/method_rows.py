@@ -47,18 +47,18 @@ Way = Mapping[str, Any]
 """Lines of a recipe that belong together: dotted key -> value."""
 
 LEGEND = """\
-What a row says of its state:
+The state of a row says how to use the method:
 
-- **recipe**: lines of a recipe choose it, or a recipe that comes with the package. `a.b: c` is the key `b` in the
-  section `a` of a file, and `a.b=c` on the command line, as in `flowgrpo train text advantage=beta`. Lines
-  without a word before them serve images and text; others follow the word "Images" or "Text". All are checked upon the
-  recipes `default` (images) and `text`. Choosing another
-  part drops the options of the part before.
-- **reward**: a reward of that name does it, with the lines that put it in a recipe.
-- **library**: a function of `flowgrpo`, for code of your own. No recipe reaches it.
-- **not yet**: what is missing.
+- **recipe**: a recipe of the package or lines of a recipe choose the method. `a.b: c` is the key `b` in the section
+  `a` of a file. On the command line it is `a.b=c`, as in `flowgrpo train text advantage=beta`. Lines after "Images:"
+  serve images only, lines after "Text:" serve text only, and other lines serve both. A test checks all lines on the
+  recipes `default` (images) and `text`. If a line chooses another part, the options of the previous part are dropped.
+- **reward**: a reward of that name is the method. The row gives the lines that put it in a recipe.
+- **library**: a function of `flowgrpo` is the method, for code of your own. No recipe reaches it.
+- **not yet**: the method is not here. The row says what is missing.
 
-A number is that of the paper as the code cites it. Where a row is here in part, its last words say what is not.
+The number beside a title is the arXiv number of the paper, as the code cites it. If a method is only partly here, the
+end of its row says what is missing.
 """
 
 
@@ -288,7 +288,7 @@ def part_text(part: Part) -> str:
         cells = [paper, *([str(row.priority)] if part.counted else []), state, how(row)]
         lines.append(f"| {' | '.join(cells)} |")
     if part.later:
-        lines += ["", wrapped(f"Without a priority, and not here: {part.later}.")]
+        lines += ["", wrapped(f"These methods have no priority and are not here: {part.later}.")]
     return "\n".join(lines) + "\n"
 
 
