@@ -744,3 +744,20 @@ def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         write_result(tmp_path / "new" / "x.json", {"value": math.nan})
     assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path: Path) -> None:
+    """Recipes of the results have the language of recipes of today: otherwise all would be measured again."""
+    record = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+    settings = Settings(record / "claims", any_code=True)
+    found = gather(settings)
+    assert (len(found.used), list(found.unused)) == (len(list(settings.results.glob("*.json"))), [])
+    assert set(found.labels) == set(jobs())
+    assert set(found.rises) == set(found.evidence.times) == {job.method for job in jobs().values()}
+    text = write_report(found, tmp_path).read_text(encoding="utf-8")
+    lines, known = (
+        [line for line in page.splitlines() if not line.startswith(("Run on: ", "Results of other code"))]
+        for page in (text, (record / "claims.md").read_text(encoding="utf-8"))
+    )
+    assert lines == known

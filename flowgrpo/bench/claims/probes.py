@@ -220,7 +220,7 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
         scores = trainer.score(trainer.rewards, rows, experience)
         for baseline in ("none", "mean", "loo"):
             recipe = trainer.recipe.model_dump()
-            recipe["advantage"] |= {"baseline": baseline, "scale": "none"}
+            recipe["advantage"] = {"name": "group", "baseline": baseline, "scale": "none"}
             trainer.credit = Credit(Recipe.model_validate(recipe))
             found = _gradient(trainer, experience, trainer.advantages(scores, experience, rows))
             gradients.setdefault(baseline, []).append(torch.cat([g.flatten().cpu() for g in found.values()]))
