@@ -248,7 +248,7 @@ def test_the_random_model_is_that_of_the_seed(tmp_path: Path) -> None:
         ("rollout.group=1", "group of one"),
         ("credit=depth", "denoising tree"),
         ("objective.constant=true", "use objective.reduce sum"),
-        ("generation.top_k=1", "likeliest token"),
+        ("generation.top_k=1", "generation.top_k: .* greater than or equal to 2"),
         ("objective.levle=token", "no option 'levle'; did you mean 'level'"),
         ("sampler.steps=10", "unknown key 'sampler'"),
         ("optimizer.updates=99", "whole groups"),
