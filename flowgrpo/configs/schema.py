@@ -14,15 +14,7 @@ from ..parts.section import Section
 from ..parts.traits import saying
 from .reward_sections import RewardConfig, distinct_labels, one_counts
 from .rollouts import RolloutConfig, TextRolloutConfig, rollout_faults
-from .sections import (
-    DataConfig,
-    EmaConfig,
-    HeldOutConfig,
-    LoraConfig,
-    OptimizerConfig,
-    RunConfig,
-    named_once,
-)
+from .sections import DataConfig, EmaConfig, HeldOutConfig, LoraConfig, OptimizerConfig, RunConfig, named_once
 
 
 class ModelConfig(Section):

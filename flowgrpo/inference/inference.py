@@ -15,9 +15,10 @@ from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
 from ..text.cutting import Parts
 from ..training.checking import read_heldout, reward_specs
+from ..training.credit.pooling import asked
 from ..training.data import PromptRow, columns_of
+from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_image
-from ..training.folder.saved_samples import asked, evaluation_key
 from ..training.images.evaluator import company_of
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records

@@ -15,7 +15,7 @@ from ..configs.schema import AnyRecipe, Recipe
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
-from ..pipelines.offload import place
+from ..pipelines.placement import place
 from ..pipelines.prompt_cache import PromptCache
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched

@@ -176,3 +176,15 @@ def require_same(sample: Tensor, x: Tensor) -> None:
         f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
         f"({tuple(x.shape)}): it ignores, rescales or repacks it"
     )
+
+
+def stacked(images: Any) -> Tensor:
+    """One tensor [N, 3, H, W], of videos [N, F, 3, H, W], of a pipeline's images, which may come as a list.
+
+    Images with an opacity are laid on white.
+    """
+    found: Tensor = images if isinstance(images, Tensor) else torch.stack(list(images))
+    if found.ndim >= 4 and found.shape[-3] == 4:
+        colour, opacity = found.split((3, 1), dim=-3)
+        return 1.0 - opacity * (1.0 - colour)
+    return found

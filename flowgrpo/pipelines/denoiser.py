@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..weights.borrowing import replaced
 from .arguments import refuse_other_size
-from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller
+from .callers import IN_STEP_LAYOUT, OWN_TABLE, VARIANTS, StateCaller, stacked
 from .capture import PipelineCall, company, kin, stopping_at_denoiser
 from .noise_prediction import state_norm
 from .recorder import LoopStopped, Recorder, Schedule, is_flow_table
-from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout, stacked
+from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout
 
 
 @dataclass(frozen=True)

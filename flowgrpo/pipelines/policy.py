@@ -14,15 +14,23 @@ from torch import Tensor
 
 from ..core.addressing import address
 from ..core.trees import node_values
-from ..samplers.chunks import join_rollouts
 from ..samplers.kernels import Coefficients, guard_weight, jacobian, log_ratio, row_mean, step
 from ..samplers.plans import Plan
 from ..samplers.rollout import Guide, RolloutRunner
-from ..samplers.states import brought, to_host
-from ..samplers.transitions import ReplayedEdges, Rollout, Transitions, Velocity, batches_of, replay
+from ..samplers.transitions import (
+    ReplayedEdges,
+    Rollout,
+    Transitions,
+    Velocity,
+    batches_of,
+    brought,
+    join_rollouts,
+    replay,
+    to_host,
+)
 from ..weights.trained import TrainedWeights
 from .denoiser import Denoiser
-from .offload import offload_of
+from .placement import offload_of
 from .prompt_cache import encode_ahead
 
 Ratio = Literal["gaussian", "guard", "cps_released"]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .capture import KnownPrompt, PipelineCall, stopping_at_denoiser
 from .encodings import fingerprint
 from .joining import Layout, joined, layout_of
-from .offload import offload_of
+from .placement import offload_of
 from .recorder import Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .callers import DECODERS, StateCaller
+from .callers import DECODERS, StateCaller, stacked
 from .recorder import PipelineError, Schedule
 
 
@@ -158,18 +157,6 @@ def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
         return _difference(lambda: stacked(replay.decode(decoder, record.final, own, record.prompts)), record.images)
 
     return _first(replay, DECODERS, fault, "decode")
-
-
-def stacked(images: Any) -> Tensor:
-    """One tensor [N, 3, H, W], of videos [N, F, 3, H, W], of a pipeline's images, which may come as a list.
-
-    Images with an opacity are laid on white.
-    """
-    found: Tensor = images if isinstance(images, Tensor) else torch.stack(list(images))
-    if found.ndim >= 4 and found.shape[-3] == 4:
-        colour, opacity = found.split((3, 1), dim=-3)
-        return 1.0 - opacity * (1.0 - colour)
-    return found
 
 
 def _first(replay: StateCaller, names: Sequence[str], fault_of: Callable[[str], str | None], what: str) -> str:

@@ -11,8 +11,22 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .model import LanguageModel
-from .padding import right_padded
 from .sampling import left_padded, logits_kept, positions_of, select_rows
+
+
+def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids [B, T] with padding after each row, and the mask [B, T] of what is not padding."""
+    width = max(len(row) for row in rows)
+    ids = torch.tensor([list(row) + [pad] * (width - len(row)) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids, torch.arange(width, device=device)[None, :] < lengths[:, None]
+
+
+def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -> Tensor:
+    """[B, T] of ragged rows, 0 after their ends."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([list(row) + [0.0] * (width - len(row)) for row in rows], device=device)
+
 
 CHUNK = 4096
 LEAST = -1e4  # exp of it is 0

@@ -18,7 +18,7 @@ from ..text.cutting import Parts
 from .balance import Balance
 from .credit.from_scores import Credit
 from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, read_prompts
-from .extensions.chosen import Extensions
+from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .images.critic import check_guide
 from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments

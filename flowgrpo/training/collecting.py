@@ -12,10 +12,10 @@ from ..configs.sections import PROMPT
 from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
 from ..weights.averages import Ema
+from .credit.pooling import Batch, asked
 from .data import Data, PromptRow, templated
 from .distributed.processes import Processes
-from .extensions.chosen import Extensions
-from .folder.saved_samples import Batch, asked
+from .extensions.extension import Extensions
 from .overlapped_scoring import OverlappedScoring
 from .reporting.clock import Clock
 from .tasks import Collected, Task

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+import torch
+
+from ..core.addressing import address
 from ..rewards.runner import RewardSet
 from ..weights.averages import Ema
+from .credit.pooling import Batch, asked
 from .data import PromptRow
-from .extensions.chosen import Extensions
-from .extensions.extension import Evaluation
+from .distributed.processes import Processes
+from .extensions.extension import Evaluation, Extensions
 from .folder.keeping import Keeper
-from .folder.saved_samples import evaluated, save_samples
+from .folder.saved_samples import save_samples
 from .reporting.clock import Clock
+from .reporting.records import number, reward_means, standard_errors
 from .reporting.reporter import Reporter
 from .reporting.symptoms import Symptoms, marks
 from .tasks import Task
+
+EVALUATION_SEED = 20_260_101
+
+
+def evaluation_key(row: PromptRow) -> int:
+    """What addresses the randomness of a held-out prompt, the same in every evaluation."""
+    return address(EVALUATION_SEED, 2, row.id)
+
+
+def evaluated(
+    task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, processes: Processes, clock: Clock
+) -> tuple[Batch | None, dict[str, float | None]]:
+    """Held-out prompts sampled with fixed seeds and averaged weights: this process's share, and of all the means with
+    their standard errors."""
+    places = processes.share(len(heldout))
+    rows = [heldout[place] for place in places]
+    keys = [evaluation_key(row) for row in rows]
+    batch, mine, numbers = None, [], []
+    if rows:
+        with ema.applied() if ema else nullcontext():
+            experience = task.evaluation(rows, keys, clock)
+        batch = Batch(places, rows, experience, rewards.score(*asked(rows, experience)))
+        numbers = batch.owners
+        mine = list(zip(numbers, batch.scores.values.tolist()))
+    owners, values = zip(*processes.pool(mine, numbers)[0])
+    means, errors = reward_means(torch.tensor(values)), standard_errors(torch.tensor(values), torch.tensor(owners))
+    record = {f"eval/{name}": number(mean) for name, mean in zip(rewards.names, means)}
+    return batch, record | {f"eval_error/{name}": number(error) for name, error in zip(rewards.names, errors)}
 
 
 class Evaluations:

@@ -15,7 +15,7 @@ from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
-from ..pipelines.offload import place
+from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
@@ -28,7 +28,7 @@ from .checking import Checked, check, evaluated, reward_specs
 from .data import Data, columns_of, templated
 from .distributed.launching import sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
-from .extensions.chosen import Extensions
+from .extensions.extension import Extensions
 from .folder.run_folder import RunFolder
 from .images.conditioning import take_pictures
 from .images.critic import Critic

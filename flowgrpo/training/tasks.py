@@ -14,8 +14,8 @@ from ..configs.schema import EmaConfig, Recipe
 from ..core.addressing import address
 from ..pipelines.policy import Experience, FlowPolicy, join_experiences
 from ..rewards.runner import RewardBatch
-from ..samplers.chunks import chunks_of
 from ..samplers.plans import Plan
+from ..samplers.transitions import chunks_of
 from ..text.cutting import Parts
 from ..weights.trained import TrainedWeights
 from .controls import Controls

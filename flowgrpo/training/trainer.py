@@ -14,21 +14,20 @@ from ..configs.schema import AnyRecipe
 from ..rewards.runner import RewardBatch, RewardSet
 from .collecting import Collector
 from .credit.from_scores import Credit
-from .credit.pooling import Pooled, pooled
-from .credit.strata import stratum_of
+from .credit.pooling import Batch, Pooled, asked, pooled
 from .data import Data, PromptRow
 from .distributed.launching import optimizer_of
 from .distributed.processes import Processes, ended_together
 from .evaluating import Evaluations
-from .extensions.chosen import Extensions
+from .extensions.extension import Extensions
 from .folder.checkpoint import Stateful
 from .folder.keeping import Keeper
 from .folder.run_folder import RunFolder
-from .folder.saved_samples import Batch, asked, batch_record, save_samples
+from .folder.saved_samples import save_samples
 from .losses.objective import Objective
 from .reported import as_reported
 from .reporting.clock import Clock
-from .reporting.records import reward_record
+from .reporting.records import batch_record, reward_record
 from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
 from .stopping import Abandoned, Stop, Stopped
@@ -223,7 +222,7 @@ class Trainer:
         batch = self.extensions.samples_scored(batch)
         everyone = pooled(
             self.processes, batch.places, batch.rows, batch.experience, batch.scores,
-            stratum_of(self.recipe.advantage), batch.columns,
+            self.credit.stratum, batch.columns,
         )  # fmt: skip
         found = self.credit.advantages(everyone, batch, self.task.credit_model(), self.extensions)
         return batch, everyone, found.to(self.task.device)

@@ -16,8 +16,7 @@ from ..core.subsets import finished
 from ..rewards.runner import RewardBatch, RewardSet
 from ..text.cutting import Parts
 from .credit.combining import total_reward
-from .losses.objective import Objective
-from .outcome import Outcome
+from .losses.objective import Objective, Outcome
 from .reporting.records import joint_record
 from .tasks import Collected
 

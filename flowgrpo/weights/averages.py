@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from diffusers.training_utils import EMAModel
 from torch import nn
 
-from .collective import exchanging
+from .borrowing import exchanging
 from .sharding import cut_as, whole
 
 __all__ = ["Ema"]

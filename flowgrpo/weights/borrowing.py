@@ -1,9 +1,9 @@
-"""Attributes put on an instance for a while."""
+"""What is replaced for a while: attributes of an instance, or weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 
@@ -22,3 +22,17 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
         for name in attributes:
             owner.__dict__.pop(name, None)
         owner.__dict__.update(saved)
+
+
+def exchanging(enter: Callable[[], None], leave: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
+    """A context, to be entered any number of times, that calls `enter` at its beginning and `leave` at its end."""
+
+    @contextmanager
+    def entered() -> Iterator[None]:
+        enter()
+        try:
+            yield
+        finally:
+            leave()
+
+    return entered

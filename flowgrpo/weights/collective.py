@@ -10,8 +10,8 @@ own, of which nothing comes but gradients of 0.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Lockstep", "exchanging", "teller", "turn"]
+from .borrowing import exchanging
+
+__all__ = ["Lockstep", "teller", "turn"]
 
 MEET, BACKWARD, EVALUATE = range(3)
 """What a process may be about to do; numbers from `EVALUATE` on name a module, the weights it holds, and the mode."""
@@ -48,20 +50,6 @@ def teller() -> Callable[[int], list[int]]:
         return found.tolist()
 
     return tell
-
-
-def exchanging(enter: Callable[[], None], leave: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
-    """A context, to be entered any number of times, that calls `enter` at its beginning and `leave` at its end."""
-
-    @contextmanager
-    def entered() -> Iterator[None]:
-        enter()
-        try:
-            yield
-        finally:
-            leave()
-
-    return entered
 
 
 class Lockstep:

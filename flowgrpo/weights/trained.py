@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .averages import Ema
-from .borrowing import replaced
-from .collective import Lockstep, exchanging
+from .borrowing import exchanging, replaced
+from .collective import Lockstep
 from .lora import LoraSpec, target_layers
 from .pipeline_classes import adapter_of
 from .precision import cast_base

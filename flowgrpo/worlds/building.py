@@ -18,8 +18,8 @@ from ..rewards.runner import RewardSet
 from ..text.model import load_language_model
 from ..text.sampling import sample_completions
 from ..training.data import columns_of, read_prompts
+from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import write_text
-from ..training.folder.saved_samples import evaluation_key
 from ..training.model_paths import quiet_libraries
 from ..weights.json_files import read_json_object
 from .arithmetic.problems import ArithmeticSettings, build_arithmetic, write_problem_files

@@ -14,10 +14,9 @@ from diffusers import (
     StableDiffusion3Pipeline,
 )
 
-from flowgrpo.pipelines.callers import VARIANTS
+from flowgrpo.pipelines.callers import VARIANTS, stacked
 from flowgrpo.pipelines.denoiser import Denoiser
 from flowgrpo.pipelines.recorder import Recorder, Schedule
-from flowgrpo.pipelines.selfcheck import stacked
 from tests.tiny_pipelines import CALL, TINY
 
 pytestmark = pytest.mark.slow

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from flowgrpo.pipelines import offload
-from flowgrpo.pipelines.offload import Offload, offload_of, place
-from flowgrpo.pipelines.placement import Placement, compute_on
+from flowgrpo.pipelines import placement as offload
+from flowgrpo.pipelines.placement import Offload, Placement, compute_on, offload_of, place
 from tests.pipelines.test_placement import Pipe
 
 GPU, HOST = torch.device("meta"), torch.device("cpu")

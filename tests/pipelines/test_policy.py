@@ -23,7 +23,7 @@ from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, win
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.transitions import Transitions
-from flowgrpo.training.credit.judged import Judged
+from flowgrpo.training.credit.credits import Judged
 from flowgrpo.training.credit.step_credits import depth
 from flowgrpo.training.losses.edges import edges_of
 from flowgrpo.weights.precision import cast_base

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flowgrpo.samplers.chunks import chunks_of, join_rollouts
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
-from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of
+from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, chunks_of, join_rollouts
 
 FIVE = shifted_sigmas(5, 3.0)
 SDE = Kernel("flow_sde", 0.7)

@@ -8,7 +8,7 @@ import torch
 from flowgrpo.parts.choice import chosen
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.comparing import compare
-from flowgrpo.training.credit.judged import Judged
+from flowgrpo.training.credit.credits import Judged
 from flowgrpo.training.text.text_policy import Completions
 
 

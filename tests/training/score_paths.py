@@ -22,12 +22,11 @@ from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.text.cutting import Parts
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.credit.from_scores import Credit
-from flowgrpo.training.credit.pooling import pooled
+from flowgrpo.training.credit.pooling import Batch, pooled
 from flowgrpo.training.credit.strata import stratum_of
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.distributed.processes import Processes
-from flowgrpo.training.extensions.chosen import Extensions
-from flowgrpo.training.folder.saved_samples import Batch
+from flowgrpo.training.extensions.extension import Extensions
 from flowgrpo.training.images.critic import Critic
 from flowgrpo.training.reported import as_reported
 from flowgrpo.training.tasks import FlowTask

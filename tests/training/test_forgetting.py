@@ -11,12 +11,12 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.credit.pooling import Batch
 from flowgrpo.training.credit.remembering import Tracked
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Visits
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.folder.saved_samples import Batch
 from flowgrpo.training.reporting.clock import Clock
 from flowgrpo.training.session import Session
 from flowgrpo.training.text.text_policy import Completions

@@ -10,8 +10,8 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import Experience
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.forward import ForwardObjective
+from flowgrpo.training.losses.objective import Outcome
 from flowgrpo.training.losses.transition import TransitionObjective
-from flowgrpo.training.outcome import Outcome
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 

@@ -14,14 +14,12 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.from_scores import Credit
-from flowgrpo.training.credit.pooling import Pooled, pooled
+from flowgrpo.training.credit.pooling import Batch, Pooled, pooled
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Curriculum, Shaping, Uncertainty
-from flowgrpo.training.extensions.chosen import Extensions
-from flowgrpo.training.extensions.extension import Comparison, Extension
+from flowgrpo.training.extensions.extension import Comparison, Extension, Extensions
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.folder.saved_samples import Batch
 from flowgrpo.training.reported import as_reported
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer

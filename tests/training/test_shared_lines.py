@@ -9,8 +9,8 @@ import torch
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.credit.combining import total_reward
+from flowgrpo.training.credit.pooling import Batch
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.folder.saved_samples import Batch
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 

@@ -8,10 +8,10 @@ import torch
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.text.sampling import Sampled
+from flowgrpo.training.credit.pooling import Batch
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Replay
-from flowgrpo.training.folder.saved_samples import Batch
 from flowgrpo.training.text.text_policy import Completions
 
 ROWS = [PromptRow(7, "one"), PromptRow(9, "two")]

@@ -10,7 +10,8 @@ import torch
 from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.pipelines import offload, policy
+from flowgrpo.pipelines import placement as offload
+from flowgrpo.pipelines import policy
 from flowgrpo.training.session import start
 from flowgrpo.training.trainer import Trainer
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from ...samplers.kernels import KERNELS, Kernel
 from ...samplers.plans import Plan, StepPlan
 from ...weights.trained import LoraSpec, TrainedWeights, trainable_modules
+from ..callers import stacked
 from ..capture import PipelineCall, company
 from ..denoiser import Denoiser
 from ..policy import Experience, FlowPolicy
 from ..prompt_cache import PromptCache
-from ..selfcheck import stacked
 from .subject import Failure, NotApplicable, Subject
 
 _RELATIVE_SLOPE_ERROR = 0.02

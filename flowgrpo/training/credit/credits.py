@@ -1,13 +1,14 @@
 """The advantage of every step or token: what a recipe chooses as its credit.
 
 A function `(judged, *, ...) -> [N]`, an advantage for each node of the rollout, which is that of the step that leads to
-it; of text, where a completion is a node, also [N, T] by token. `judged.Judged` says what it is given.
+it; of text, where a completion is a node, also [N, T] by token. `Judged` says what it is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -19,6 +20,7 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs, without_effect
 from ...parts.ranges import NotNegative
 from ...parts.traits import part_scores
+from .combining import total_reward
 from .conditions import (
     compares_itself,
     group_of_two,
@@ -30,10 +32,54 @@ from .conditions import (
     undivided,
     works_on_samples,
 )
-from .judged import Judged
 from .scales import Ddof, Scale, ScaleWithin
 from .step_credits import at_nodes, critic, depth, process, step_rewards, turning, value
 from .token_credits import least_of_parts, least_returns, parts, prefix
+
+if TYPE_CHECKING:
+    from ...rewards.runner import RewardBatch
+    from ..images.critic import Critic
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A rollout of this process, and what its samples were worth.
+
+    Attributes:
+        experience: the rollout; `pipelines.policy.Experience` of images, `training.text_policy.Completions` of text. It
+            has L samples and N nodes; a completion is a node.
+        scores: of its L samples, [L, K], after gates and corrections.
+        advantages: [L] of the samples; None where `advantage` is null.
+        critic: of the recipe; None where it has none.
+        task: what the samples are.
+    """
+
+    experience: Any
+    scores: RewardBatch
+    advantages: Tensor | None
+    critic: Critic | None = None
+    task: Literal["images", "text"] = "images"
+
+    def rewards(self, *, previews: bool = False, across: bool = False) -> Tensor:
+        """[L] weighted sums of the rewards; NaN where none applies.
+
+        Args:
+            previews: those of previews of a state too, which are NaN if left out.
+            across: for comparisons of groups with each other: a reward that a whole group lacks counts as its mean
+                over the batch.
+        """
+        return total_reward(self.scores, self.experience, previews=previews, between=across)
+
+    def of_samples(self) -> Tensor:
+        """[N] the advantages of the samples, at the nodes that lead to them: the mean where several do.
+
+        Raises:
+            ValueError: `advantage` is null.
+        """
+        if self.advantages is None:
+            raise ValueError("the credit works on the advantages of samples, and advantage is null; choose one")
+        found: Tensor = self.experience.node_advantages(self.advantages)
+        return found
 
 
 @needs(works_on_samples)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -16,16 +16,15 @@ from ...core.advantages import group_advantages
 from ...core.bounded_terms import positive_only_advantages
 from ...parts.choice import Choice
 from ...rewards.runner import RewardBatch
-from ..extensions.chosen import Extensions
-from ..extensions.extension import Comparison
+from ..extensions.extension import Comparison, Extensions
 from ..folder.checkpoint import Stateful
-from ..folder.saved_samples import Batch
 from ..images.critic import Critic
 from .combining import combine, counted_rewards, total_reward
 from .comparing import ADVANTAGES, compare
-from .judged import Judged
-from .pooling import Pooled
+from .credits import Judged
+from .pooling import Batch, Pooled
 from .selecting import kept_nodes
+from .strata import stratum_of
 
 
 @runtime_checkable
@@ -42,6 +41,9 @@ class Credit:
     Args:
         recipe: which parts to take.
 
+    Attributes:
+        stratum: which samples are alike, where the advantage asks for it.
+
     Raises:
         ValueError: a combination of options that a part refuses.
     """
@@ -52,6 +54,8 @@ class Credit:
         self._advantage = None if recipe.advantage is None else recipe.advantage.make()
         self._credit = recipe.credit.make()
         self._selections = [(str(chosen["among"]), chosen.make()) for chosen in recipe.select]
+        self._scale = {} if recipe.advantage is None else _scale_of(recipe.advantage)
+        self.stratum = stratum_of(recipe.advantage)
 
     def advantages(
         self, everyone: Pooled, batch: Batch, critic: Critic | None = None, extensions: Extensions | None = None
@@ -68,8 +72,8 @@ class Credit:
         """
         recipe, experience, mine = self._recipe, batch.experience, None
         extensions = extensions or Extensions()
-        if recipe.advantage is not None:
-            mine = self._compared(everyone, recipe.advantage, extensions)[everyone.mine]
+        if self._advantage is not None:
+            mine = self._compared(everyone, self._advantage, extensions)[everyone.mine]
         judged = Judged(experience, self.combined(batch), mine, critic, recipe.task)
         found: Tensor = self._credit(judged)
         nodes = len(experience.kept(torch.ones(len(batch.scores.values), dtype=torch.bool)))
@@ -87,6 +91,8 @@ class Credit:
 
     def kept(self, batch: Batch) -> Tensor | None:
         """[N] bool: nodes of this process that are trained; None for all."""
+        if not self._selections:
+            return None
         return kept_nodes(batch.experience, self.combined(batch), self._selections)
 
     def parts(self) -> dict[str, Stateful]:
@@ -99,16 +105,15 @@ class Credit:
         """What the metrics say of the advantages, as far as their part has a method `record`."""
         return self._advantage.record() if isinstance(self._advantage, Recording) else {}
 
-    def _compared(self, everyone: Pooled, chosen: Choice, extensions: Extensions) -> Tensor:
+    def _compared(self, everyone: Pooled, advantage: Callable[..., Tensor], extensions: Extensions) -> Tensor:
         """[L] advantages of the samples of all processes."""
         rewards = self._recipe.rewards
         whole = combine(everyone.scores, everyone, rewards, self._combination)
         if any(reward.gate is not None and reward.gate.apart for reward in counted_rewards(rewards)):
-            found = compare_apart(whole, everyone, rewards, eps=chosen["eps"], ddof=chosen["ddof"])
+            found = compare_apart(whole, everyone, rewards, eps=self._scale["eps"], ddof=self._scale["ddof"])
         else:
-            assert self._advantage is not None
-            found = compare(self._advantage, aims(whole, rewards), everyone)
-        again = partial(group_advantages, groups=everyone.groups, **_scale_of(chosen))
+            found = compare(advantage, aims(whole, rewards), everyone)
+        again = partial(group_advantages, groups=everyone.groups, **self._scale)
         return extensions.samples_compared(found, Comparison(everyone, whole, again))
 
 

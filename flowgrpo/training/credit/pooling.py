@@ -10,13 +10,44 @@ import torch
 from torch import Tensor
 
 from ...rewards.runner import RewardBatch
-from ..data import PromptRow
+from ..data import PromptRow, columns_of
 from ..distributed.processes import Processes
 from ..tasks import Collected
 from .strata import Stratum, stratum_ids, stratum_values
 
 DIVERGENCE = "divergence"
 """The column of samples that says how far the policy has moved since it last saw their prompt."""
+
+
+def asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
+    """What rewards are asked of a rollout of the prompts: samples, texts, columns and groups."""
+    owners = [rows[p] for p in experience.prompt_of_sample]
+    columns = columns_of(owners, experience.parts)
+    return experience.samples, [row.text for row in owners], columns, experience.groups
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prompts of one process with their samples and scores.
+
+    Attributes:
+        places: their numbers among those of all processes.
+        rows: the prompts, in the same order.
+        experience: their samples; `Collected`, and whatever else those of its task have.
+        scores: of the samples.
+        columns: name -> what all processes should know of each sample; extensions fill it.
+    """
+
+    places: Sequence[int]
+    rows: Sequence[PromptRow]
+    experience: Any
+    scores: RewardBatch
+    columns: dict[str, Sequence[Any]] = field(default_factory=dict)
+
+    @property
+    def owners(self) -> list[int]:
+        """Of each sample the number of its prompt."""
+        return [self.places[p] for p in self.experience.prompt_of_sample]
 
 
 @dataclass(frozen=True)

@@ -100,21 +100,17 @@ NEEDS = (_whole_images, _below_a_split)
 """What every selection needs of a recipe."""
 
 
-def kept_nodes(
-    experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]
-) -> Tensor | None:
-    """[N] bool: nodes whose edges are trained; None for all.
+def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]) -> Tensor:
+    """[N] bool: nodes whose edges are trained.
 
     Args:
         experience: the rollout of this process.
         scores: of its samples, combined.
-        selections: among whom each selects, and the selection with its options.
+        selections: among whom each selects, and the selection with its options; at least one.
 
     Raises:
         ValueError: a selection that gives something else than a yes or no for each sample.
     """
-    if not selections:
-        return None
     ranked = total_reward(scores, experience)
     mine = torch.ones(len(ranked), dtype=torch.bool)
     for among, selection in selections:

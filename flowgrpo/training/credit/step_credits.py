@@ -26,7 +26,7 @@ from .scales import Ddof, Scale
 
 if TYPE_CHECKING:
     from ...samplers.transitions import Rollout
-    from .judged import Judged
+    from .credits import Judged
 
 
 @needs(

@@ -22,7 +22,7 @@ from .scales import Ddof, ScaleWithin
 
 if TYPE_CHECKING:
     from ..text.text_policy import Completions
-    from .judged import Judged
+    from .credits import Judged
 
 
 @needs(

@@ -16,9 +16,8 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, Share
 from ...parts.section import Section
 from ..credit.combining import total_reward
-from ..credit.pooling import Pooled
+from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
-from ..folder.saved_samples import Batch
 from ..reported import answers_of
 from .extension import Extension, once, reported, unknown_reward
 

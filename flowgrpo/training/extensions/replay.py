@@ -17,8 +17,8 @@ from ...rewards.runner import RewardBatch
 from ...text.cutting import Parts
 from ...text.sampling import Sampled
 from ..credit.combining import total_reward
+from ..credit.pooling import Batch
 from ..distributed.processes import Processes
-from ..folder.saved_samples import Batch
 from ..reporting.clock import Clock
 from ..tasks import Task
 from ..text.text_policy import Completions

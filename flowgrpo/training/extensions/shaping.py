@@ -12,8 +12,8 @@ from torch import Tensor
 from ...core.bounded_terms import bounded_shaping
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given
+from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from ..folder.saved_samples import Batch
 from .extension import CREDIT, Comparison, Extension, names_a_reward, reported
 
 

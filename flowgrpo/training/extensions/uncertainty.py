@@ -12,8 +12,7 @@ from ...core.outcomes import semantic_entropy_weights
 from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
-from ..credit.pooling import Pooled
-from ..folder.saved_samples import Batch
+from ..credit.pooling import Batch, Pooled
 from ..reported import answers_of
 from .extension import Extension, names_a_reward, once, reported
 

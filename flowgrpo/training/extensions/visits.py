@@ -12,9 +12,8 @@ from ...parts.choice import Choice, given_names
 from ...parts.needs import needs
 from ...parts.traits import offers
 from ...text.sampling import Sampled
-from ..credit.pooling import DIVERGENCE, Pooled
+from ..credit.pooling import DIVERGENCE, Batch, Pooled
 from ..distributed.processes import Processes
-from ..folder.saved_samples import Batch
 from ..reporting.clock import Clock
 from ..text.text_objective import batches_of
 from ..text.text_policy import Completions, TextPolicy

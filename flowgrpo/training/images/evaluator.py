@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ...configs.schema import Recipe
 from ...pipelines.policy import Experience, FlowPolicy, join_experiences
-from ...samplers.chunks import chunks_of
 from ...samplers.plans import Plan, StepPlan
+from ...samplers.transitions import chunks_of
 from ..data import PromptRow
 from ..reporting.clock import Clock
 

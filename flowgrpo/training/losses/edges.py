@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ...core.diagnostics import step_statistics
 from ...core.penalties import Edges
-from ..outcome import Outcome
-from .objective import ObjectiveSetting, Penalties, Unmeasured, pair
+from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
     from ...pipelines.policy import Experience, ScoredEdges

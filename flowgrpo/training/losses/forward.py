@@ -22,8 +22,7 @@ from ...parts.needs import needs
 from ...parts.ranges import Count
 from ...parts.traits import saying
 from ...samplers.rollout import draw_noise
-from ..outcome import Outcome
-from .objective import ObjectiveSetting, Penalties, Unmeasured, pair
+from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
     from ...pipelines.policy import Experience

@@ -16,8 +16,7 @@ from ...core.surrogates import clip
 from ...parts.choice import Choice, Of
 from ...parts.needs import Need, needs
 from ...parts.traits import offering, whole_groups
-from ..outcome import Outcome
-from .objective import ObjectiveSetting, Unmeasured
+from .objective import ObjectiveSetting, Outcome, Unmeasured
 
 if TYPE_CHECKING:
     from ...pipelines.policy import Experience

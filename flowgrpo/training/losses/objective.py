@@ -12,13 +12,27 @@ from torch import Tensor
 
 from ...core.penalties import PENALTIES, Edges
 from ...parts.choice import Choice
-from ..outcome import Outcome
 
 if TYPE_CHECKING:
     # These import the libraries of models, without which a recipe is read.
     from ...configs.schema import Recipe
     from ...pipelines.policy import FlowPolicy
     from ..controls import Controls
+
+
+@dataclass
+class Outcome:
+    """What one batch contributed.
+
+    Attributes:
+        statistics: [steps, 2, 5], see `core.diagnostics.step_statistics`.
+        metrics: name -> [sum, count].
+        error: largest |log ratio|.
+    """
+
+    statistics: Tensor
+    metrics: dict[str, Tensor]
+    error: Tensor
 
 
 class Objective(Protocol):

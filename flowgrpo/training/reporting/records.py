@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ...core.diagnostics import degenerate_groups, summarise
 from ...rewards.runner import RewardBatch
-from ..credit.pooling import Pooled
+from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
+from ..distributed.processes import Processes
 from ..folder.run_folder import pixels
 from ..tasks import Collected
 
@@ -175,3 +176,12 @@ def _quoted(record: Mapping[str, Any], completion: str) -> str:
     rewards = ", ".join(f"{name} {value:g}" for name, value in record["rewards"].items() if value is not None)
     lines = [f"prompt: {record['prompt']}", f"rewards: {rewards}", "", *completion.splitlines()]
     return "\n".join(f"    {line}" for line in lines)
+
+
+def batch_record(processes: Processes, batch: Batch, advantages: Tensor) -> dict[str, Any]:
+    """Metrics of the samples of all processes, and of the advantages [N] of their nodes. All must call it."""
+    # A mean would round by the order of the nodes.
+    largest = advantages.nan_to_num(0.0).abs().amax().item() if advantages.numel() else 0.0
+    mine = batch.experience.record(), len(batch.scores.values), largest
+    records, sizes, found = zip(*processes.gather(mine))
+    return joint_record(records, sizes) | {"advantage/largest": max(found)}

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...core.advantages import as_precise
 from ...core.pooled_ratios import per_unit, unit_weights
 from ...parts.choice import given_names
-from ...text.padding import right_padded
+from ...text.scoring import right_padded
 
 if TYPE_CHECKING:
     from .text_policy import Completions

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ...core.diagnostics import step_statistics
 from ...core.surrogates import per_column
-from ...text.padding import right_padded_values
-from ..outcome import Outcome
+from ...text.scoring import right_padded_values
+from ..losses.objective import Outcome
 
 if TYPE_CHECKING:
     # These import the libraries of models, without which a recipe is read.

@@ -22,7 +22,7 @@ from ...parts.asked import answered, not_given
 from ...parts.choice import Choice, Of, given_names
 from ...parts.needs import Need, needs
 from ...parts.ranges import Positive
-from ...text.padding import right_padded
+from ...text.scoring import right_padded
 from ..balance import Balance
 from ..controls import Controls, moves
 from .part_ratios import GIVEN, PartRatios, units_of
