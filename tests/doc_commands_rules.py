@@ -30,6 +30,7 @@ from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import conform as conformance
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
+from flowgrpo.training.planning import planner, table_of
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
@@ -80,7 +81,9 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
             small += ["model.path=arithmetic", "model.dtype=float32", "model.system=null"]
     _put_files(reader, recipe)
     try:
-        load_recipe(source, [*overrides, *small, "rollout.group=4"])
+        smaller = load_recipe(source, [*overrides, *small, "rollout.group=4"])
+        if isinstance(smaller, Recipe):
+            planner(smaller, table_of(smaller))(0)
     except ValueError:
         return small  # its samples are split or selected in larger groups
     return [*small, "rollout.group=4"]

@@ -32,8 +32,8 @@ from typing import Any
 import yaml
 
 TWO = "mixgrpo_guard in two processes"
-FEW = {"scenes.jsonl": ("scenes", 3), "sums.jsonl": ("text", 10)}
-"""Prompt files of a run: the first so many prompts of a package."""
+FEW = {"scenes.jsonl": ("scenes", 3), "sums.jsonl": ("arithmetic", 10)}
+"""Prompt files of a run: the first so many prompts of a world."""
 REWARD = """
 from flowgrpo.rewards import Scores
 
@@ -75,8 +75,8 @@ def trained(recipe: str, words: list[str], count: int, folder: Path) -> Path:
     import flowgrpo
 
     (folder / "rewards.py").write_text(REWARD, encoding="utf-8")
-    for name, (package, prompts) in FEW.items():
-        whole = (Path(flowgrpo.__file__).parent / package / "data" / "train.jsonl").read_text(encoding="utf-8")
+    for name, (world, prompts) in FEW.items():
+        whole = (Path(flowgrpo.__file__).parent / "worlds" / world / "data" / "train.jsonl").read_text(encoding="utf-8")
         (folder / name).write_text("".join(whole.splitlines(keepends=True)[:prompts]), encoding="utf-8")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

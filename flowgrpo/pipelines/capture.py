@@ -107,7 +107,7 @@ def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]
     return intercepting(pipe, answer)
 
 
-class KnownPrompt(str):
+class ConditionedPrompt(str):
     """A prompt with keyword arguments of its own for the pipeline: its picture to edit, its first frame.
 
     It is a text wherever a text is wanted. Two prompts with equal texts may have different arguments.
@@ -119,7 +119,7 @@ class KnownPrompt(str):
     call: Mapping[str, Any]
     _mark: Any = None
 
-    def __new__(cls, text: str, **call: Any) -> KnownPrompt:
+    def __new__(cls, text: str, **call: Any) -> ConditionedPrompt:
         """Args: text, and the arguments by name, which must not be changed later."""
         made = super().__new__(cls, text)
         made.call = call
@@ -135,11 +135,11 @@ class KnownPrompt(str):
 
 def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
     """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
-    if together == "all" and not any(isinstance(prompt, KnownPrompt) and prompt.call for prompt in prompts):
+    if together == "all" and not any(isinstance(prompt, ConditionedPrompt) and prompt.call for prompt in prompts):
         return [list(range(len(prompts)))]
     groups: dict[Any, list[int]] = {}
     for row, prompt in enumerate(prompts):
-        mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, KnownPrompt) and prompt.call else None
+        mark = (prompt.mark or id(prompt.call)) if isinstance(prompt, ConditionedPrompt) and prompt.call else None
         among = {"all": None, "prompt": str(prompt), "one": row}[together]
         groups.setdefault((among, mark), []).append(row)
     return list(groups.values())
@@ -207,7 +207,7 @@ class PipelineCall:
             The first element of what the pipeline returns, or None if a hook ended the call by `Stop`.
         """
         rows, given = len(prompts), self.call
-        if isinstance(prompts[0], KnownPrompt):
+        if isinstance(prompts[0], ConditionedPrompt):
             for name in prompts[0].call:
                 self._require(name)
             given = given | dict(prompts[0].call)

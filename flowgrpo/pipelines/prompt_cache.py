@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .capture import KnownPrompt, PipelineCall, stopping_at_denoiser
+from .capture import ConditionedPrompt, PipelineCall, stopping_at_denoiser
 from .encodings import fingerprint
 from .joining import Layout, joined, layout_of
 from .placement import offload_of
@@ -110,7 +110,7 @@ class PromptCache:
                 `release`.
         """
         for prompt in prompts:
-            mark = (str(prompt), prompt.mark if isinstance(prompt, KnownPrompt) else None)
+            mark = (str(prompt), prompt.mark if isinstance(prompt, ConditionedPrompt) else None)
             if mark in self._texts:
                 continue
             self._run(prompt)
@@ -259,7 +259,7 @@ def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
     """Encode prompts before their rollout where text encoders wait in host memory, to fetch them once for all."""
     cache = getattr(pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
     if cache is not None and offload_of(pipe).waits("text_encoders"):
-        distinct = {(str(p), p.mark if isinstance(p, KnownPrompt) else None): p for p in prompts}
+        distinct = {(str(p), p.mark if isinstance(p, ConditionedPrompt) else None): p for p in prompts}
         cache.ready(distinct.values())
 
 

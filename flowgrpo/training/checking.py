@@ -244,11 +244,13 @@ def _combinations(found: Checked) -> None:
     if balance is not None:
         checks.append(lambda: Balance(balance))
     if isinstance(recipe, Recipe):
-        checks += [lambda: _check_plans(recipe), lambda: check_plan_options(recipe)]
+        checks.append(lambda: _check_plans(recipe))
     else:
         checks.append(lambda: tried(recipe))
     for one in checks:
         _try(found, "", one)
+    if isinstance(recipe, Recipe) and not found.texts("fault"):
+        found.findings += [Fault("note", note, "sampler.plan") for note in idle_plan_options(recipe)]
 
 
 CHECKED_PLANS = 50
@@ -274,24 +276,23 @@ def _check_plans(recipe: Recipe) -> None:
         )
 
 
-def check_plan_options(recipe: Recipe) -> None:
-    """See that what is asked of a plan, and not done by itself, changes a step of the run.
+def idle_plan_options(recipe: Recipe) -> list[str]:
+    """What is asked of the plan and changes no step of the run, a sentence for each option.
 
-    Raises:
-        ValueError: an option changes none.
+    An option may lose its effect by another choice, as the number of steps, so it is told of and not refused.
     """
+    count = recipe.run.iterations
+    if count > COMPARED_PLANS:
+        return []
     chosen, setting = recipe.sampler.plan, setting_of(recipe, table_of(recipe))
-    made = chosen.make()
+    made, found = chosen.make(), []
     for option, known in options_model(chosen.kind, chosen.name).model_fields.items():
         if known.is_required() or known.default is not None or chosen[option] is None:
             continue
         without = replace(chosen, options={**chosen.options, option: None}).make()
-        compared = range(min(recipe.run.iterations, COMPARED_PLANS))
-        if len(compared) == recipe.run.iterations and all(made(setting, k) == without(setting, k) for k in compared):
-            raise ValueError(
-                f"sampler.plan.{option} changes no step of the {recipe.run.iterations} iterations, so it has no "
-                "effect; leave it out, or choose other steps"
-            )
+        if all(made(setting, k) == without(setting, k) for k in range(count)):
+            found.append(f"sampler.plan.{option} changes no step of the {count} iterations")
+    return found
 
 
 def _rewards(found: Checked) -> None:

@@ -53,11 +53,11 @@ class PromptRow:
         """
         if self.pictures is None:
             return self.text
-        from ..pipelines.capture import KnownPrompt
+        from ..pipelines.capture import ConditionedPrompt
 
         if isinstance(self.pictures, Picture):
-            return KnownPrompt(self.text, image=self.pictures.read())
-        return KnownPrompt(self.text, image=[picture.read() for picture in self.pictures])
+            return ConditionedPrompt(self.text, image=self.pictures.read())
+        return ConditionedPrompt(self.text, image=[picture.read() for picture in self.pictures])
 
 
 class MissingPrompts(ValueError):

@@ -14,7 +14,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.inference.inference import evaluate_model, sample_images
 from flowgrpo.pipelines import encodings
-from flowgrpo.pipelines.capture import KnownPrompt
+from flowgrpo.pipelines.capture import ConditionedPrompt
 from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.pictures import Picture
@@ -153,7 +153,7 @@ def test_a_pipeline_that_takes_no_picture_leaves_the_column_to_rewards(kontext: 
     take_pictures(data, recipe_of(kontext), {}, parameters_of("StableDiffusion3Pipeline", tmp_path / "sd3"))
     assert data.train.rows[0].columns["image"] == "pictures/stripes.png"
     assert data.train.rows[0].prompt == "make it red"
-    assert not isinstance(data.train.rows[0].prompt, KnownPrompt)
+    assert not isinstance(data.train.rows[0].prompt, ConditionedPrompt)
 
 
 def test_pictures_are_taken_once_however_often_asked(kontext: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_pictures_are_taken_once_however_often_asked(kontext: Path, tmp_path: Pa
         take_pictures(data, recipe, {}, parameters_of(KIND, tmp_path / "kontext"))
     row = data.train.rows[1]
     assert row.columns["image"] == str(kontext / "prompts" / "pictures" / "dots.png")
-    assert isinstance(row.prompt, KnownPrompt)
+    assert isinstance(row.prompt, ConditionedPrompt)
     assert row.prompt.call["image"].tobytes() == picture(16, 5).tobytes()
 
 

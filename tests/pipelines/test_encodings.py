@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.pipelines.capture import KnownPrompt, company, kin
+from flowgrpo.pipelines.capture import ConditionedPrompt, company, kin
 from flowgrpo.pipelines.conformance.conditioned import picture
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.pipelines.denoiser import Denoiser
@@ -65,9 +65,9 @@ def test_prompts_with_pictures_of_their_own_are_evaluated_each_with_its_own() ->
     call = {name: value for name, value in case.call.items() if name != "image"}
     stripes, dots = picture(16), picture(16, phase=5)
     prompts = [
-        KnownPrompt("make it red", image=stripes),
-        KnownPrompt("make it red", image=dots),
-        KnownPrompt("a star", image=stripes),
+        ConditionedPrompt("make it red", image=stripes),
+        ConditionedPrompt("make it red", image=dots),
+        ConditionedPrompt("a star", image=stripes),
     ]
     both = denoiser("FluxKontextPipeline", call=call, example=prompts[0])
     x = both.initial_noise([torch.Generator().manual_seed(k) for k in range(3)])
@@ -83,7 +83,7 @@ def test_prompts_with_pictures_of_their_own_are_evaluated_each_with_its_own() ->
 
 
 def test_a_prompt_is_its_text() -> None:
-    prompt = KnownPrompt("a star", image=picture())
+    prompt = ConditionedPrompt("a star", image=picture())
     assert prompt == "a star"
     assert hash(prompt) == hash("a star")
     assert set(prompt.call) == {"image"}
@@ -93,12 +93,12 @@ def test_an_argument_that_a_pipeline_lacks_is_named() -> None:
     made = denoiser("StableDiffusion3Pipeline", variant="direct")
     x = made.initial_noise([torch.Generator().manual_seed(0)])
     with pytest.raises(ValueError, match="no argument 'image'"):
-        made.velocity(x, 0, [KnownPrompt("a star", image=picture())])
+        made.velocity(x, 0, [ConditionedPrompt("a star", image=picture())])
 
 
 def test_rows_are_put_together_by_what_one_call_can_hold() -> None:
     a, b = picture(8), picture(8, phase=3)
-    prompts = [KnownPrompt("x", image=a), KnownPrompt("y", image=b), KnownPrompt("z", image=a), "x"]
+    prompts = [ConditionedPrompt("x", image=a), ConditionedPrompt("y", image=b), ConditionedPrompt("z", image=a), "x"]
     assert kin(prompts, "all") == [[0, 2], [1], [3]]
     assert kin(["x", "y", "x"], "all") == [[0, 1, 2]]
     assert kin(["x", "y", "x"], "prompt") == [[0, 2], [1]]

@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.configs.load import load_image_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training.checking import check_plan_options
+from flowgrpo.training.checking import idle_plan_options
 from flowgrpo.training.planning import planner, table_of
 from tests.parts.other_values import options, others
 from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_of
@@ -73,9 +73,17 @@ def test_every_option_of_a_plan_changes_the_plan(name: str) -> None:
     assert [key for key in found if key not in SAME] == []
 
 
+def test_an_option_that_another_choice_has_left_without_effect_is_told_of() -> None:
+    window = "sampler.plan.window={name: frozen, size: 1, start: 2}"
+    recipe = load_image_recipe("default", ["sampler.steps=4", window])
+    assert idle_plan_options(recipe) == ["sampler.plan.flash_ratio changes no step of the 1000 iterations"]
+    assert idle_plan_options(load_image_recipe("default")) == []
+
+
 def _checked(recipe: Recipe) -> Recipe:
-    """A recipe of whose plan nothing is wrong that is seen before a run."""
-    check_plan_options(recipe)
+    """A recipe whose plan has no option of which `plan` says that it changes nothing."""
+    if notes := idle_plan_options(recipe):
+        raise ValueError(notes)
     return recipe
 
 

@@ -276,7 +276,7 @@ def test_a_run_in_chunks_is_the_run_in_one(small: list[str], served: Served, tmp
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("branchgrpo", []),
+        ("branchgrpo", ["rollout.group=16"]),
         ("tempflow_grpo", ["sampler.plan.splits=[0, 2]"]),
         ("ac_flow", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
         ("diffusion_nft", ["rollout.batch=3", "objective.old={decay: 0.5, every: 1, rise: 0.2}"]),

@@ -157,7 +157,7 @@ def test_the_recipe_chooses_level_and_bounds(small: list[str], tmp_path: Path) -
         (["objective.correction={name: truncate, floor: 0.5}"], "correction truncate has no option 'floor'"),
         (["objective.correction.cap=2"], "'cap' is an option of correction truncate"),
         (["objective.correction={name: mask, floor: 2}"], "floor 2, which is not below cap 2"),
-        (["generation.engine_options={enforce_eager: true}"], "generation.engine vllm"),
+        (["generation.engine_options={enforce_eager: true}"], "engine_options belong to engine vllm"),
         (["objective={name: answers, correction: truncate}"], "text objective answers has no option 'correction'"),
         (["generation.engine=sglang"], "'transformers' or 'vllm'"),
     ],

@@ -50,7 +50,7 @@ def train(recipe: str, overrides: list[str], folder: Path) -> Trainer:
     [
         ("default", ["optimizer.updates=2", "penalties.kl.weight=0.01"]),
         ("default", ["rollout.chunk=1"]),
-        ("branchgrpo", []),
+        ("branchgrpo", ["rollout.group=16"]),
         ("euphonium", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
         ("neighbor_grpo", ["sampler.plan.window.size=2"]),
         ("diffusion_nft", ["optimizer.updates=2"]),
