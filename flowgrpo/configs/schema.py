@@ -227,7 +227,8 @@ class GenerationConfig(Section):
     def _options_of_the_engine(self) -> GenerationConfig:
         if self.engine_options and self.engine != "vllm":
             raise ValueError(
-                f"engine_options belong to engine vllm, and engine is {self.engine}; write generation.engine: vllm, or leave them out"
+                f"engine_options belong to engine vllm, and engine is {self.engine}; write generation.engine: vllm, or "
+                "leave them out"
             )
         return self
 
