@@ -13,6 +13,8 @@ from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
+from flowgrpo.training.credit.from_scores import Credit
+from flowgrpo.training.credit.pooling import Batch
 from flowgrpo.training.credit.selecting import kept_nodes
 from flowgrpo.training.credit.step_credits import step_rewards
 from tests.training.judging import credited, selections
@@ -136,7 +138,8 @@ def test_selection_leaves_out_images_and_what_leads_to_them_alone() -> None:
     for t in e.rollout.transitions:
         assert keep[t.node].tolist() == [True, False, False, True] * 2
     assert keep[e.rollout.parent == -1].all()
-    assert kept_nodes(e, scores(values), []) is None
+    everything = Credit(load_recipe("default"))
+    assert everything.kept(Batch([0, 1], [], e, scores(values))) is None
 
 
 def test_previews_are_neither_chosen_nor_in_the_way_of_a_choice() -> None:
