@@ -1,4 +1,4 @@
-"""Pictures, masks and videos that condition a pipeline, encoded once and not at every evaluation."""
+"""Pictures, masks and videos that condition a pipeline are encoded once, not at every evaluation."""
 
 from __future__ import annotations
 
@@ -22,40 +22,41 @@ _OF_PIPELINE: weakref.WeakKeyDictionary[Any, Encodings] = weakref.WeakKeyDiction
 
 
 def encodings_of(pipe: Any) -> Encodings:
-    """The encodings of a pipeline, the same object each time."""
+    """The encodings of a pipeline. Each call returns the same object."""
     if pipe not in _OF_PIPELINE:
         _OF_PIPELINE[pipe] = Encodings(weakref.proxy(pipe))
     return _OF_PIPELINE[pipe]
 
 
 class Encodings:
-    """Remembers what the frozen encoders of a pipeline made of equal inputs.
+    """Remembers the outputs of a pipeline's frozen encoders.
 
-    Within `active`, `vae.encode`, the image encoders and (where pictures go into it) `encode_prompt` answer an
-    input that they have seen from memory. A posterior that a pipeline samples without a generator gives the same
-    sample each time: conditioning must not change between rollout and training.
+    Within `active`, `vae.encode`, the image encoders and `encode_prompt` (if pictures go into it) look an input up in
+    memory before they encode it. If a pipeline samples from a posterior without a generator, the sample is the same
+    each time, because conditioning must not change between rollout and training.
 
     Args:
-        pipe: the pipeline; only its instance is touched, and only within `active`.
+        pipe: the pipeline. Only this instance is changed, and only within `active`.
     """
 
     def __init__(self, pipe: Any) -> None:
         self.pipe = pipe
-        # Listing a pipeline's parts reads the signature of its class, too slow for every call.
+        # Listing the components of a pipeline reads the signature of its class, which is too slow for every call.
         self._encoders = [name for name in pipe.components if name.startswith("image_encoder")]
         self._known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
         self._most = _LEAST
 
     def hold(self, prompts: int) -> None:
-        """Remember enough for a rollout of so many prompts, each with pictures of its own.
+        """Make room for a rollout of `prompts` prompts, each with its own pictures.
 
-        Every step of a rollout goes through all its prompts: with less room each would be forgotten before its turn.
+        Every step of a rollout goes through all its prompts. With less room, each prompt would be forgotten before the
+        next step.
         """
         self._most = max(_LEAST, _A_PROMPT * prompts)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within the block equal inputs are encoded once."""
+        """Within the block, equal inputs are encoded once."""
         with ExitStack() as stack:
             vae = getattr(self.pipe, "vae", None)
             if isinstance(vae, nn.Module) and hasattr(vae, "encode"):
@@ -67,15 +68,15 @@ class Encodings:
             yield
 
     def encode_prompt(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`encode_prompt` without gradient, from memory where its arguments hold pictures.
+        """`encode_prompt` without gradient. If its arguments hold pictures, its outputs are remembered.
 
-        Attention may take another kernel when its inputs want a gradient; the embeddings, and so the prediction,
-        would then differ between rollout and training by rounding.
+        Attention may use another kernel when its inputs require a gradient. The embeddings, and so the prediction,
+        would then differ by rounding between rollout and training.
         """
         remembered = self._remembered("encode_prompt", function)
 
         def encode_prompt(*args: Any, **kwargs: Any) -> Any:
-            # A PromptCache in its place remembers by itself, and is to be asked.
+            # A PromptCache that replaces `encode_prompt` has a memory of its own.
             cached = hasattr(function, "prompt_cache")
             if not cached and any(_pictorial(value) for value in (*args, *kwargs.values())):
                 return remembered(*args, **kwargs)
@@ -102,9 +103,9 @@ class Encodings:
 
 
 def fingerprint(value: Any) -> tuple[Any, ...] | None:
-    """What tells a value from any other: text and numbers themselves, tensors and pictures by a digest.
+    """A key that equal values share. Text and numbers are part of the key; tensors and pictures enter by a digest.
 
-    None for values that cannot be told apart (generators, objects).
+    None for values that cannot be compared in this way (generators, objects).
     """
     if value is None or isinstance(value, (bool, int, float, str, torch.dtype, torch.device)):
         return (type(value).__name__, value)
@@ -133,7 +134,7 @@ def _pictorial(value: Any) -> bool:
 
 
 def _steady(output: Any) -> Any:
-    """Make a posterior's sample without a generator the same each time."""
+    """Change a posterior so that sampling without a generator gives the same sample each time."""
     posterior: Any = getattr(output, "latent_dist", None)
     if hasattr(posterior, "sample"):
         sample = posterior.sample

@@ -16,12 +16,13 @@ class Layout:
 
     Attributes:
         kind: "rows" (tensor, one row a prompt along `dim`), "mask" (None for one prompt, a validity mask
-            [B, L] once prompts of different length meet), "list" (one item a prompt), "sums" (0 and the sums of
-            the lengths so far, [B + 1]), "each" (a container of `parts`), "shared". Rows that a class leaves out for
-            some prompts are taken for a mask, and a prompt that has a mask of its own keeps it.
+            [B, L] for prompts of different lengths), "list" (one item a prompt), "sums" (0 and the cumulative sums of
+            the lengths, [B + 1]), "each" (a container with a layout for each item), "shared" (one value for all
+            prompts). If a pipeline class leaves out the rows of some prompts, the rows count as a mask. A prompt that
+            has a mask keeps it.
         dim: the batch dimension of "rows" and "mask".
-        dtype: of "rows" and "mask".
-        parts: of "each".
+        dtype: the dtype of "rows" and "mask".
+        parts: the layouts of the items of "each".
     """
 
     kind: str
@@ -31,7 +32,7 @@ class Layout:
 
 
 def layout_of(one: Any, two: Any) -> Layout:
-    """Compare the outputs for a batch of one and a batch of two."""
+    """The layout of an output, found by comparing the outputs for a batch of one and a batch of two."""
     if isinstance(one, Tensor) and isinstance(two, Tensor):
         if one.shape == (2,) and two.shape == (3,) and not one.is_floating_point() and one[0] == two[0] == 0:
             return Layout("sums")
@@ -48,7 +49,7 @@ def layout_of(one: Any, two: Any) -> Layout:
 
 
 def joined(layout: Layout, entries: Sequence[Any]) -> Any:
-    """Put the outputs for single prompts together as the outputs for their batch."""
+    """Join the outputs for single prompts into the output for their batch."""
     if layout.kind == "rows":
         return _concatenated(entries, layout.dim)
     if layout.kind == "list":
@@ -74,16 +75,20 @@ def joined(layout: Layout, entries: Sequence[Any]) -> Any:
 
 
 def _lengths(rows: Sequence[Tensor], dim: int, before: list[int]) -> list[int]:
-    """Of single prompts, by the first dimension in which they differ; a pooled embedding says nothing about it."""
+    """Lengths of single prompts: the sizes of their rows in the first dimension in which they differ.
+
+    A pooled embedding has no dimension of length, so it does not change what is known from `before`.
+    """
     sizes = list(zip(*(row.shape for row in rows)))
     differing = [list(each) for d, each in enumerate(sizes) if d != dim and len(set(each)) > 1]
     return differing[0] if differing else before if len(sizes) < 3 else []
 
 
 def _mask(layout: Layout, entries: Sequence[Tensor | None], lengths: Sequence[int]) -> Tensor | None:
-    """The masks of single prompts below each other, ones where one has none; None if all have the same length and none.
+    """The mask of a batch: the masks of single prompts, with ones for a prompt that has none.
 
-    A class may leave out the mask of a prompt without padding and still pad others, to a multiple of eight say.
+    None if no prompt has a mask and all have the same length. A pipeline class may leave out the mask of a prompt
+    without padding, and still pad other prompts, for example to a multiple of eight.
     """
     own = [entry for entry in entries if entry is not None]
     if len(set(lengths)) <= 1:
@@ -97,7 +102,7 @@ def _mask(layout: Layout, entries: Sequence[Tensor | None], lengths: Sequence[in
 
 
 def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate along dim, zeros (False) after whatever is shorter in the other dimensions."""
+    """Concatenate along `dim`. Rows that are shorter in another dimension are padded with zeros (False) at the end."""
     if len({row.shape for row in rows}) == 1:
         return torch.cat(list(rows), dim)
     longest = [max(sizes) for sizes in zip(*(row.shape for row in rows))]
@@ -110,7 +115,7 @@ def _concatenated(rows: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _shared(entries: Sequence[Any]) -> Any:
-    """An output that is the same for all prompts, except that it may be as long as the prompt."""
+    """The longest of outputs that are equal for all prompts, except that an output may be as long as its prompt."""
     tensors = [entry for entry in entries if isinstance(entry, Tensor)]
     if not tensors:
         return entries[0]

@@ -1,4 +1,4 @@
-"""The samples to score with everything known of them, checked once; and how they are kept on a failure."""
+"""The samples to score, with their prompts, columns and groups, checked once; and the samples kept after a failure."""
 
 from __future__ import annotations
 
@@ -20,8 +20,15 @@ from .pixels import to_bytes
 
 @dataclass(frozen=True)
 class Inputs:
-    """B samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], or B strings; with B prompts,
-    columns of B values, and B group ids if known. Others may have come before: `first` is the number of the first."""
+    """B samples with all that is known about them.
+
+    Attributes:
+        samples: images [B, 3, H, W] or videos [B, F, 3, H, W] in [0, 1], or B strings.
+        prompts: B prompts.
+        columns: name -> B values.
+        groups: B group ids; None if unknown.
+        first: number of the first sample. Earlier samples of the rollout may have been scored before.
+    """
 
     samples: Tensor | list[str]
     prompts: list[str]
@@ -32,7 +39,7 @@ class Inputs:
     def take(self, rows: list[int]) -> tuple[Any, list[str], dict[str, list[Any]], list[int] | None]:
         if isinstance(self.samples, Tensor):
             chosen = self.samples if rows == list(range(len(self.samples))) else self.samples[rows]
-            # Clamping copies, so a scorer that writes into its images cannot spoil anyone else's.
+            # Clamping copies, so a reward that writes into its images cannot change the images of other rewards.
             samples: Any = chosen.float().clamp(0, 1)
         else:
             samples = [self.samples[i] for i in rows]
@@ -50,7 +57,7 @@ def check_inputs(
     """Check that samples, prompts, columns and groups fit each other; see `RewardSet.score`.
 
     Raises:
-        ValueError: they do not, or the images are not floats in [0, 1].
+        ValueError: they do not fit, or the images are not floats in [0, 1].
     """
     count = len(samples)
     if isinstance(samples, Tensor):
@@ -59,7 +66,7 @@ def check_inputs(
                 f"images are {samples.dtype} of shape {list(samples.shape)}; give floats [B, 3, H, W] "
                 "in [0, 1], or videos [B, F, 3, H, W]"
             )
-        # Written so that NaN fails too; the margin is one step of bfloat16 near 1.
+        # This form of the comparison also refuses NaN. The margin is one step of bfloat16 near 1.
         if count and not (samples.min() >= -0.01 and samples.max() <= 1.01):
             low, high = samples.min().item(), samples.max().item()
             raise ValueError(f"images range from {low:.3g} to {high:.3g}; rewards take [0, 1]")
@@ -80,7 +87,7 @@ def check_inputs(
 
 
 def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Exception) -> Path:
-    """Write samples with their prompts into a new sub-folder that appears only when complete."""
+    """Write samples with their prompts into a new sub-folder, which appears only when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", name).strip(".") or "reward"
     # Two rewards may fail at the same time, in threads.
@@ -107,7 +114,7 @@ def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Except
             try:
                 return partial.rename(target)
             except OSError:
-                # Another process may have taken the name since.
+                # Another process may have taken the name in the meantime.
                 if not target.exists():
                     raise
         place += 1

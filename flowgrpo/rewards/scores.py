@@ -1,4 +1,4 @@
-"""What a reward may return, and the check that it did."""
+"""What a reward may return, and the check of what it returned."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class InvalidScores(ValueError):
-    """A reward returned something that is not one number a sample.
+    """A reward returned something else than one number for each sample.
 
     Attributes:
-        index: the row at fault within the call, or None if the whole return value is.
+        index: the row of the call that is wrong, or None if the whole return value is wrong.
     """
 
     def __init__(self, message: str, index: int | None = None) -> None:
@@ -26,17 +26,17 @@ class InvalidScores(ValueError):
 
 @dataclass(frozen=True)
 class Scores:
-    """What a reward may return when it has more to say than one number a sample.
+    """What a reward may return if it gives more than one number for each sample.
 
     Attributes:
-        values: [B] floats (list, array or tensor); None and NaN mean "not applicable". After `normalise`
+        values: [B] floats (list, array or tensor). None and NaN mean "not applicable". After `normalise`,
             a float32 tensor on the CPU.
         sub_scores: name -> [B] floats, shown beside the score and never optimised.
-        notes: [B] strings, a written rationale for each sample; or empty.
-        answers: [B] strings, what the reward read in each sample, written so that samples which mean the same to it
-            have the same text (`1/2` for 0.5 too); None where it read nothing. Or empty.
-        parts: [B] lists of a float for each part of a completion, in their order; None or NaN for a part to which the
-            reward does not apply, and None for such a completion. Or empty.
+        notes: [B] strings, a written reason for each score; or empty.
+        answers: [B] strings, what the reward read in each sample; or empty. Answers with the same meaning have the same
+            text (`1/2` also for 0.5). None if the reward read nothing.
+        parts: [B] lists with a float for each part of a completion, in order; or empty. None or NaN for a part to which
+            the reward does not apply; None in place of the list if it applies to no part of the completion.
     """
 
     values: Any
@@ -47,16 +47,16 @@ class Scores:
 
 
 def normalise(result: Any, count: int, name: str, cut: Sequence[Sequence[str]] | None = None) -> Scores:
-    """Check a reward's return value and turn it into `Scores` of plain types.
+    """Check a reward's return value, and turn it into `Scores` of plain types.
 
     Args:
-        result: what it returned.
-        count: B samples.
-        name: of the reward.
-        cut: B lists of the parts it was given, if any; it scores as many.
+        result: the return value.
+        count: B, the number of samples.
+        name: name of the reward.
+        cut: B lists of the parts that the reward was given, if any. The reward must score each part.
 
     Raises:
-        InvalidScores: names the reward, what it returned and what it should return.
+        InvalidScores: the message names the reward, what it returned and what it should return.
     """
     scores = result if isinstance(result, Scores) else Scores(result)
     values = _floats(scores.values, count, f"reward {name!r}")
@@ -83,7 +83,7 @@ def _parts(given: Any, count: int, name: str, cut: Sequence[Sequence[str]] | Non
 
 
 def _of_parts(scores: Any, row: int, name: str, size: int | None) -> list[float]:
-    """Scores of the parts of one sample, in float32; so many, where that is known."""
+    """Scores of the parts of one sample, in float32. `size` is their number, if it is known."""
     plain = scores.tolist() if isinstance(scores, (Tensor, np.ndarray)) else scores
     if not isinstance(plain, (list, tuple)):
         raise InvalidScores(

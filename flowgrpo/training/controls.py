@@ -1,4 +1,4 @@
-"""Coefficients of an objective that follow what its updates measure, from one iteration to the next."""
+"""Coefficients of an objective that change between iterations, so that a metric stays at its target."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from .folder.checkpoint import Stateful
 
 METRICS = {"entropy": ("exact_entropy", "entropy_bonus"), "variance": ("ratio_variance", "variance_price")}
-"""Of each coefficient the metric that it follows, and the one that it is."""
+"""Coefficient -> the metric that moves the coefficient, and the metric that reports the coefficient."""
 
 
 class Controls:
-    """The coefficients that an objective holds at a target.
+    """The coefficients of an objective that follow a metric.
 
     Args:
-        entropy: how a bonus of entropy moves; there is none without it.
-        variance: how the price of the ratio's variance moves; it does not without it.
+        entropy: how the entropy bonus moves; None for no bonus.
+        variance: how the price of the ratio's variance moves; None for a fixed price.
 
     Attributes:
-        entropy: of a bonus of entropy; None without it.
-        variance: price of the ratio's variance; None without it.
+        entropy: the coefficient of the entropy bonus; None for no bonus.
+        variance: the price of the ratio's variance; None for a fixed price.
     """
 
     def __init__(self, entropy: EntropyConfig | None = None, variance: VarianceConfig | None = None) -> None:
@@ -40,12 +40,12 @@ class Controls:
             self.variance = variance_dual(dual.target, value=dual.value, rate=dual.rate, high=high)
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds, by file name."""
+        """The coefficients that a checkpoint holds, by file name."""
         named = {"entropy": self.entropy, "variance": self.variance}
         return {name: point for name, point in named.items() if point is not None}
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Move them by the metrics of an update; what they were in it."""
+        """Move the coefficients by the metrics of an update, and return the values that the update used."""
         used = {}
         for name, point in (("entropy", self.entropy), ("variance", self.variance)):
             if point is None:
@@ -57,13 +57,13 @@ class Controls:
 
 
 def moves(option: str, surrogate: str, setting: str, *moved: str) -> Rule:
-    """A rule for an option that moves a setting of a surrogate from one optimizer step to the next.
+    """A rule for an option of the objective that moves a setting of its surrogate at each optimizer step.
 
     Args:
-        option: of the objective.
-        surrogate: whose setting it is.
-        setting: in words.
-        moved: options of the surrogate that are moved.
+        option: name of the objective's option.
+        surrogate: name of the surrogate that has the setting.
+        setting: the setting in words, for messages.
+        moved: the surrogate's options that the objective's option moves.
     """
 
     def rule(recipe: Any, choice: Choice) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ending a run on a signal where nothing is lost: preempted jobs, Ctrl-C, a terminal that is closed."""
+"""Ending a run on a signal without losing work: a preempted job, Ctrl-C, a closed terminal."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 ONCE = 1.0
-"""Seconds within which signals count as one: a terminal and a launcher may both pass on the same."""
+"""Seconds within which two signals count as one. A terminal and a launcher may both deliver the same signal."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal ends the process. Like Ctrl-C it is no Exception, for nobody is to take it for a failure.
+    """A signal ends the process. `Stopped` is no Exception, as KeyboardInterrupt is none: a signal is not a failure.
 
     Attributes:
-        number: of the signal.
+        number: number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,19 +32,19 @@ class Stopped(KeyboardInterrupt):
 
 
 class Abandoned(BaseException):
-    """An iteration is given up before it has moved any weights."""
+    """An iteration is given up before it has changed any weights."""
 
 
 class Stop:
-    """Whether the run is to end, as signals say.
+    """Whether a signal has asked the run to end.
 
-    The first signal ends the process at once by `Stopped`, but not within `deferred`: there `number` is set, and
-    whoever works there ends where nothing is lost. The next signal ends the process without a word to anybody.
+    The first signal raises `Stopped`. Within `deferred` it only sets `number`, and the code of the block ends the run
+    at a place where nothing is lost. The second signal ends the process at once.
 
     Args:
-        say: called with what happens now.
-        leave: called with the exit status to end the process at once.
-        clock: seconds.
+        say: called with a sentence about what happens next.
+        leave: called with the exit status, to end the process at once.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take signals within the block, those that this process was not started to ignore."""
+        """Handle signals within the block, except the signals that this process was started to ignore."""
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        # `nohup` and a shell's `&` let a process ignore some.
+        # `nohup` and a shell's `&` start a process that ignores some signals.
         taken = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
         try:
             for number in taken:
@@ -76,7 +76,7 @@ class Stop:
         """Handle a signal.
 
         Raises:
-            Stopped: nothing is under way that must be brought to an end.
+            Stopped: the first signal has come, outside `deferred`.
         """
         if self.number:
             if self._clock() - self._first >= ONCE:
@@ -90,13 +90,13 @@ class Stop:
         # The terminal may be gone, or the signal may have come in the middle of a line.
         with suppress(OSError, ValueError, RuntimeError):
             self.say(
-                f"{signal.Signals(number).name}: the run ends as soon as it can go on from there to the same numbers; "
-                "a second signal ends it at once"
+                f"{signal.Signals(number).name}: the run ends at the next place from which `resume` gives the same "
+                "numbers; a second signal ends it at once"
             )
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within the block a signal is only noted."""
+        """Within the block, a signal only sets `number`."""
         self._deferred = True
         try:
             yield
@@ -105,14 +105,14 @@ class Stop:
 
     @contextmanager
     def abandonable(self, modules: Iterable[nn.Module], possible: bool = True) -> Iterator[None]:
-        """Within the block, until `settled`, a signal ends by `Abandoned` what these modules are evaluated for.
+        """Within the block, a signal raises `Abandoned` before the next evaluation of a module, until `settled`.
 
         Args:
-            modules: whose evaluations are what takes the time.
-            possible: off, the block runs to its end.
+            modules: the modules whose evaluations take most of the time.
+            possible: if False, the block runs to its end.
 
         Raises:
-            Abandoned: before an evaluation, never within.
+            Abandoned: before an evaluation, never within one.
         """
         if not possible:
             yield
@@ -128,10 +128,10 @@ class Stop:
                 hook.remove()
 
     def look(self) -> None:
-        """Raise Abandoned if a signal has come and that is possible."""
+        """Raise `Abandoned` if a signal has come and the block may be given up."""
         if self._open and self.number:
             raise Abandoned
 
     def settled(self) -> None:
-        """From now on the block is brought to its end: what was there before is gone."""
+        """From now on the block runs to its end, because the weights before it are no longer there."""
         self._open = False

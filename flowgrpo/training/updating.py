@@ -1,28 +1,142 @@
-"""All optimizer steps of one rollout."""
+"""The optimizer, and all optimizer steps of one rollout."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..configs.schema import AnyRecipe
 from ..configs.sections import OptimizerConfig
 from ..core.diagnostics import COLUMNS
 from ..weights.averages import Ema
+from ..weights.sharding import cut_optimizer_state, wholes
+from ..weights.trained import TrainedWeights
 from .distributed.processes import Processes
 from .losses.objective import Objective
-from .optimizer import Stepper
 from .reporting.clock import Clock
 from .reporting.records import joint_update, update_record
 from .stopping import Stop
 from .tasks import Collected, Task
 
 
+def learning_rate(recipe: AnyRecipe, taken: int) -> float:
+    """The learning rate of the optimizer step that follows `taken` steps.
+
+    A linear warm-up comes first. Over the rest of the run, the rate falls as the schedule says.
+    """
+    settings = recipe.optimizer
+    if taken < settings.warmup:
+        return settings.learning_rate * (taken + 1) / settings.warmup
+    falling = recipe.run.iterations * settings.epochs * settings.updates - settings.warmup
+    done = min((taken - settings.warmup) / max(falling, 1), 1.0)
+    share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[settings.schedule]
+    return settings.learning_rate * share
+
+
+class Stepper(Protocol):
+    """What moves the trained weights by the gradients of all processes."""
+
+    def step(self) -> Tensor:
+        """Take one optimizer step, and return the norm of the gradient before it was bounded.
+
+        All processes must call `step`.
+        """
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of this process."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of AdamW for whole weights.
+
+        All processes must call `state_dict`. Only the first process is sure to get whole tensors.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state. The weights must be in place already."""
+
+
+class Optimizer:
+    """AdamW with the settings of a recipe, on gradients that are summed over processes.
+
+    A process holds the trained weights whole, or a shard of each.
+
+    Args:
+        recipe: gives the rates and bounds.
+        weights: the weights to move.
+        processes: the processes of the run.
+    """
+
+    def __init__(self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes) -> None:
+        self.recipe, self.processes = recipe, processes
+        self.parameters = weights.parameters()
+        self._inner = torch.optim.AdamW(self.parameters, **settings_of(recipe))
+
+    def step(self) -> Tensor:
+        """Take one optimizer step, and return the norm of the gradient before it was bounded.
+
+        All processes must call `step`.
+
+        Raises:
+            FloatingPointError: the gradient is not finite; the weights have not moved.
+        """
+        self.processes.add_gradients(self.parameters)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        require_finite(norm)
+        taken = int(next(iter(self._inner.state.values()))["step"]) if self._inner.state else 0
+        for group in self._inner.param_groups:
+            group["lr"] = learning_rate(self.recipe, taken)
+        self._inner.step()
+        self.zero_grad()
+        return norm.detach().cpu()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of this process."""
+        self._inner.zero_grad(set_to_none=set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of AdamW, on the CPU.
+
+        If the weights are in shards, all processes must call `state_dict`, and the first process gets whole tensors.
+        """
+        state: dict[str, Any] = wholes(self._inner.state_dict())
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state with whole tensors."""
+        self._inner.load_state_dict(cut_optimizer_state(self._inner, state))
+
+
+def settings_of(recipe: AnyRecipe) -> dict[str, Any]:
+    """The arguments of AdamW that a recipe gives."""
+    found = recipe.optimizer
+    return {
+        "lr": found.learning_rate,
+        "betas": found.betas,
+        "weight_decay": found.weight_decay,
+        "eps": found.eps,
+    }
+
+
+def require_finite(norm: Tensor) -> None:
+    """Check the norm of a gradient before a step is taken.
+
+    Raises:
+        FloatingPointError: the norm is not finite.
+    """
+    if not bool(torch.isfinite(norm)):
+        raise FloatingPointError(
+            "the gradient is not finite; lower optimizer.learning_rate, or use model.dtype float32 or bfloat16"
+        )
+
+
 def averages_of(recipe: AnyRecipe, task: Task) -> dict[str, Ema]:
-    """Averages of the trained weights that the recipe asks for, by name: `ema` is that of the results."""
+    """The averages of the trained weights that the recipe asks for, by name. `ema` is the average that is saved."""
     wanted = {"ema": recipe.optimizer.ema, **task.followers()}
     return {
         name: Ema(task.weights, decay=chosen.decay, every=chosen.every, rise=chosen.rise)
@@ -34,16 +148,17 @@ def averages_of(recipe: AnyRecipe, task: Task) -> dict[str, Ema]:
 class Updater:
     """Takes the optimizer steps of a rollout, batch by batch.
 
-    Loss normalisers are counts of the whole optimizer step, so processes and micro-batches simply add.
+    The normaliser of the loss counts the rows of the whole optimizer step. So the losses of processes and micro-batches
+    add up.
 
     Args:
-        settings: into how many steps a rollout is cut.
+        settings: into how many optimizer steps a rollout is cut.
         task: what is trained.
-        objective: its loss.
+        objective: the loss.
         optimizer: moves the weights.
-        averages: follow them.
-        processes, clock: of the run.
-        stop: told before each step; until the first one an iteration may be given up.
+        averages: follow the weights.
+        processes, clock: the processes and the clock of the run.
+        stop: told before each step. An iteration may be given up only before its first step.
     """
 
     def __init__(
@@ -61,7 +176,16 @@ class Updater:
         self.averages, self.processes, self.clock, self.stop = list(averages), processes, clock, stop
 
     def update(self, experience: Collected, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
-        """Returns metrics. `advantages` [N] and `keep` [N] (what is trained) are by node."""
+        """Take all optimizer steps of a rollout.
+
+        Args:
+            experience: the rollout.
+            advantages: [N], one for each node.
+            keep: [N] bool, the nodes that are trained; None for all.
+
+        Returns:
+            Metrics of the update.
+        """
         statistics = torch.zeros(experience.columns, 2, COLUMNS, dtype=torch.float64)
         sums: dict[str, Tensor] = {}
         first_error = torch.zeros(())
@@ -88,7 +212,7 @@ class Updater:
         return update_record(*joint_update(self.processes.gather(mine)), norms)
 
     def _settle(self, experience: Collected, part: int, advantages: Tensor, keep: Tensor | None) -> None:
-        """Let the objective know what the step needs to know of the batches of all processes."""
+        """Give the objective what its batches measure, summed over all processes."""
         sums = self.objective.measure(experience, part, advantages, keep)
         if sums is not None:
             self.objective.settle(self.processes.add(sums))

@@ -21,7 +21,7 @@ from flowgrpo.rewards import time_limit as module
 from flowgrpo.rewards.given_up import still_hanging
 from flowgrpo.rewards.registry import build
 from flowgrpo.rewards.time_limit import TimedOut, TimeLimit, has_ended
-from flowgrpo.training.overlapped_scoring import OverlappedScoring
+from flowgrpo.training.collecting import OverlappedScoring
 
 PROMPTS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 SOON = 60.0

@@ -12,9 +12,9 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.folder.run_folder import RunFolder
-from flowgrpo.training.optimizer import learning_rate
 from flowgrpo.training.session import Session, start
 from flowgrpo.training.trainer import Trainer
+from flowgrpo.training.updating import learning_rate
 
 
 def _records(run: Path) -> list[dict]:

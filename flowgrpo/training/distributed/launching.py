@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from ...configs.schema import AnyRecipe, Recipe
 from ...weights.sharding import Shards
 from ...weights.trained import TrainedWeights
-from ..optimizer import Optimizer, Stepper
+from ..updating import Optimizer, Stepper
 from .processes import Processes
 from .zero import ZeroOptimizer
 

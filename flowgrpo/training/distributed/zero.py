@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...configs.schema import AnyRecipe
 from ...weights.collective import Lockstep, teller
 from ...weights.trained import TrainedWeights
-from ..optimizer import learning_rate, require_finite, settings_of
+from ..updating import learning_rate, require_finite, settings_of
 from .processes import Processes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

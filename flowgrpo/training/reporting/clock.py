@@ -10,18 +10,18 @@ import torch
 
 
 class Clock:
-    """Seconds by part; a part within another counts for the inner one alone. What no part covers is `rest`.
+    """Seconds by part of an iteration. Time in a nested part counts for the inner part alone; all other time is `rest`.
 
     Args:
-        device: whose work is waited for.
-        parts: their names, `rest` among them.
+        device: the clock waits for its work before each reading.
+        parts: names of the parts, with `rest`.
     """
 
     def __init__(self, device: torch.device, parts: Sequence[str]) -> None:
         self.device, self.parts = device, tuple(parts)
         self.seconds = dict.fromkeys(self.parts, 0.0)
         self.watcher: Callable[[str], None] | None = None
-        """Told which part goes on now."""
+        """Called with the name of the part that begins or goes on."""
         self._open = ["rest"]
         self._since = self._now()
 

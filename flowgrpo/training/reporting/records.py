@@ -1,4 +1,4 @@
-"""What a run writes down of its iterations and samples, in its folder and for trackers."""
+"""What a run records of its iterations and samples, in its folder and for trackers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ..tasks import Collected
 ADDED = ("evaluations", "tokens", "samples")
 LARGEST = ("rounds",)
 SHOWN = 16
-"""Samples of a call that trackers get; the run folder has all of them."""
+"""Number of samples that trackers get at a time. The run folder has all samples."""
 
 
 def number(value: Tensor) -> float | None:
-    """A number for JSON; None for what is not finite."""
+    """The value as a number for JSON, or None if it is not finite."""
     found = float(value)
     return found if math.isfinite(found) else None
 
@@ -38,7 +38,8 @@ def reward_means(values: Tensor) -> Tensor:
 def standard_errors(values: Tensor, owners: Tensor) -> Tensor:
     """[K] standard errors of the means over prompts of rewards [L, K], by the prompt [L] of each sample.
 
-    Samples of one prompt are alike, so they count as one. NaN where a reward applies to fewer than two prompts.
+    The samples of one prompt depend on each other, so they count as one. NaN if a reward applies to fewer than two
+    prompts.
     """
     means = torch.stack([reward_means(values[owners == owner]) for owner in owners.unique()])
     known = ~means.isnan()
@@ -60,11 +61,11 @@ def reward_record(pooled: Pooled) -> dict[str, Any]:
 
 
 Updated = tuple[Tensor, dict[str, Tensor], Tensor]
-"""What the optimizer steps of a rollout leave on a process: the first three arguments of `update_record`."""
+"""What one process measures in the optimizer steps of a rollout: the first three arguments of `update_record`."""
 
 
 def joint_update(parts: Sequence[Updated]) -> Updated:
-    """Those of several processes as one."""
+    """Join the measurements of several processes into one."""
     sums: dict[str, Tensor] = {}
     for _, found, _ in parts:
         sums |= {name: sums[name] + value if name in sums else value for name, value in found.items()}
@@ -73,11 +74,11 @@ def joint_update(parts: Sequence[Updated]) -> Updated:
 
 
 def joint_record(records: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
-    """What several rollouts record as one: sums of what adds up, else means over their samples.
+    """Join the records of several rollouts into one: counts are added, other values are averaged over samples.
 
     Args:
-        records: of each, as `Collected.record` has it; what one lacks is 0.
-        sizes: samples of each.
+        records: one for each rollout, see `Collected.record`. A name that a record lacks counts as 0.
+        sizes: number of samples of each rollout.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for record in records for name in record):
@@ -100,7 +101,7 @@ def update_record(
         statistics: [steps, 2, 5] of `core.diagnostics.step_statistics`.
         sums: metric -> [sum, count].
         first_error: largest absolute log-ratio before the first step.
-        norms: of the gradients.
+        norms: norms of the gradients, one for each optimizer step.
     """
     record: dict[str, Any] = {"ratio/first_error": number(torch.expm1(first_error))}
     for name, (total, count) in sums.items():
@@ -115,13 +116,13 @@ def update_record(
 def sample_records(
     rows: Sequence[PromptRow], experience: Collected, scores: RewardBatch, numbers: Sequence[int] | None = None
 ) -> list[dict[str, Any]]:
-    """[L] what the index of samples holds of each, but for phase, iteration and the sample itself.
+    """[L] records for the index of samples, without phase, iteration and the sample itself.
 
     Args:
         rows: P prompts.
-        experience: L samples of them.
-        scores: of the samples.
-        numbers: [L] of each its number among those of all processes; in their order if left out.
+        experience: L samples for these prompts.
+        scores: the scores of the samples.
+        numbers: [L] number of each sample among the samples of all processes; 0 to L - 1 if left out.
     """
     seen: dict[int, int] = {}
     records = []
@@ -150,9 +151,9 @@ def track_samples(
     samples: Tensor | list[str],
     records: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Give some samples to trackers: images to those that take images, completions as text with their rewards.
+    """Give some samples to trackers. Trackers of images get images; completions are given as text, with their rewards.
 
-    The samples are spread over the call, so that they are not all of the first prompts.
+    The chosen samples are spread evenly, so that they do not all belong to the first prompts.
     """
     if not trackers:
         return
@@ -172,15 +173,18 @@ def track_samples(
 
 
 def _quoted(record: Mapping[str, Any], completion: str) -> str:
-    """A completion as Markdown, in which nothing of it is markup."""
+    """A completion as Markdown. The completion is quoted as code, so nothing in it acts as markup."""
     rewards = ", ".join(f"{name} {value:g}" for name, value in record["rewards"].items() if value is not None)
     lines = [f"prompt: {record['prompt']}", f"rewards: {rewards}", "", *completion.splitlines()]
     return "\n".join(f"    {line}" for line in lines)
 
 
 def batch_record(processes: Processes, batch: Batch, advantages: Tensor) -> dict[str, Any]:
-    """Metrics of the samples of all processes, and of the advantages [N] of their nodes. All must call it."""
-    # A mean would round by the order of the nodes.
+    """Metrics of the samples of all processes, and of the advantages [N] of this process's nodes.
+
+    All processes must call it.
+    """
+    # A mean would be rounded differently for another order of the nodes.
     largest = advantages.nan_to_num(0.0).abs().amax().item() if advantages.numel() else 0.0
     mine = batch.experience.record(), len(batch.scores.values), largest
     records, sizes, found = zip(*processes.gather(mine))

@@ -14,7 +14,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.rewards import Reward, RewardError, RewardSet, Scores
 from flowgrpo.rewards.registry import RewardSpec
-from flowgrpo.training.overlapped_scoring import OverlappedScoring, runs_elsewhere
+from flowgrpo.training.collecting import OverlappedScoring, runs_elsewhere
 from flowgrpo.training.session import start
 from tests.rewards.served import Served
 
