@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.parts.traits import OFFERED
 from flowgrpo.training.checking import check
 from flowgrpo.training.planning import forecast, planner, table_of
 from tests.parts.own_parts import IMAGES, Command, same_when_resumed, write_part
@@ -14,7 +15,8 @@ from typing import Annotated
 
 from flowgrpo.parts.choice import Of
 from flowgrpo.parts.ranges import Several
-from flowgrpo.samplers.plans import Plan, StepPlan
+from flowgrpo.parts.traits import offers
+from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan
 from flowgrpo.samplers.windows import Window, frozen
 
 
@@ -31,6 +33,23 @@ def fork(setting, iteration, *, width: Several = 2, window: Annotated[Window, Of
         for i in range(setting.num_steps)
     ]
     return Plan(setting.sigmas, tuple(steps), roots=setting.group)
+
+
+def late(setting, iteration, *, at: int = 4):
+    """Images that share all steps before one late step.
+
+    Args:
+        at: Where the images part.
+    """
+    return branch_plan(setting.sigmas, [at], setting.kernel, width=setting.group)
+
+
+def silent(setting, iteration):
+    """The same plan, which does not say what it offers."""
+    return late(setting, iteration)
+
+
+offers("tree", "splits")(late)
 
 
 def pair(iteration, num_steps, seed, *, gap: int = 1):
@@ -60,6 +79,23 @@ def test_a_run_with_a_window_of_ones_own_resumes_to_the_last_bit(tmp_path: Path)
     assert again.task == "images"
     plan_for = planner(again, table_of(again))
     assert [plan_for(k).trained_steps for k in range(3)] == [(0, 1), (1, 2), (0, 1)]
+
+
+def test_a_credit_relies_on_what_a_plan_of_ones_own_offers(tmp_path: Path):
+    mine = write_part(tmp_path, CODE)
+    recipe = load_recipe("branchgrpo", [f"sampler.plan={mine}:late"])
+    assert recipe.task == "images"
+    assert forecast(recipe).counts[0].leaves == 16
+    with pytest.raises(RecipeError, match=r'credit depth compares.*plan silent.*@offers\("tree"\)'):
+        load_recipe("branchgrpo", [f"sampler.plan={mine}:silent"])
+    with pytest.raises(RecipeError, match=r'objective neighbour.*plan is late.*@offers\("neighbours"\)'):
+        load_recipe("neighbor_grpo", [f"sampler.plan={mine}:late"])
+
+
+def test_the_page_says_every_word_that_a_part_may_offer():
+    page = (Path(__file__).parents[2] / "docs" / "own_method.md").read_text(encoding="utf-8")
+    rows = page.partition("## What a part offers")[2].splitlines()
+    assert [word for word in OFFERED if not any(row.startswith(f"| `{word}` |") for row in rows)] == []
 
 
 def test_a_plan_of_ones_own_is_planned_drawn_and_refused_its_wrong_options(command: Command, tmp_path: Path):

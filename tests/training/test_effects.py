@@ -1,6 +1,7 @@
 """Every option of what a recipe chooses changes something that is computed, or is refused with what to write."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from flowgrpo.configs.load import load_image_recipe, recipe_names
+from flowgrpo.configs.load import RecipeError, load_image_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.checking import idle_plan_options
 from flowgrpo.training.planning import planner, table_of
@@ -78,6 +79,38 @@ def test_an_option_that_another_choice_has_left_without_effect_is_told_of() -> N
     recipe = load_image_recipe("default", ["sampler.steps=4", window])
     assert idle_plan_options(recipe) == ["sampler.plan.flash_ratio changes no step of the 1000 iterations"]
     assert idle_plan_options(load_image_recipe("default")) == []
+
+
+BALANCED = ("objective.balance={}", "optimizer.updates=2")
+PRICED = ("objective.variance={target: 0.1}", "optimizer.updates=2")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "said"),
+    [
+        ("diffusion_nft", ["sampler.kernel=cps"], [r"sampler\.kernel is cps", "plan ode draws noise", "flow_sde"]),
+        ("mixgrpo", ["objective.surrogate=bapo", "objective.balance={}"], ["objective.balance", "updates or epochs"]),
+        ("mixgrpo", ["objective.surrogate=clip", *BALANCED], ["bapo, not of clip", "leave it out"]),
+        ("mixgrpo", ["objective.surrogate={name: bapo, lower: 0.5}", *BALANCED], ["lower is 0.5", "lower: 0.6"]),
+        ("mixgrpo", ["objective.surrogate=clip", *PRICED], ["r2vpo, not of clip", "leave it out"]),
+        ("mixgrpo", ["objective.surrogate={name: r2vpo, lam: 0.5}", *PRICED], ["lam is 0.5", "lam: 1.0"]),
+        ("text", ["rollout.budget={most: 6}"], ["most is 6", "choice until"]),
+        ("text", ["rollout.budget={bonus: 0.5}"], ["bonus is 0.5", "choice until"]),
+        ("text", ["rollout.budget={choice: knapsack, positives: 2}"], ["positives is 2", "choice knapsack"]),
+        ("text", ["rollout.budget={choice: variance, success: 0.7}"], ["success is 0.7", "choice variance"]),
+        ("text", ["rollout.budget={choice: interval, most: 2}"], ["most is 2 with 4 rounds"]),
+    ],
+)  # fmt: skip
+def test_an_option_that_can_have_no_effect_is_refused_by_its_reason(recipe: str, words: list[str], said: list[str]):
+    with pytest.raises(RecipeError) as error:
+        load_recipe(recipe, words)
+    assert [part for part in said if not re.search(part, str(error.value))] == []
+
+
+def test_a_tree_says_how_many_images_its_options_make() -> None:
+    recipe = load_image_recipe("branchgrpo", ["rollout.group=8"])
+    with pytest.raises(ValueError, match=r"rollout\.group is 8.*4 split.*width 2 has 16.*rollout\.group: 16"):
+        planner(recipe, table_of(recipe))(0)
 
 
 def _checked(recipe: Recipe) -> Recipe:
