@@ -203,7 +203,7 @@ NOTES = {
 
 
 TEXT_NOTES = {
-    "model.dtype": "Trained weights are in float32.",
+    "model.dtype": "The optimizer moves trained weights in float32.",
     "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
     "then not shared.",

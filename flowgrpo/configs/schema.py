@@ -21,7 +21,7 @@ class ModelConfig(Section):
     """What is trained."""
 
     path: str = Field("scenes", description="`scenes` (embedded), a diffusers pipeline folder, or a hub id.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the frozen weights and states.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and states.")
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
@@ -194,7 +194,7 @@ class LanguageModelConfig(Section):
         "arithmetic",
         description="`arithmetic` (embedded), `arithmetic:untrained`, a transformers folder, or a hub id.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the frozen weights.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the weights.")
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False

@@ -71,18 +71,21 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         gradients *= 2
     # DeepSpeed steps on a copy of the part of the weights that a process moves.
     copies = 1 if shares.name == "zero2" else 0
+    sharded = shares.weights > 1
+    own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
     # Of a trained state x and the prediction there, in float32; of an edge and a leaf where it ends.
     states = largest.trained_states * (model.state_bytes + 4) + largest.trained_edges * model.state_bytes
     return {
-        "denoiser": model.denoiser if lora else model.denoiser - 4 * model.trained + weights,
+        "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
+        "masters": 0 if sharded else 4 * model.rounded,
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
         "LoRA": weights if lora else 0,
         "gradients": gradients,
         "optimizer": (2 + copies) * part,
         "averages": averages * weights,
-        "reference": 0 if lora or not keeps_base(recipe) else weights,
+        "reference": 0 if lora or not keeps_base(recipe) else weights if sharded else own,
         "rollout states": share * model.elements * (states + largest.leaves * model.state_bytes),
     }
 
@@ -117,10 +120,10 @@ def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
 def _gathered(model: Model, shares: Shares) -> tuple[int, int]:
     """Bytes of weights that are whole during an evaluation, and of gradients that are during a backward pass."""
     if shares.name == "fsdp2":
-        # The block in use and the next, which is gathered meanwhile; likewise one whose gradient is made, while that
-        # of the one before is added over processes.
-        blocks = 4 * (model.outside + 2 * model.block)
-        return blocks, blocks
+        # The block in use and the next, which is gathered meanwhile. In a backward pass, the gradient of one block is
+        # made while the gradient of the block before is added over processes, in float32.
+        numbers = model.outside + 2 * model.block
+        return (2 if model.rounded else 4) * numbers, 4 * numbers
     if shares.name == "zero2":
         return 0, 4 * (model.trained + BUCKET)
     return 0, 0

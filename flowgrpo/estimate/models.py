@@ -31,6 +31,7 @@ class Model:
     Attributes:
         denoiser, vae, encoders: bytes of their weights and buffers.
         trained: numbers that are trained.
+        rounded: of the trained numbers, those that the denoiser has in half precision.
         block: numbers in the largest of the blocks in which FSDP2 shares out a denoiser.
         outside: numbers of a denoiser that are in none of them.
         elements: numbers in a latent.
@@ -46,6 +47,7 @@ class Model:
     vae: int
     encoders: int
     trained: int
+    rounded: int
     block: int
     outside: int
     elements: int
@@ -78,6 +80,7 @@ def model_of(config: ModelConfig) -> Model:
         vae=vae,
         encoders=sum(architecture.encoders.values()) * dtype.itemsize,
         trained=architecture.experts * denoiser.trained,
+        rounded=architecture.experts * denoiser.rounded,
         block=denoiser.block,
         outside=denoiser.outside,
         elements=math.prod(latent),
@@ -97,6 +100,7 @@ class _Denoiser:
 
     bytes: int
     trained: int
+    rounded: int
     block: int
     outside: int
     prompt: int
@@ -109,7 +113,7 @@ def _denoiser(
 ) -> _Denoiser:
     """The denoiser of a pipeline on `meta`, with a LoRA as JSON or, without one, all of its weights trained."""
     name, config = architecture_of(path).denoiser
-    dtype = DTYPES[dtype_name] if adapter else torch.float32
+    dtype = DTYPES[dtype_name]
     module = built(name, config, dtype)
     size, modules = _bytes(module) - (_saved_by_quantizing(module) if quantized else 0), {"transformer": module}
     pipe: Any = SimpleNamespace(components=modules)
@@ -129,6 +133,7 @@ def _denoiser(
     return _Denoiser(
         bytes=size,
         trained=sum(parameter.numel() for parameter in weights.parameters()),
+        rounded=sum(p.numel() for p in module.parameters() if p.requires_grad and p.dtype != torch.float32),
         block=max(blocks, default=0),
         outside=_numbers(module) - sum(blocks),
         prompt=sum(text[0].numel() for text in texts),

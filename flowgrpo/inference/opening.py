@@ -24,7 +24,7 @@ from ..training.images.evaluator import Evaluator
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
 from ..training.session import flow_policy, lora_spec
 from ..weights.saving import local_folder
-from ..weights.trained import MODULE_NAMES, TrainedWeights
+from ..weights.trained import TrainedWeights
 
 PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
 """How a model is called that is no run: with the arguments that its folder recommends, and in small batches."""
@@ -137,17 +137,13 @@ def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel
     quiet_libraries()
     folder, adapter = _files(model, recipe, base)
     settings, dtype = recipe.model, DTYPES[recipe.model.dtype]
-    # A run trains, evaluates and writes full weights in float32, whatever the rest is loaded in.
-    whole = is_run(model) and settings.train == "full" and settings.dtype == image_recipe(model).model.dtype
-    pipe = load_pipeline(folder, dtype, settings.quantize, MODULE_NAMES if whole and not base else ())
+    pipe = load_pipeline(folder, dtype, settings.quantize)
     place(pipe, launched().device, settings.offload)
     if settings.attention is not None:
         use_attention(pipe, settings.attention)
     if adapter is not None:
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
         weights.load_lora(adapter)
-    elif whole:
-        weights = TrainedWeights.full(pipe)
     else:
         # What is no run may be the result of one that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")

@@ -81,8 +81,7 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
     elif (run / "model").is_dir() and not base:
-        # Trained and written in float32, whatever the model was loaded in.
-        language = load_language_model(str(run / "model"), **{**options, "dtype": torch.float32})
+        language = load_language_model(str(run / "model"), **options)
     elif (run / "lora").is_dir() or base:
         trained = recipe_of(model)
         language = load_language_model(language_folder(trained.model.path), **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -141,21 +141,17 @@ def recommended_arguments(path: str) -> dict[str, Any]:
     return call
 
 
-def load_pipeline(
-    path: str, dtype: torch.dtype, quantize: Quantized | None = None, float32: Collection[str] = ()
-) -> Any:
+def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:
     """Load a diffusers pipeline in `dtype`, its denoisers' linear weights in 8 bits if asked for.
 
-    Components its folder leaves out are passed as None, as diffusers asks. Those that `float32` names stay in that.
+    Components that the folder leaves out are passed as None, as diffusers asks.
     """
     from diffusers import DiffusionPipeline
 
     check_folder(path, "images")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
-    kept = {} if dtype is torch.float32 else dict.fromkeys(float32, torch.float32)
-    kinds: Any = {**kept, "default": dtype} if kept else dtype
     with from_hub(path):
-        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=kinds, **left_out(path), **fewer)
+        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

@@ -72,7 +72,7 @@ class Optimizer:
     """
 
     def __init__(self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes) -> None:
-        self.recipe, self.processes = recipe, processes
+        self.recipe, self.weights, self.processes = recipe, weights, processes
         self.parameters = weights.parameters()
         self._inner = torch.optim.AdamW(self.parameters, **settings_of(recipe))
 
@@ -92,6 +92,7 @@ class Optimizer:
         for group in self._inner.param_groups:
             group["lr"] = learning_rate(self.recipe, taken)
         self._inner.step()
+        self.weights.write()
         self.zero_grad()
         return norm.detach().cpu()
 

@@ -18,6 +18,8 @@ __all__ = ["Ema"]
 class _Named(Protocol):
     def named_parameters(self) -> dict[str, nn.Parameter]: ...
 
+    def write(self) -> None: ...
+
 
 class Ema:
     """Exponential moving average of the trained parameters, as Flow-GRPO keeps it for evaluation and saving.
@@ -91,10 +93,12 @@ class Ema:
     def _put(self) -> None:
         self._average.store(self._parameters())
         self._average.copy_to(self._parameters())
+        self._weights.write()
         self._applied = True
 
     def _put_back(self) -> None:
         self._average.restore(self._parameters())
+        self._weights.write()
         self._applied = False
 
     def state_dict(self) -> dict[str, Any]:

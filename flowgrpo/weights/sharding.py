@@ -6,6 +6,7 @@ Files have whole tensors, the same as without shards, so any number of processes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
@@ -37,7 +38,9 @@ class Shards:
     optimizer step. Call `steps.backward` for it.
 
     Args:
-        modules: component name -> denoiser, with the weights in place; all trained, of one dtype.
+        modules: component name -> denoiser, with the weights in place; all trained. Shards are in float32. Weights that
+            come in half precision are rounded to it again whenever they are gathered. Parameters of a block itself, not
+            of a module within it, are rounded too where the class keeps them in float32.
         mesh: of one dimension, with all processes.
         keep: keep what an evaluation with gradients has gathered for its backward pass.
 
@@ -47,10 +50,23 @@ class Shards:
 
     def __init__(self, modules: Mapping[str, nn.Module], mesh: DeviceMesh, keep: bool = False) -> None:
         self._modules, self._kinds = dict(modules), {name: type(module) for name, module in modules.items()}
+        self._dtypes = {
+            name: {key: parameter.dtype for key, parameter in module.named_parameters()}
+            for name, module in modules.items()
+        }
         for module in modules.values():
-            for part in [*reversed(repeated_blocks(module)), module]:
+            dtype = _computing_dtype(module)
+            exact = [] if dtype is torch.float32 else _in_float32(module)
+            # What goes into a block stays as it is: a timestep would be rounded too.
+            half = {"param_dtype": dtype, "reduce_dtype": torch.float32, "cast_forward_inputs": False}
+            rounded = MixedPrecisionPolicy(**({} if dtype is torch.float32 else half))
+            for parameter in module.parameters():
+                parameter.data = parameter.data.float()
+            for part in [*exact, *reversed(repeated_blocks(module)), module]:
                 part.register_forward_hook(_of_their_own)
-                fully_shard(part, mesh=mesh, reshard_after_forward=not keep)
+                policy = MixedPrecisionPolicy() if part in exact else rounded
+                fully_shard(part, mesh=mesh, reshard_after_forward=not keep, mp_policy=policy)
+            _say_dtype(module, dtype)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     # Sums alone: gloo has no other reduction.
@@ -73,13 +89,46 @@ class Shards:
         self.steps.meet()
         found = {}
         for name, module in self._modules.items():
-            state = {key: whole(value) for key, value in module.state_dict().items()}
+            dtypes = self._dtypes[name]
+            state = {key: whole(value).to(dtypes.get(key, value.dtype)) for key, value in module.state_dict().items()}
             if dist.get_rank() == 0:
                 with torch.device("meta"):
                     plain: Any = self._kinds[name].from_config(module.config)  # type: ignore[attr-defined]
                 plain.load_state_dict(state, assign=True)
                 found[name] = plain
         return found
+
+
+def _computing_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of most numbers of a module."""
+    numbers = Counter[torch.dtype]()
+    for parameter in module.parameters():
+        numbers[parameter.dtype] += parameter.numel()
+    return max(numbers, key=lambda dtype: numbers[dtype])
+
+
+def _in_float32(module: nn.Module) -> list[nn.Module]:
+    """The largest modules within a half-precision module that its class keeps in float32 as a whole."""
+    found: list[nn.Module] = []
+    for child in module.children():
+        dtypes = {parameter.dtype for parameter in child.parameters()}
+        if dtypes == {torch.float32}:
+            found.append(child)
+        elif torch.float32 in dtypes:
+            found += _in_float32(child)
+    return found
+
+
+def _say_dtype(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let `module.dtype` be the format in which it computes, which is what a pipeline casts its states to."""
+    kind: Any = type(module)
+
+    def told(self: Any) -> torch.dtype:
+        found: torch.dtype = self.__dict__["_computes_in"]
+        return found
+
+    module.__dict__["_computes_in"] = dtype
+    kind.dtype = property(told)
 
 
 def _of_their_own(module: nn.Module, inputs: Any, outputs: Any) -> Any:

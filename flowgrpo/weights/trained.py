@@ -22,6 +22,7 @@ from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
 from .lora import LoraSpec, target_layers
+from .masters import Masters
 from .pipeline_classes import adapter_of
 from .precision import cast_base
 from .saving import load_lora, new_folder, save_lora, save_pipeline
@@ -76,6 +77,7 @@ class TrainedWeights:
         kind: Literal["lora", "full"],
         shards: Shards | None = None,
         source: str | Path | None = None,
+        masters: bool = False,
     ) -> None:
         self.pipe = pipe
         self.modules = modules
@@ -88,6 +90,7 @@ class TrainedWeights:
         self._had = {name: type(part) for name, part in pipe.components.items() if part is not None}
         self.shards = shards
         self.steps: Lockstep | None = None if shards is None else shards.steps
+        self._masters = Masters(self._computing()) if masters else None
         self._reference: list[Tensor] | None = None
         exchange = exchanging if shards is None else shards.steps.exchange
         self._in_reference = False
@@ -143,7 +146,6 @@ class TrainedWeights:
         cls,
         pipe: Any,
         *,
-        param_dtype: torch.dtype = torch.float32,
         keep_reference: bool = False,
         modules: dict[str, nn.Module] | None = None,
         shard: Callable[[dict[str, nn.Module]], Shards] | None = None,
@@ -152,8 +154,8 @@ class TrainedWeights:
         """Train every weight of each denoiser; freeze the rest of the pipeline.
 
         Args:
-            pipe: any pipeline with a `transformer` or `unet`.
-            param_dtype: dtype the trained weights are converted to.
+            pipe: any pipeline with a `transformer` or `unet`. Weights in half precision stay as they are; the trained
+                parameters are float32 copies of them, see `masters.py`.
             keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
             modules: what of `pipe.components` is trained, by name; None takes the denoisers.
             shard: cuts the modules into shards, and puts those on the device.
@@ -164,11 +166,9 @@ class TrainedWeights:
         _freeze(pipe)
         for module in modules.values():
             module.requires_grad_(True)
-            for parameter in module.parameters():
-                parameter.data = parameter.data.to(param_dtype)
-        weights = cls(pipe, modules, "full", None if shard is None else shard(modules), source)
+        weights = cls(pipe, modules, "full", None if shard is None else shard(modules), source, masters=shard is None)
         if keep_reference:
-            weights._reference = [parameter.detach().clone() for parameter in weights.parameters()]
+            weights._reference = [parameter.detach().clone() for parameter in weights._computing().values()]
         return weights
 
     @classmethod
@@ -188,7 +188,24 @@ class TrainedWeights:
         return cls(pipe, modules, kind)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Trained parameters, or their shards, by name: `transformer.<name within the module>`, in a fixed order."""
+        """Trained parameters, or their shards, by name: `transformer.<name within the module>`, in a fixed order.
+
+        If full weights compute in half precision, these are their float32 masters. Call `write` after changing them.
+        """
+        return self._computing() if self._masters is None else dict(self._masters.named)
+
+    def write(self) -> None:
+        """Let the modules compute with the present values of `named_parameters`, rounded if they are masters."""
+        if self._masters is not None:
+            self._masters.write()
+
+    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+        """Gradients of a loss with respect to `parameters`, in float32; None for parameters without an effect."""
+        found = torch.autograd.grad(loss, list(self._computing().values()), allow_unused=True)
+        return [gradient if gradient is None else gradient.float() for gradient in found]
+
+    def _computing(self) -> dict[str, nn.Parameter]:
+        """The parameters that the modules compute with, or their shards, by name."""
         if self.steps is not None:
             self.steps.release()
         return {
@@ -227,7 +244,7 @@ class TrainedWeights:
         self._in_reference = on
         if self._reference is not None:
             # In place, one tensor at a time: sharding wrappers and optimizers hold on to the storage.
-            for parameter, kept in zip(self.parameters(), self._reference, strict=True):
+            for parameter, kept in zip(self._computing().values(), self._reference, strict=True):
                 current = parameter.detach().clone()
                 parameter.data.copy_(kept)
                 kept.copy_(current)
@@ -278,6 +295,7 @@ class TrainedWeights:
             )
         for parameter, tensor in common.values():
             parameter.data.copy_(cut_as(parameter, tensor))
+        self.write()
 
     def backward(self, loss: Tensor) -> None:
         """The backward pass of a loss; of what processes hold together, with the others."""

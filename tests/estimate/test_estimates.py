@@ -124,12 +124,15 @@ def test_a_search_for_bounds_asks_it_before_every_optimizer_step_but_the_first()
     assert added == pytest.approx(1.5 * 8 * 6 * model_of(recipe().model).evaluation.forward)
 
 
-def test_full_weights_are_trained_in_float32_and_may_have_a_reference():
-    model = model_of(recipe(model={"train": "full"}).model)
-    found = of(model={"train": "full"}, penalties=[KL])
-    assert found.resting["denoiser"] >= 4 * model.trained
+@pytest.mark.parametrize(("dtype", "size", "masters"), [("float32", 4, 0), ("bfloat16", 2, 4)])
+def test_full_weights_are_trained_in_float32_and_may_have_a_reference(dtype: str, size: int, masters: int):
+    full = {"train": "full", "dtype": dtype}
+    model = model_of(recipe(model=full).model)
+    found = of(model=full, penalties=[KL])
+    assert size * model.trained <= found.resting["denoiser"] < 1.1 * size * model.trained
+    assert found.resting["masters"] == masters * model.trained
     assert found.resting["LoRA"] == 0
-    assert found.resting["reference"] == 4 * model.trained
+    assert found.resting["reference"] == size * model.trained
     assert found.resting["optimizer"] == 8 * model.trained
     assert model.evaluation.backward > 1.6 * model.evaluation.forward
 

@@ -1,6 +1,7 @@
 """Memory of processes that share out weights or the optimizer: by hand, and what FSDP2 really gathers."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,24 @@ ROLLOUT = {"batch": 2, "decode_batch": 1}
 COST = Footprint(forward=1.0, backward=2.0, recompute=1.0, working=10, saved=70, kept=30, block=20)
 # 1000 trained numbers, of them 300 in the largest block and 100 in none, and 100 bytes of buffers.
 MODEL = Model(
-    denoiser=4100, vae=50, encoders=60, trained=1000, block=300, outside=100, elements=1, state_bytes=4,
+    denoiser=4100, vae=50, encoders=60, trained=1000, rounded=0, block=300, outside=100, elements=1, state_bytes=4,
     prompt_bytes=8, branches=1, rows=1, evaluation=COST, decode_flops=1.0, decode_bytes=5,
 )  # fmt: skip
 
 
-def memory(sharding: str | None, processes: int, **sections: Any) -> tuple[dict[str, int], dict[str, int]]:
+def memory(
+    sharding: str | None, processes: int, numbers: Model = MODEL, **sections: Any
+) -> tuple[dict[str, int], dict[str, int]]:
     """What stays and what passes, of a run with an average and a reference; the states of the rollout left out."""
     made = recipe(**{"model": FULL, "penalties": [{"name": "kl", "weight": 0.1}], "rollout": ROLLOUT, **sections})
     shares = Shares.of(made, processes, sharding)
-    stays = resting(made, MODEL, forecast(made), 1, shares)
-    return {name: stays[name] for name in WITHOUT}, passing(made, MODEL, shares)
+    stays = resting(made, numbers, forecast(made), 1, shares)
+    return {name: stays[name] for name in WITHOUT}, passing(made, numbers, shares)
 
 
 WITHOUT = {
-    "denoiser": 4100, "LoRA": 0, "gradients": 8000, "optimizer": 8000, "averages": 4000, "reference": 4000,
+    "denoiser": 4100, "masters": 0, "LoRA": 0, "gradients": 8000, "optimizer": 8000, "averages": 4000,
+    "reference": 4000,
 }  # fmt: skip
 
 
@@ -57,7 +61,8 @@ def test_fsdp2_shares_out_weights_and_all_that_belongs_to_them_and_gathers_block
     """A share is 1000 / 8 = 125 numbers, 500 bytes; two blocks and what is in none are 700 numbers, 2800 bytes."""
     stays, passes = memory("fsdp2", 8)
     assert stays == {
-        "denoiser": 100 + 500, "LoRA": 0, "gradients": 500, "optimizer": 1000, "averages": 500, "reference": 500,
+        "denoiser": 100 + 500, "masters": 0, "LoRA": 0, "gradients": 500, "optimizer": 1000, "averages": 500,
+        "reference": 500,
     }  # fmt: skip
     assert passes == {"sampling": 20 + 2800, "decoding": 5, "training": 160 + 2 * 2800}
     # 1000 / 3 is 333.3: one process has a number more than another.
@@ -69,6 +74,16 @@ def test_zero2_shares_out_gradients_and_optimizer_and_has_whole_gradients_for_a_
     stays, passes = memory("zero2", 8)
     assert stays == {**WITHOUT, "gradients": 500, "optimizer": 1500}
     assert passes == {"sampling": 20, "decoding": 5, "training": 160 + 4000 + 2_000_000_000}
+
+
+def test_weights_in_half_precision_have_masters_and_are_gathered_in_two_bytes() -> None:
+    """800 of the 1000 numbers have two bytes each: 2400 bytes, and 100 of buffers; their masters have 3200."""
+    half = replace(MODEL, denoiser=2500, rounded=800)
+    stays, _ = memory(None, 1, half)
+    assert stays == {**WITHOUT, "denoiser": 2500, "masters": 3200, "gradients": 4000, "reference": 2400}
+    stays, passes = memory("fsdp2", 8, half)
+    assert (stays["denoiser"], stays["masters"], stays["reference"]) == (100 + 500, 0, 500)
+    assert passes == {"sampling": 20 + 1400, "decoding": 5, "training": 160 + 1400 + 2800}
 
 
 def test_a_lora_is_whole_under_fsdp2_and_its_optimizer_in_parts_under_zero2() -> None:

@@ -84,11 +84,23 @@ def test_so_it_is_of_every_family(name: str, train: str, tmp_path: Path, monkeyp
     require_the_runs_own(trained(name, tmp_path, train), tmp_path)
 
 
+@pytest.mark.every
+@pytest.mark.parametrize("name", sorted({name for name, train in EVERY if train == "full"}))
+def test_so_it_is_of_full_weights_in_half_precision(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_as_the_kit_does(name, monkeypatch)
+    run = trained(name, tmp_path, "full", "model.dtype=bfloat16")
+    first = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["ratio/first_error"] == 0.0
+    require_the_runs_own(run, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "train", "changes"),
     [
         ("FluxPipeline", "lora", ["model.dtype=bfloat16"]),
         ("SanaPipeline", "full", ["model.dtype=bfloat16"]),
+        ("StableDiffusion3Pipeline", "full", ["model.dtype=bfloat16", "penalties.kl.weight=0.1"]),
+        ("FluxPipeline", "full", ["model.dtype=bfloat16", "optimizer.ema={decay: 0.5, every: 1}"]),
         ("FluxPipeline", "lora", ["evaluate.steps=5", "model.release_text_encoders=false"]),
         ("FluxPipeline", "full", ["sampler.sigmas=[1.0, 0.8, 0.5, 0.2, 0.0]", "rollout.batch=3"]),
     ],

@@ -61,6 +61,10 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
         "forward": load_recipe(
             "diffusion_nft", [*windowless, optimizer, "optimizer.learning_rate=0.02", "rollout.batch=4"]
         ),
+        # Of one iteration, as a rounding of the first gradient is seen in the second one's samples.
+        "half": load_recipe("default", [
+            *shared, optimizer, "penalties.kl.weight=0.1", "model.dtype=bfloat16", "run.iterations=1",
+        ]),
     }  # fmt: skip
 
 
@@ -134,6 +138,23 @@ def test_so_they_do_where_weights_stay_gathered_until_the_backward_pass(runs: Ru
     assert statuses(runs, f"{name}-kept") == [0, 0], printed(runs, f"{name}-kept", 0)
     require_equal(runs.two[f"{name}-kept"], runs.one[name])
     assert lines(runs.two[f"{name}-kept"], "metrics.jsonl")[0]["ratio/first_error"] == 0.0
+
+
+def test_shards_of_half_precision_weights_compute_in_it_and_are_trained_in_float32(runs: Runs) -> None:
+    for log in ("half", "half-one", "half-kept"):
+        assert set(statuses(runs, log)) == {0}, printed(runs, log, 0)
+    expected = numbers(lines(runs.one["half"], "metrics.jsonl")[0])
+    for run in (runs.two["half"], runs.two["half-kept"]):
+        found = lines(run, "metrics.jsonl")[0]
+        assert found["ratio/first_error"] == 0.0
+        # From the second optimizer step on, weights differ by roundings of bfloat16.
+        for name in ("reward/total", "advantage/largest", "grad_norm"):
+            assert found[name] == pytest.approx(expected[name], rel=0.02), name
+        mine, theirs = (RunFolder.open(one).list_checkpoints()[-1] for one in (run, runs.one["half"]))
+        masters, others = (load_file(folder / "trained.safetensors") for folder in (mine, theirs))
+        assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
+        assert set(masters) == set(others)
+        assert {tensor.dtype for tensor in load_file(result_of(run)).values()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("name", ["steps", "forward"])

@@ -38,7 +38,7 @@ class ZeroOptimizer:
     ) -> None:
         import deepspeed
 
-        self.recipe, self.processes = recipe, processes
+        self.recipe, self.weights, self.processes = recipe, weights, processes
         named = weights.named_parameters()
         # A group for each denoiser: an expert that nothing was evaluated with is left alone, its moments too.
         experts = [list(names) for _, names in groupby(named, key=lambda name: name.partition(".")[0])]
@@ -79,8 +79,7 @@ class ZeroOptimizer:
         groups = self._parameters
         gradients: list[Tensor | None] = [None] * sum(len(group) for group in groups)
         if parts:
-            everything = [parameter for group in groups for parameter in group]
-            gradients = list(torch.autograd.grad(sum(parts[1:], parts[0]), everything, allow_unused=True))
+            gradients = self.weights.gradients(sum(parts[1:], parts[0]))
         first = 0
         for number, group in enumerate(groups):
             if any(gradient is not None for gradient in gradients[first : first + len(group)]):
@@ -101,6 +100,7 @@ class ZeroOptimizer:
         for group in self._inner.param_groups:
             group["lr"] = learning_rate(self.recipe, next(filter(None, taken), 0))
         self._engine.step()
+        self.weights.write()
         self._used = torch.zeros_like(self._used)
         norm = torch.as_tensor(self._engine.get_global_grad_norm()).detach().cpu()
         # DeepSpeed has left such a step out, and says -1 or infinity.
