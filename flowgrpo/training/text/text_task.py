@@ -95,7 +95,7 @@ class TextTask(PolicyTask):
         return self.controls.parts()
 
     def describe(self) -> Iterator[str]:
-        """Model, sizes and the clip."""
+        """Lines on the model, sizes and the clip."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
         surrogate = recipe.objective.get("surrogate")
         low, high = (math.inf, math.inf) if surrogate is None else clip_of(surrogate.make())
@@ -124,5 +124,5 @@ class TextTask(PolicyTask):
             yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
 
     def samples_per_iteration(self) -> int:
-        """Completions."""
+        """Completions of all processes in an iteration."""
         return self.recipe.rollout.prompts * self.recipe.rollout.group
