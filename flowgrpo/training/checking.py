@@ -192,7 +192,7 @@ def _model(found: Checked) -> None:
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
-        text = f"model.path {path}: it is no folder here, so it is taken for a hub id, which is read when a run starts"
+        text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
     _try(found, "model.path", check_folder, found.folder, recipe.task)
@@ -335,7 +335,7 @@ def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]],
         raise ValueError(f"{source}: {error}") from None
     absent = [name for name in reward.optional if name not in columns]
     if absent:
-        text = f"reward {reward.name!r} reads a column `{absent[0]}` where there is one, and {source} has none"
+        text = f"reward {reward.name!r} reads a column `{absent[0]}` if there is one, and {source} has none"
         found.findings.append(Fault("note", text, "rewards"))
 
 

@@ -129,7 +129,7 @@ def prompt_path(source: str) -> Path:
         raise ValueError(f"the prompt file {source!r} is a folder; name a file in it")
     if not path.is_file():
         note = prompt_file_note(source)
-        what = f"it should hold {note}; give the path of yours with" if note else "check"
+        what = f"it should hold {note}; give the path of your file with" if note else "check"
         raise MissingPrompts(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
     return path
 
@@ -186,7 +186,7 @@ def _row(place: str, index: int, entry: Any) -> PromptRow:
     others = [known[name] for name in OTHER_NAMES if name in known]
     key = known.get("prompt", others[0] if others else None)
     if "prompt" not in known and len(others) > 1:
-        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; call the one that is meant `prompt`")
+        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; name one of them `prompt`")
     if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
         raise ValueError(f"{place}: no `prompt` (it has {have[:200] or 'nothing'})")
@@ -278,7 +278,7 @@ def templated(row: PromptRow, template: str) -> PromptRow:
 
 
 def columns_of(rows: Sequence[PromptRow], parts: Parts | None = None) -> dict[str, list[Any]]:
-    """The columns of several prompts, `None` where a prompt lacks a column. The column `parts` has `parts`, if given.
+    """The columns of several prompts, `None` where a prompt lacks a column; with `parts`, also a column of their texts.
 
     Raises:
         ValueError: `parts` are given, and the prompts have a column `parts`.

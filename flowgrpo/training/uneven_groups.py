@@ -222,7 +222,7 @@ Sample = Callable[[Sequence[int], Sequence[int]], Collected]
 """`sample(prompts, rounds)`: a rollout of entries; an entry has a prompt and the number of its round."""
 
 Pool = Callable[[list[float]], tuple[list[float], list[int]]]
-"""From a number for each prompt of this process to the numbers of all processes, and the places of its own."""
+"""Takes a number for each prompt of this process; returns the numbers of all processes, and the places of its own."""
 
 
 def collect_rounds(

@@ -33,7 +33,7 @@ def weighted_sum(rewards: Tensor) -> Tensor:
 
 @needs(compares_samples)
 def worst(rewards: Tensor) -> Tensor:
-    """The smallest reward of an ensemble, each times its weight (worst-case optimisation, arXiv 2310.02743).
+    """The smallest of an ensemble's weighted rewards (worst-case optimisation, arXiv 2310.02743).
 
     Args:
         rewards: [L, K].
@@ -97,7 +97,7 @@ def total_reward(scores: RewardBatch, samples: Comparable, *, previews: bool = F
 
 
 def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
-    """The rewards of a recipe that count, in the order of the columns of `combine`. Weight 0 is only recorded."""
+    """The rewards of a recipe whose weight is not 0, in the order of the columns of `combine`."""
     return [reward for reward in rewards if reward.weight != 0]
 
 

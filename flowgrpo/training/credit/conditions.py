@@ -12,7 +12,7 @@ PLAN, PROBE = "sampler.plan", "sampler.plan.probe"
 """Keys of recipes that belong to other parts."""
 
 undivided = idle(
-    "eps", "ddof", where=lambda choice: choice["scale"] == "none", why="with scale none nothing is divided"
+    "eps", "ddof", where=lambda choice: choice["scale"] == "none", why="with scale none, nothing is divided"
 )  # fmt: skip
 """A need of the options of a standard deviation: they have an effect only if something is divided by it."""
 compares_samples = Need("credit", ("leaf",), "compares samples, not steps or tokens")

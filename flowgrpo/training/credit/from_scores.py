@@ -118,7 +118,7 @@ class Credit:
 
 
 def _scale_of(chosen: Choice) -> dict[str, Any]:
-    """The options of an advantage of the package that say what it divides by; empty for an advantage of a user's."""
+    """The options of an advantage of the package that say what it divides by; empty for a user's own advantage."""
     names = ("eps", "ddof", "scale") if chosen.name in ADVANTAGES else ()
     return {name: chosen[name] for name in names if name in chosen.options}
 

@@ -96,7 +96,7 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
             (
                 config.get("gradient_clipping", "auto") not in ("auto", norm),
                 f"--gradient_clipping {config.get('gradient_clipping')} is not optimizer.max_grad_norm, {norm}, and "
-                "the recipe counts; leave --gradient_clipping out",
+                "the recipe's value counts; leave --gradient_clipping out",
             ),
             (
                 bool(sections),

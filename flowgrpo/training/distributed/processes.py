@@ -41,7 +41,7 @@ def launched() -> PartialState:
 
 
 class Processes:
-    """The processes of a run. Prompts are dealt to them one by one, like cards.
+    """The processes of a run, which take prompts in turn.
 
     Args:
         rank: number of this process.
@@ -128,7 +128,7 @@ class Processes:
 
 @contextmanager
 def ended_together() -> Iterator[None]:
-    """A context in which a failure of one process ends all processes: the others print its traceback and exit with 1.
+    """A context in which a failure of one process ends all: the others print its traceback and exit with status 1.
 
     Without this context, the others would wait in the next sum of gradients for as long as the backend allows. Every
     process must enter the block. A process that fails waits a moment until the others know of the failure.

@@ -40,7 +40,7 @@ class ZeroOptimizer:
 
         self.recipe, self.processes = recipe, processes
         named = weights.named_parameters()
-        # Each denoiser has a group, so a step without a gradient of an expert leaves its weights and moments unchanged.
+        # Each denoiser has a group: the weights and moments of an expert without a gradient must stay unchanged.
         experts = [list(names) for _, names in groupby(named, key=lambda name: name.partition(".")[0])]
         self._parameters = [[named[name] for name in names] for names in experts]
         self._used = torch.zeros(len(experts), device=self._parameters[0][0].device)

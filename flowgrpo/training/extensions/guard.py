@@ -28,7 +28,7 @@ class Guard(Extension):
         reward: Label (or name) of an evaluation reward.
         fall: The reward has fallen if its mean is more than this below the reference.
         reference: What the mean is compared with: the first evaluations, or the best so far.
-        settle: How many evaluations are the start.
+        settle: Number of first evaluations that count as the start.
         smooth: How many of the latest evaluations are averaged before the comparison.
         patience: How many evaluations in a row must be low before an alarm.
         action: `warn` prints the alarm. `stop` also ends the run and saves its results.

@@ -32,7 +32,10 @@ def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:
             "as the aim"
         )
     if choice["initial"] > choice["maximum"]:
-        faults.append(f"extension multipliers: initial is {choice['initial']:g}, above maximum, {choice['maximum']:g}")
+        faults.append(
+            f"extension multipliers: initial is {choice['initial']:g}, above maximum, {choice['maximum']:g}; use a "
+            "smaller initial or a larger maximum"
+        )
     return faults
 
 

@@ -25,7 +25,7 @@ def _of_text(recipe: Any, choice: Choice) -> list[str]:
         return []
     return [
         "extension visits scores the last sample of a prompt again: the tokens of a completion can be kept for every "
-        "prompt, the latents of an image cannot; leave the extension out"
+        "prompt, and the latents of an image cannot; leave the extension out"
     ]
 
 
@@ -59,7 +59,7 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     _nothing_older,
 )
 class Visits(Extension):
-    """Lets `tracked` forget a prompt faster the further the policy has moved since its last visit (SPO, 2509.13232).
+    """`tracked` forgets a prompt faster if the policy has moved further since the last visit (SPO, 2509.13232).
 
     Without this extension, the past of all prompts fades at the same rate. One completion of the last visit of each
     prompt is kept, with the log-probs of its tokens under the policy that made it. The distance is the mean over these

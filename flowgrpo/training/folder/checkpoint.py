@@ -75,7 +75,7 @@ def write_checkpoint(
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
-    The file of a part called `FOLDER/NAME` is in a folder.
+    The file of a part called `FOLDER/NAME` is in the subfolder FOLDER.
 
     Raises:
         OSError: a file could not be written; the error names the file.
@@ -125,7 +125,7 @@ def verify_checkpoint(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
     if folder.name != f"iter-{iteration:06d}":
-        raise DamagedCheckpoint(f"{state} is of iteration {iteration}")
+        raise DamagedCheckpoint(f"{state} belongs to iteration {iteration}")
     for name in (WEIGHTS, RECIPE):
         if name not in files:
             raise DamagedCheckpoint(f"{state} does not list {name}")

@@ -41,9 +41,11 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
     done = 1 + max((record["iteration"] for record in run.read_metrics()), default=-1)
     damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
     if done > first or damaged:
-        lost = f"damaged are {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
+        lost = (
+            f"these are damaged: {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
+        )
         raise ValueError(
-            f"{run.checkpoints} holds no whole checkpoint, and {lost}: to begin again would drop {done} iterations. "
+            f"{run.checkpoints} holds no whole checkpoint, and {lost}. To begin again would drop {done} iterations. "
             f"Put one back, or train anew into another folder: `flowgrpo train {run.config} --out NEW`"
         )
     if done:

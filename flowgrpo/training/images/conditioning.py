@@ -18,7 +18,7 @@ Parameters = Mapping[str, inspect.Parameter]
 def call_parameters(folder: str) -> Parameters | None:
     """Parameters of the call of a pipeline in a folder; None if the pipeline must be loaded to know them.
 
-    A pipeline must be loaded if the folder is a hub id or has a class of its own.
+    A pipeline must be loaded if `folder` is a hub id, or if the pipeline brings its own class.
     """
     index = Path(folder) / "model_index.json"
     kind: Any = pipeline_class(Path(folder)) if index.is_file() else None

@@ -52,7 +52,7 @@ class Evaluator:
             rows: the prompts.
             keys: a number for each prompt that addresses its noises.
             clock: measures where the time goes.
-            seen: called with the number of images that are done. With it, the images are made some at a time; they are
+            seen: called with the number of images that are done. If given, the images are made some at a time; they are
                 the same images.
         """
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds

@@ -58,8 +58,8 @@ class ForwardObjective(Unmeasured):
     Args:
         setting: of the run.
         loss: The loss of the predictions for noised images.
-        times: Noise levels for each image, drawn anew in every iteration; all if left out.
-        old: The average of the weights that samples; if left out, the trained weights themselves sample.
+        times: How many noise levels each image gets, drawn anew in every iteration; all if left out.
+        old: An average of the weights that samples; if left out, the trained weights themselves sample.
     """
 
     trains = "images"

@@ -30,7 +30,7 @@ _PREFIX = "reward/"
 
 
 class ConsoleReporter:
-    """Prints the progress of a run. At its end as a context, it removes the moving line.
+    """Prints the progress of a run. As a context manager, it removes the moving line at the end.
 
     Args:
         console: where to print.

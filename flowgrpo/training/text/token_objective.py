@@ -88,7 +88,7 @@ class TokenObjective(TextObjective):
         correction: weight of tokens by the ratio of training engine and sampler, whose log-probs may differ.
         conflict: weight of a good answer's token if a bad answer of the prompt has the same token in the same place,
             counted from the start or the end (GTPO, 2508.03772). The token of the bad answer has weight 0. The paper
-            has 2. If left out, all weights are 1.
+            uses 2. If left out, all weights are 1.
         confident: train only on answers whose mean entropy is at most this many nats (0.693 in GTPO); on all if left
             out.
         drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
