@@ -1,1 +1,1 @@
-"""The one training loop, its checkpoints and its run folder."""
+"""The training loop, its checkpoints and its run folder."""

@@ -1,4 +1,4 @@
-"""BAPO's search for the bounds of an optimizer step, over all of its batches and processes."""
+"""BAPO's search for the ratio bounds of an optimizer step, over all batches and processes of the step."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ..core.bounds import balance_path, balance_sums, balanced_bounds, bapo
 
 
 class Balance:
-    """Bounds of the ratio, moved at each optimizer step until good samples have their share of the gradient.
+    """Bounds of the ratio that are moved at each optimizer step until good samples have a given share of the gradient.
 
     Args:
-        settings: where the bounds may move, and the share (rho_0 of arXiv 2510.18927).
+        settings: the range of the bounds, and the share (rho_0 of arXiv 2510.18927).
 
     Attributes:
-        surrogate: `bapo` between the bounds of the present step; at first where the search starts.
+        surrogate: `bapo` with the bounds of the present step. Before the first step, it has the first bounds of the
+            search.
 
     Raises:
-        ValueError: bounds out of order.
+        ValueError: bounds are out of order.
     """
 
     def __init__(self, settings: BalanceConfig) -> None:
@@ -39,15 +40,15 @@ class Balance:
         self.surrogate: Callable[..., Tensor] = partial(bapo, lower=self._path[0][0], upper=self._path[0][1])
 
     def nothing(self, device: torch.device) -> Tensor:
-        """[K, 2] the contributions of no batch."""
+        """[K, 2] zeros, the contributions before the first batch."""
         return as_precise(torch.zeros(len(self._path), 2, device=device))
 
     def contributions(self, log_ratio: Tensor, advantage: Tensor, mask: Tensor | None) -> Tensor:
-        """[K, 2] of one batch, see `core.bounds.balance_sums`."""
+        """[K, 2] contributions of one batch, see `core.bounds.balance_sums`."""
         return balance_sums(log_ratio, advantage, mask, self._path)
 
     def settle(self, sums: Tensor) -> None:
-        """Take the bounds for the contributions [K, 2] of a whole step."""
+        """Choose the bounds by the contributions [K, 2] of a whole optimizer step."""
         lower, upper = balanced_bounds(sums, self._path, self._target)
         self._bounds = torch.stack([lower, upper]).float()
         self.surrogate = partial(bapo, lower=lower, upper=upper)

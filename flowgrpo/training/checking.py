@@ -1,4 +1,4 @@
-"""Everything of a recipe that can be known before a model loads: the one check of `flowgrpo plan` and of every run."""
+"""The check of a recipe before a model loads. `flowgrpo plan` and every run make the same check."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Kind = Literal["fault", "needed", "excused", "unknown", "note"]
 
 @dataclass(frozen=True)
 class Fault:
-    """What the check says of a recipe.
+    """A finding of the check of a recipe.
 
     Attributes:
-        kind: `fault`: it cannot run. `needed`: it cannot run here, for a file or a package is not here. `excused`: as
-            `needed`, of a recipe that came without its files. `unknown`: only a network would tell. `note`: it runs,
-            and not as one may think.
-        text: what, where, and what to write.
-        key: of the recipe, where it is one key's.
+        kind: `fault`: the recipe cannot run. `needed`: the recipe cannot run here, because a file or a package is
+            missing. `excused`: as `needed`, for a recipe that comes without its files. `unknown`: only a request over
+            the network can tell. `note`: the recipe runs, but maybe not as its author thinks.
+        text: what is wrong, where, and what to write instead.
+        key: the key of the recipe, if the finding is about one key.
     """
 
     kind: Kind
@@ -51,10 +51,10 @@ class Checked:
     """A recipe after its check.
 
     Attributes:
-        recipe: what was checked.
-        findings: everything there is to say.
-        folder: of the model, or its hub id; "" where there is none.
-        data: prompts, with their pictures; None where they cannot be read.
+        recipe: the checked recipe.
+        findings: all findings.
+        folder: of the model, or its hub id; "" if there is none.
+        data: prompts with their pictures; None if they cannot be read.
     """
 
     recipe: AnyRecipe
@@ -63,11 +63,11 @@ class Checked:
     data: Data | None = None
 
     def texts(self, *kinds: Kind) -> list[str]:
-        """The findings of some kinds."""
+        """The texts of the findings of some kinds."""
         return [finding.text for finding in self.findings if finding.kind in kinds]
 
     def excuse(self, keys: Collection[str]) -> None:
-        """Take it that what some keys need is not here yet: what a recipe of the package names."""
+        """Excuse missing files and packages of these keys, for a recipe of the package that comes without its files."""
         self.findings = [
             replace(finding, kind="excused")
             if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys
@@ -79,7 +79,7 @@ class Checked:
         """The data of a recipe that can run.
 
         Raises:
-            ValueError: all that is wrong, a line each.
+            ValueError: the recipe cannot run; the message has a line for each fault.
         """
         faults = self.texts("fault", "needed")
         if faults or self.data is None:
@@ -88,9 +88,9 @@ class Checked:
 
 
 def check(recipe: AnyRecipe) -> Checked:
-    """Look at all that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
+    """Check everything that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
 
-    No weight is read, no reward is made whose making could read any, and nothing is asked of a network.
+    The check reads no weights, makes no reward that could read weights, and uses no network.
     """
     found = Checked(recipe)
     found.data = _data(found)
@@ -102,7 +102,7 @@ def check(recipe: AnyRecipe) -> Checked:
 
 
 def reward_specs(entries: list[RewardConfig]) -> list[RewardSpec]:
-    """Recipe entries as reward specifications."""
+    """The entries of a recipe as reward specifications."""
     return [
         RewardSpec(e.name, weight=e.weight, options=e.options, label=e.label, time_limit=e.time_limit) for e in entries
     ]
@@ -114,20 +114,20 @@ def evaluated(recipe: AnyRecipe) -> list[RewardConfig]:
 
 
 def read_data(recipe: AnyRecipe) -> Data:
-    """Read the prompt files of a recipe; raises ValueError naming file and line of what is wrong."""
+    """Read the prompt files of a recipe; raises a ValueError that names file and line of a fault."""
     train = read_prompts(recipe.data.train)
     _enough(recipe, train)
     return Data(PromptStream(train, recipe.run.seed), read_heldout(recipe))
 
 
 def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
-    """The prompts on which a recipe is evaluated, as many as it takes; none if it names no file."""
+    """The held-out prompts of a recipe, at most `evaluate.prompts`; empty if the recipe names no file."""
     heldout = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
     return heldout[: recipe.evaluate.prompts]
 
 
 def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> Any:
-    """What a check returns; None after its fault was noted."""
+    """The result of a check; None if the check failed, and then its fault is added to the findings."""
     try:
         return check(*given)
     except MissingDependency as error:
@@ -168,7 +168,7 @@ def _prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
 
 
 def refuse_conversations(rows: Sequence[PromptRow]) -> None:
-    """Refuse prompts that are conversations: pipelines take texts."""
+    """Refuse prompts that are conversations, because pipelines take texts."""
     for row in rows:
         if row.messages is not None:
             raise ValueError(
@@ -192,7 +192,7 @@ def _model(found: Checked) -> None:
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
-        text = f"model.path {path}: it is no folder here, so it is taken for a hub id, which is read when a run starts"
+        text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
     _try(found, "model.path", check_folder, found.folder, recipe.task)
@@ -201,7 +201,7 @@ def _model(found: Checked) -> None:
 
 
 def _call(found: Checked, recipe: Recipe) -> None:
-    """Arguments of the pipeline's call, the pictures of prompts, and how long prompts are."""
+    """Check the arguments of the pipeline's call, the pictures of prompts, and the lengths of prompts."""
     folder, given = found.folder, recipe.model.call
     parameters = call_parameters(folder)
     if parameters is None:
@@ -231,13 +231,13 @@ def _long_prompts(folder: str, source: str, texts: list[str], call: Any, paramet
 
 
 def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "model.call.") -> Iterator[str]:
-    """What is wrong with arguments of the call of the pipeline in a folder."""
+    """The faults of the arguments of a pipeline's call."""
     yield from argument_faults(parameters, call, place, "the pipeline")
     yield from size_faults(folder, call, place)
 
 
 def _combinations(found: Checked) -> None:
-    """What the schema cannot see: hyper-parameters by the signature of what takes them, and plans that are empty."""
+    """Check what the schema cannot see: options that a part refuses, and plans that train no step."""
     recipe = found.recipe
     checks: list[Callable[[], Any]] = [lambda: Credit(recipe)]
     balance = value_at(recipe, "objective.balance")
@@ -254,13 +254,13 @@ def _combinations(found: Checked) -> None:
 
 
 CHECKED_PLANS = 50
-"""Iterations whose plans are made before a run."""
+"""The check makes the plans of this many iterations."""
 COMPARED_PLANS = 2000
-"""Iterations of the longest run of which it is known that an option of its plan changes none of them."""
+"""Runs of more iterations are not searched for options of the plan that have no effect."""
 
 
 def _check_plans(recipe: Recipe) -> None:
-    """Make the plans of the first iterations, and see that the loss and a guide find in them what they need."""
+    """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
     forecast(recipe, most=CHECKED_PLANS)
     plan, wanted = planner(recipe, table_of(recipe))(0), trained(recipe)
     if recipe.sampler.guide is not None:
@@ -271,15 +271,16 @@ def _check_plans(recipe: Recipe) -> None:
         )
     if wanted == "steps" and plan.neighbours:
         raise ValueError(
-            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps, as choices among neighbours; use "
+            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps as choices among neighbours; use "
             "objective neighbour, or another plan"
         )
 
 
 def idle_plan_options(recipe: Recipe) -> list[str]:
-    """What is asked of the plan and changes no step of the run, a sentence for each option.
+    """A sentence for each option of the plan that changes no step of the run.
 
-    An option may lose its effect by another choice, as the number of steps, so it is told of and not refused.
+    Another choice, such as the number of steps, may take the effect of an option away. So the option is reported, and
+    not refused.
     """
     count = recipe.run.iterations
     if count > COMPARED_PLANS:
@@ -334,19 +335,19 @@ def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]],
         raise ValueError(f"{source}: {error}") from None
     absent = [name for name in reward.optional if name not in columns]
     if absent:
-        text = f"reward {reward.name!r} reads a column `{absent[0]}` where there is one, and {source} has none"
+        text = f"reward {reward.name!r} reads a column `{absent[0]}` if there is one, and {source} has none"
         found.findings.append(Fault("note", text, "rewards"))
 
 
 def _extensions(recipe: AnyRecipe, trained: Sequence[Reward], scored: Sequence[Reward]) -> None:
-    # A served reward is called what its server says.
+    # Without a label, the server of a reward decides its name, so the name is not known here.
     if any(entry.name == "remote" and not entry.label for entry in (*recipe.rewards, *evaluated(recipe))):
         return
     Extensions.of(recipe, [reward.name for reward in trained], [reward.name for reward in scored])
 
 
 def _trackers(found: Checked) -> None:
-    """Trackers by accelerate's own table, for it leaves out those that are not installed and says so to nobody."""
+    """Check the trackers, because accelerate leaves out trackers that are not installed without a message."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     known = [str(name) for name in LOGGER_TYPE_TO_CLASS]

@@ -19,7 +19,7 @@ from ..text.cutting import Parts
 from .folder.json_lines import parse_strict, unwritable
 
 IMAGE = "image"
-# What DrawBench and UniGenBench call the column `prompt`.
+# DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 EMBEDDED = {"scenes": "flowgrpo.worlds.scenes", "arithmetic": "flowgrpo.worlds.arithmetic"}
 
@@ -29,12 +29,12 @@ class PromptRow:
     """One prompt with the other columns of its file.
 
     Attributes:
-        id: its position in the file, from 0.
-        text: the prompt; of a conversation the content of its last message.
-        columns: everything else, by name.
+        id: the position of the prompt in its file, from 0.
+        text: the prompt; for a conversation the content of the last message.
+        columns: the other columns, by name.
         messages: a conversation, for language models; None for a plain prompt.
-        pictures: what the pipeline is conditioned on beside the text; see `with_pictures`.
-        place: where it stands, for messages.
+        pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
+        place: file and line of the prompt, for messages.
     """
 
     id: int
@@ -46,10 +46,10 @@ class PromptRow:
 
     @property
     def prompt(self) -> str:
-        """What a pipeline is given: the text, with its pictures where it has any, which are read anew each time.
+        """The prompt that a pipeline gets: the text, and the pictures if there are any. Each access reads the pictures.
 
         Raises:
-            ValueError: a picture cannot be read any more.
+            ValueError: a picture can no longer be read.
         """
         if self.pictures is None:
             return self.text
@@ -61,21 +61,27 @@ class PromptRow:
 
 
 class MissingPrompts(ValueError):
-    """There is no such prompt file."""
+    """The prompt file does not exist."""
 
 
 def read_prompts(source: str) -> list[PromptRow]:
     """Read a prompt file.
 
-    `.txt`: a prompt a line. `.jsonl`: an object a line, `.json`: a list of objects or texts, `.csv` and `.tsv`: a
-    header, `.parquet` (with pyarrow installed): a table; these need a column `prompt`, and others go to the rewards by
-    name. Without it, one of `OTHER_NAMES` is the prompt; capitals do not matter. A prompt may be a conversation, a list
-    of objects with `role` and `content`. `scenes:train`, `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout`
-    are the embedded sets.
+    The formats are:
+
+    - `.txt`: each line is a prompt;
+    - `.jsonl`: each line is an object;
+    - `.json`: a list of objects or texts;
+    - `.csv` and `.tsv`: a table with a header;
+    - `.parquet`: a table, if pyarrow is installed.
+
+    All formats but `.txt` need a column `prompt`. Without it, one of `OTHER_NAMES` is the prompt. Capitals do not
+    matter. The rewards get the other columns by name. A prompt may be a conversation, a list of objects with `role` and
+    `content`. The embedded sets are `scenes:train`, `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout`.
 
     Raises:
-        ValueError: a missing or empty file, an unknown ending, an unreadable line or one without a prompt, or with
-            several of the other names and no `prompt`; the message names file and line (of a `.json` list, the entry).
+        ValueError: a file is missing or empty, its ending is unknown, a line cannot be read or has no prompt, or a line
+            has several of the other names and no `prompt`. The message names file and line, or the entry of a list.
     """
     path = prompt_path(source)
     if path.suffix.lower() == ".parquet":
@@ -123,13 +129,13 @@ def prompt_path(source: str) -> Path:
         raise ValueError(f"the prompt file {source!r} is a folder; name a file in it")
     if not path.is_file():
         note = prompt_file_note(source)
-        what = f"it should hold {note}; give the path of yours with" if note else "check"
+        what = f"it should hold {note}; give the path of your file with" if note else "check"
         raise MissingPrompts(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
     return path
 
 
 def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
-    # Unless it is strict, a cell whose quotes do not pair loses them, or takes in the lines that follow.
+    # A reader that is not strict drops quotes that do not pair, or reads the following lines into the cell.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
     found: list[tuple[int, Any]] = []
     try:
@@ -138,7 +144,7 @@ def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
         return found
     except csv.Error as error:
         if mark == "\t":
-            # PartiPrompts is not quoted, and begins a prompt with the words that are to be written, in quotes.
+            # The cells of PartiPrompts are not quoted, and some of its prompts begin with words in quotes.
             return list(_rows(path, csv.reader(io.StringIO(text, newline=""), delimiter=mark, quoting=csv.QUOTE_NONE)))
         line = found[-1][0] if found else 1
         raise ValueError(
@@ -148,7 +154,7 @@ def _table(path: Path, text: str, mark: str) -> list[tuple[int, Any]]:
 
 
 def _rows(path: Path, reader: Any) -> Iterator[tuple[int, Any]]:
-    """Rows with the number of their last line; every row has a cell for every name of the header."""
+    """Rows with the number of their last line. Every row has a cell for every name of the header."""
     header: list[str] = []
     for cells in reader:
         if not cells:
@@ -180,7 +186,7 @@ def _row(place: str, index: int, entry: Any) -> PromptRow:
     others = [known[name] for name in OTHER_NAMES if name in known]
     key = known.get("prompt", others[0] if others else None)
     if "prompt" not in known and len(others) > 1:
-        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; call the one that is meant `prompt`")
+        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; name one of them `prompt`")
     if key is None:
         have = ", ".join(map(str, entry)) if isinstance(entry, dict) else type(entry).__name__
         raise ValueError(f"{place}: no `prompt` (it has {have[:200] or 'nothing'})")
@@ -225,19 +231,20 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path} is not a parquet file: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no prompt")
-    # Tables of floats write nothing as NaN.
+    # Tables of floats have NaN for a missing value.
     return [{name: None if value != value else value for name, value in row.items()} for row in rows]
 
 
 def with_pictures(rows: Sequence[PromptRow], source: str) -> list[PromptRow]:
-    """Prompts whose column `image` is the picture that a pipeline is conditioned on; a list of paths is several.
+    """The prompts with the pictures of their column `image`, which holds a path or a list of paths.
 
-    Paths start at the folder of the prompt file. In the columns, and so for rewards, they start at the working
-    directory. Prompts without such a column come back as they are.
+    The pictures condition the pipeline. Paths in the file start at the folder of the prompt file. In the columns of the
+    result, which rewards get, paths start at the working directory. Prompts without such a column are returned
+    unchanged.
 
     Raises:
-        ValueError: a picture that is missing or cannot be read, or a prompt without one among others that have one;
-            the message names file and line.
+        ValueError: a picture is missing or cannot be read, or some prompts have pictures and others have none. The
+            message names file and line.
     """
     if all(row.pictures is not None or not row.columns.get(IMAGE) for row in rows):
         return list(rows)
@@ -254,7 +261,7 @@ def _with_picture(row: PromptRow, folder: Path) -> PromptRow:
         )
     found = tuple(Picture(folder / path, row.place) for path in listed)
     for picture in found:
-        _ = picture.size  # of a missing file it says so, before anything is loaded
+        _ = picture.size  # raises for a missing file, before anything is loaded
     paths = [str(picture.path) for picture in found]
     if isinstance(given, list):
         return replace(row, columns={**row.columns, IMAGE: paths}, pictures=found)
@@ -262,7 +269,7 @@ def _with_picture(row: PromptRow, folder: Path) -> PromptRow:
 
 
 def templated(row: PromptRow, template: str) -> PromptRow:
-    """A prompt within a template; of a conversation its last message."""
+    """A prompt within a template; in a conversation, the last message is put into the template."""
     text = template.replace(PROMPT, row.text)
     if row.messages is None:
         return replace(row, text=text)
@@ -271,10 +278,10 @@ def templated(row: PromptRow, template: str) -> PromptRow:
 
 
 def columns_of(rows: Sequence[PromptRow], parts: Parts | None = None) -> dict[str, list[Any]]:
-    """The columns of several prompts, `None` where one lacks a column; with the parts of their completions as `parts`.
+    """The columns of several prompts, `None` where a prompt lacks a column; with `parts`, also a column of their texts.
 
     Raises:
-        ValueError: there are parts, and the prompts have such a column.
+        ValueError: `parts` are given, and the prompts have a column `parts`.
     """
     names = dict.fromkeys(name for row in rows for name in row.columns)
     found = {name: [row.columns.get(name) for row in rows] for name in names}
@@ -289,13 +296,13 @@ def columns_of(rows: Sequence[PromptRow], parts: Parts | None = None) -> dict[st
 
 
 class PromptStream:
-    """Prompts in an endless shuffled order that depends on the seed alone: every pass holds each prompt once."""
+    """Prompts in an endless shuffled order that depends on the seed alone. Every pass has each prompt once."""
 
     def __init__(self, rows: Sequence[PromptRow], seed: int) -> None:
         self.rows, self.seed = list(rows), seed
 
     def take(self, first: int, count: int) -> list[PromptRow]:
-        """Prompts number `first` to `first + count` of the stream."""
+        """The `count` prompts of the stream from number `first` on."""
         chosen: list[PromptRow] = []
         while len(chosen) < count:
             epoch, place = divmod(first + len(chosen), len(self.rows))

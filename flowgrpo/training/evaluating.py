@@ -1,4 +1,4 @@
-"""Evaluations of a run: made, saved, told of, and what ends the run for them."""
+"""Evaluations of a run: how they are made, saved and reported, and whether one of them ends the run."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ EVALUATION_SEED = 20_260_101
 
 
 def evaluation_key(row: PromptRow) -> int:
-    """What addresses the randomness of a held-out prompt, the same in every evaluation."""
+    """The address of the randomness of a held-out prompt; it is the same in every evaluation."""
     return address(EVALUATION_SEED, 2, row.id)
 
 
 def evaluated(
     task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, processes: Processes, clock: Clock
 ) -> tuple[Batch | None, dict[str, float | None]]:
-    """Held-out prompts sampled with fixed seeds and averaged weights: this process's share, and of all the means with
-    their standard errors."""
+    """Samples held-out prompts with fixed seeds and averaged weights.
+
+    Returns:
+        The samples of this process, and the means over all processes with their standard errors.
+    """
     places = processes.share(len(heldout))
     rows = [heldout[place] for place in places]
     keys = [evaluation_key(row) for row in rows]
@@ -55,12 +58,12 @@ class Evaluations:
     """Samples every held-out prompt with fixed seeds, with the averaged weights.
 
     Args:
-        task: samples.
-        heldout: prompts; without any there are no evaluations.
-        rewards: score.
-        average: of the weights, where there is one.
+        task: makes the samples.
+        heldout: prompts; if empty, there are no evaluations.
+        rewards: score the samples.
+        average: the averaged weights; None if the run has none.
         clock, symptoms, extensions: of the run.
-        keeper: writes the checkpoint of a run that an evaluation ends; has the folder, the processes and the reporter.
+        keeper: writes the checkpoint if an evaluation ends the run; has the folder, the processes and the reporter.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class Evaluations:
         return self.keeper.reporter
 
     def make(self, iteration: int) -> dict[str, float | None]:
-        """The metrics of an evaluation before an iteration; its samples are saved."""
+        """Make an evaluation before an iteration and save its samples; returns its metrics."""
         if not self.heldout:
             return {}
         keeper = self.keeper
@@ -97,13 +100,14 @@ class Evaluations:
         return record | marks(symptoms)
 
     def ends(self, iteration: int, record: dict[str, float | None], last: int) -> bool:
-        """Tell the extensions of an evaluation; whether one of them ends the run before its last iteration.
+        """Tell the extensions the results; returns whether one of them ends the run before its last iteration.
 
-        The checkpoint of such an end holds what they knew before, for the evaluation is repeated on resuming.
+        If so, the checkpoint holds the states of the extensions before the evaluation, because a resumed run repeats
+        the evaluation.
 
         Args:
-            iteration: iterations done before it.
-            record: its metrics, to which alarms are added.
+            iteration: iterations done before the evaluation.
+            record: the metrics of the evaluation; alarms are added to them.
             last: the number of iterations of the run.
         """
         if not record:

@@ -1,4 +1,4 @@
-"""Models by the path a recipe gives: the embedded ones, folders and hub ids."""
+"""Models by the path that a recipe gives: an embedded model, a folder or a hub id."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def embedded_pipeline() -> Path:
     """The folder of the embedded scenes pipeline.
 
     Raises:
-        ValueError: this installation lacks it.
+        ValueError: this installation lacks the pipeline.
     """
     folder = Path(str(resources.files("flowgrpo.worlds.scenes") / "pipeline"))
     if not (folder / "model_index.json").is_file():
@@ -37,10 +37,10 @@ def embedded_pipeline() -> Path:
 
 
 def model_folder(path: str) -> str:
-    """Resolve `scenes`, a folder or a hub id.
+    """The folder or hub id of a pipeline: `scenes`, a folder or a hub id.
 
     Raises:
-        ValueError: it looks like a path but there is no pipeline there.
+        ValueError: it looks like a path, but there is no pipeline.
     """
     if path == "scenes":
         return str(embedded_pipeline())
@@ -52,7 +52,7 @@ def model_folder(path: str) -> str:
 
 
 def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -> str:
-    """A model's path, if it is a folder with its index, or can be a hub id."""
+    """The path of a model, if it is a folder with its index, or can be a hub id."""
     folder = Path(path)
     if path and folder.is_dir() and not (folder / index).exists():
         raise ValueError(f"model.path {path!r} holds no {index}; give the folder of {whole}")
@@ -66,22 +66,22 @@ def _folder_or_id(path: str, index: str, whole: str, what: str, embedded: str) -
 
 
 def looks_local(path: str) -> bool:
-    """Whether a path that is not there can be no hub id."""
+    """Whether a path that does not exist looks like a path of this machine, and cannot be a hub id."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1
 
 
 def check_folder(path: str, task: str) -> type | None:
-    """Look at a model's folder without loading a weight; a hub id is let through.
+    """Check the folder of a model without loading a weight. A hub id is not checked.
 
     Args:
         path: as `model_folder` or `language_folder` returns it.
         task: "images" or "text".
 
     Returns:
-        The pipeline's class, where the folder tells.
+        The class of the pipeline; None if the folder does not say it.
 
     Raises:
-        ValueError: a part is missing, damaged, or of an unknown class.
+        ValueError: a component is missing, damaged, or of an unknown class.
     """
     if not Path(path).is_dir():
         return None
@@ -92,10 +92,10 @@ def check_folder(path: str, task: str) -> type | None:
 
 
 def language_folder(path: str) -> str:
-    """Resolve `arithmetic`, `arithmetic:untrained`, a folder or a hub id.
+    """The folder or hub id of a language model: `arithmetic`, `arithmetic:untrained`, a folder or a hub id.
 
     Raises:
-        ValueError: it looks like a path but there is no model there.
+        ValueError: it looks like a path, but there is no model.
     """
     if path in ("arithmetic", UNTRAINED):
         folder = Path(str(resources.files("flowgrpo.worlds.arithmetic") / "model"))
@@ -110,12 +110,12 @@ def language_folder(path: str) -> str:
 
 
 def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the pipeline's call: those its folder recommends (`flowgrpo.json`), then the recipe's.
+    """Arguments of the pipeline's call: the arguments that its folder recommends, overridden by the recipe's arguments.
 
-    The name of a picture file stands for the picture.
+    The recommended arguments are in `flowgrpo.json`. The name of a picture file is replaced by the picture.
 
     Raises:
-        ValueError: a picture that cannot be read.
+        ValueError: a picture cannot be read.
     """
     found = {**recommended_arguments(path), **given}
     for name, value in given.items():
@@ -128,7 +128,7 @@ def recommended_arguments(path: str) -> dict[str, Any]:
     """Arguments of the call that a pipeline folder recommends in its `flowgrpo.json`; none without the file.
 
     Raises:
-        ValueError: the file is no JSON, or has no object `call`.
+        ValueError: the file is not JSON, or has no object `call`.
     """
     note = Path(path) / RECOMMENDED
     if not note.is_file():
@@ -142,7 +142,7 @@ def recommended_arguments(path: str) -> dict[str, Any]:
 
 
 def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = None) -> Any:
-    """Load a diffusers pipeline in `dtype`, its denoisers' linear weights in 8 bits if asked for.
+    """Load a diffusers pipeline in `dtype`; with `quantize`, the linear weights of its denoisers are loaded in 8 bits.
 
     Components that the folder leaves out are passed as None, as diffusers asks.
     """
@@ -155,14 +155,14 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):
-        vae.to(memory_format=torch.channels_last)  # decodes in two thirds of the time
+        vae.to(memory_format=torch.channels_last)  # decoding takes two thirds of the time
     return pipe
 
 
 def quiet_libraries() -> None:
     """Keep libraries from writing over the progress of a run."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # diffusers and transformers rename these; older versions that are supported know only the old names.
+    # diffusers and transformers rename these, but the oldest supported versions know only the old names.
     for name in ("torch_dtype", "gradient_checkpointing"):
         warnings.filterwarnings("ignore", message=f".*{name}.*", category=FutureWarning)
     import diffusers.utils.logging

@@ -1,4 +1,4 @@
-"""From a recipe's sampler section to the plan of each iteration, and what a run will cost, without a model."""
+"""The plan of each iteration from the sampler section of a recipe, and the cost of a run, without a model."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def kernel_of(sampler: SamplerConfig) -> Kernel:
 
 
 def solver_of(sampler: SamplerConfig) -> str | Solver:
-    """The solver of the deterministic steps; one of the package by its name."""
+    """The solver of the deterministic steps; a solver of the package is given by its name."""
     return sampler.solver.name if sampler.solver.name in SOLVERS else sampler.solver.make()
 
 
 def setting_of(recipe: Recipe, sigmas: Sequence[float]) -> Setting:
-    """What the plans of a recipe are made for, over a table of noise levels."""
+    """The arguments of the plans of a recipe, for a table of noise levels."""
     sampler = recipe.sampler
     return Setting(
         tuple(sigmas), kernel_of(sampler), solver_of(sampler), group=recipe.rollout.group, seed=recipe.run.seed
@@ -40,12 +40,12 @@ def setting_of(recipe: Recipe, sigmas: Sequence[float]) -> Setting:
 
 
 def table_of(recipe: Recipe) -> tuple[float, ...]:
-    """Noise levels without a model: those of the recipe, else an unshifted table of its length."""
+    """Noise levels without a model: the levels of the recipe, or an unshifted table of its length."""
     return tuple(recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
 
 
 def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
-    """The plan of each iteration, over a table of noise levels."""
+    """A function from iterations to plans, for a table of noise levels."""
     chosen, setting = recipe.sampler.plan, setting_of(recipe, sigmas)
     make = chosen.make()
 
@@ -70,12 +70,12 @@ class Forecast:
     """What a run of a recipe costs.
 
     Attributes:
-        counts: of one prompt, for each distinct plan in the order of first use.
-        windows: how many iterations use each.
+        counts: for one prompt, for each distinct plan in the order of first use.
+        windows: how many iterations use each plan.
         images: per iteration.
         optimizer_steps: per iteration.
-        on_policy_steps: of those, how many are strictly on-policy.
-        warnings: what is worth a second look.
+        on_policy_steps: how many of the optimizer steps are strictly on-policy.
+        warnings: settings that may be mistakes, a sentence for each.
     """
 
     counts: list[PlanCounts]
@@ -89,13 +89,13 @@ class Forecast:
 def forecast(
     recipe: Recipe, sigmas: Sequence[float] | None = None, elements: int | None = None, most: int | None = None
 ) -> Forecast:
-    """Count everything a recipe will do.
+    """Count everything that a recipe will do.
 
     Args:
         recipe: what to do.
-        sigmas: the pipeline's noise levels; without a model, an unshifted table of the recipe's length.
-        elements: numbers in a latent, for the scale of the clip; unknown without a model.
-        most: iterations that are counted; all if left out.
+        sigmas: the pipeline's noise levels; an unshifted table of the recipe's length if left out.
+        elements: numbers in a latent, for the scale of the clip; None if there is no model.
+        most: how many iterations are counted; all if left out.
     """
     plan_for = planner(recipe, sigmas or table_of(recipe))
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
@@ -115,7 +115,7 @@ def forecast(
 
 
 def step_ranges(steps: Sequence[int]) -> str:
-    """Rising step numbers as text, neighbours drawn together: 0, 1, 2, 5 as `0–2, 5`."""
+    """Rising step numbers as text, with ranges of neighbours: 0, 1, 2, 5 is `0–2, 5`."""
     runs: list[list[int]] = []
     for step in steps:
         if runs and runs[-1][-1] == step - 1:
@@ -131,7 +131,7 @@ def surrogate_of(recipe: Recipe) -> Choice | None:
 
 
 def clip_of(surrogate: Callable[..., Any]) -> tuple[float, float]:
-    """Lower and upper clip of the ratio, for what a run says of itself; infinite where there is no such constant.
+    """Lower and upper clip of the ratio, for the lines that a run prints; infinite if the clip is not a constant.
 
     Args:
         surrogate: with its options bound.
@@ -145,7 +145,7 @@ def clip_of(surrogate: Callable[..., Any]) -> tuple[float, float]:
 
 
 def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, float | None]:
-    """The upper clip as (mean-reduced number, nats of the whole latent); None where it is not known."""
+    """The upper clip as (mean-reduced number, nats of the whole latent); None where the value is not known."""
     surrogate = surrogate_of(recipe)
     if surrogate is None:
         return None, None
@@ -169,29 +169,30 @@ def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
     if high is not None and high < 2e-8:
         found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
     if nats is not None and nats > 5 and clips and steps > 1:
-        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; surrogate clip_nats sets it by scale")
+        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; surrogate clip_nats sets the clip in nats")
     if recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found
 
 
 def search_passes(recipe: AnyRecipe) -> float:
-    """Passes over a rollout, without gradients, by which `objective.balance` finds its bounds.
+    """How many passes over a rollout, without gradients, `objective.balance` needs to find its bounds.
 
-    Before the weights move every ratio is 1; each later optimizer step takes one over its part of the rollout.
+    The first optimizer step needs none, because every ratio is 1 until the weights move. Each later step needs one pass
+    over its part of the rollout.
     """
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     return 0.0 if value_at(recipe, "objective.balance") is None else (steps - 1) / recipe.optimizer.updates
 
 
 def search_line(recipe: AnyRecipe) -> str | None:
-    """What the search for bounds costs, in words; None without one."""
+    """A line on the cost of the search for bounds; None if there is no search."""
     passes = search_passes(recipe)
     return f"objective.balance scores them {passes:g} more time(s), without gradients" if passes else None
 
 
 def parts_line(recipe: TextRecipe) -> str | None:
-    """How completions are cut and what is done by part, in words; None where they are not."""
+    """A line on how completions are cut and what is done by part; None if completions are not cut."""
     if recipe.parts is None:
         return None
     objective, credit = recipe.objective, recipe.credit.short
@@ -208,7 +209,7 @@ def parts_line(recipe: TextRecipe) -> str | None:
 
 
 def budget_line(recipe: AnyRecipe) -> str | None:
-    """What rounds make of the number of samples, in words; None without any."""
+    """A line on the number of samples if prompts are sampled in rounds; None if there are no rounds."""
     budget, rollout, templates = recipe.rollout.budget, recipe.rollout, len(recipe.data.templates)
     round_size, first = rollout.prompts * rollout.group, max(templates, 1)
     named = f"in rounds of {rollout.group} a prompt"

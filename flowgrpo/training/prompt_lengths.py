@@ -1,4 +1,4 @@
-"""Prompts that are longer than a pipeline's tokenizers take: their ends are cut off, and the pipeline says nothing."""
+"""Prompts that are too long for a pipeline's tokenizers: the pipeline cuts their ends off and says nothing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def long_prompts(
     call: Mapping[str, Any],
     parameters: Mapping[str, inspect.Parameter],
 ) -> Iterator[str]:
-    """A line for each tokenizer that takes less than all of some prompts.
+    """A line for each tokenizer that cuts off some prompts.
 
     Args:
         folder: of the pipeline.
         source: the prompt file, for messages.
         prompts: its prompts.
         call: arguments of the pipeline's call.
-        parameters: of the call; a `max_sequence_length` is the limit of tokenizers that are not CLIP's.
+        parameters: of the call. A parameter `max_sequence_length` is the limit of all tokenizers except CLIP's.
     """
     index = read_json_object(folder / "model_index.json")
     for name in sorted(key for key in index if key.startswith("tokenizer")):
@@ -34,7 +34,7 @@ def long_prompts(
         if not isinstance(library_and_class, list) or library_and_class[-1] is None:
             continue
         limit = _limit(folder / name, str(library_and_class[-1]), call, parameters)
-        # A token is a byte at least, and two mark beginning and end.
+        # A token has at least one byte, and two more tokens mark beginning and end.
         suspects = [text for text in prompts if limit is not None and len(text.encode()) + 2 > limit]
         if limit is None or not suspects or (count := _counter(folder / name)) is None:
             continue
@@ -58,10 +58,10 @@ def _limit(folder: Path, kind: str, call: Mapping[str, Any], parameters: Mapping
 
 
 def _counter(folder: Path) -> Any:
-    """What counts the tokens of prompts; None for a tokenizer whose file is of another kind than the fast ones.
+    """A function that counts the tokens of prompts; None for a tokenizer without the file of fast tokenizers.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file is not a tokenizer.
     """
     from tokenizers import Tokenizer
 
@@ -71,7 +71,7 @@ def _counter(folder: Path) -> Any:
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{file} is no tokenizer ({error}); get the model again") from None
+        raise ValueError(f"{file} is not a tokenizer ({error}); download the model again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return lambda prompts: [len(found.ids) for found in tokenizer.encode_batch(list(prompts))]

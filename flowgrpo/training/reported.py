@@ -1,4 +1,4 @@
-"""What a recipe reads of a reward beside its value: the kinds of samples, and the answers that it found in them."""
+"""What a recipe reads from a reward besides its value: the strata of samples, and the answers in samples."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .credit.strata import Stratum
 
 
 def as_reported(recipe: AnyRecipe, names: Sequence[str]) -> AnyRecipe:
-    """A recipe in which keys that refer to a reward have the name under which its scores are reported.
+    """The recipe, with every reference to a reward replaced by the name under which its scores are reported.
 
     Args:
-        recipe: where a reward may be meant by its label, or by its name as the recipe has it.
-        names: of its rewards.
+        recipe: it refers to a reward by its label, or by its name in the recipe.
+        names: the reported names of its rewards.
     """
 
     def named(section: Any) -> Any:
@@ -36,12 +36,12 @@ def as_reported(recipe: AnyRecipe, names: Sequence[str]) -> AnyRecipe:
 
 
 def answers_of(scores: RewardBatch, reward: str, key: str) -> list[str | None]:
-    """[L] what a reward read in samples.
+    """[L] the answers that a reward read in samples.
 
     Args:
         scores: of L samples, as the rewards gave them.
         reward: label.
-        key: of the recipe, for the message.
+        key: the key of the recipe that names the reward, for the message.
 
     Raises:
         ValueError: the reward gives no answers.

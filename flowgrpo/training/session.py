@@ -1,4 +1,4 @@
-"""Puts a run together from its recipe. Everything that can be wrong without a model is checked before one loads."""
+"""Puts a run together from its recipe. Everything that does not need the model is checked before the model loads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ from .text.text_task import TextTask
 from .trainer import Trainer
 
 SPARE_EMBEDDINGS = 64 * 2**20
-"""Bytes of prompt embeddings that are kept beyond `kept_prompts`: a dozen of a large model, all of the embedded one."""
+"""Bytes of prompt embeddings that are kept beyond `kept_prompts`.
+
+They hold a dozen prompts of a large model, or all prompts of the embedded model."""
 
 
 class Session:
@@ -52,12 +54,12 @@ class Session:
 
     Args:
         recipe: what to do.
-        run: where to do it; None for measurements that write nothing.
-        checked: the recipe after its check, if that has been made already.
-        pipe: a pipeline of images in the place of the one that the recipe names.
+        run: the run folder; None for measurements that write nothing.
+        checked: the recipe after its check, if the check was made already.
+        pipe: a pipeline of images that replaces the pipeline of the recipe.
 
     Raises:
-        ValueError: anything that is wrong with files, rewards or geometry, before the model is loaded.
+        ValueError: files, rewards or geometry are wrong. It is raised before the model is loaded.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Session:
             self.task = load_text_task(recipe, checked.folder, self.data, device)
 
     def _make_rewards(self) -> None:
-        """Rewards are made before the model: what is wrong with one costs no wait."""
+        """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
         recipe = self.recipe
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
@@ -103,7 +105,7 @@ class Session:
                 reward.check(kind, columns_of(rows, parts), grouped=True)
 
     def trainer(self, reporter: Reporter, stop: Stop | None = None) -> Trainer:
-        """The trainer of this run, which ends as `stop` says."""
+        """The trainer of this run; `stop` may end it."""
         if self.run is None:
             raise ValueError("a trainer needs a run folder; give Session a RunFolder")
         return Trainer(
@@ -119,9 +121,10 @@ def lora_spec(config: LoraConfig) -> LoraSpec:
 
 
 def kept_prompts(recipe: Recipe, heldout: int) -> int | None:
-    """Prompts whose embeddings are kept; None keeps all. They are of megabytes, and prompt files have many thousands.
+    """The number of prompts whose embeddings are kept; None keeps all.
 
-    What is kept holds two iterations and an evaluation, so that none encodes a prompt twice.
+    Embeddings are megabytes each, and prompt files have many thousands of prompts. The number is enough for two
+    iterations and an evaluation, so that none of them encodes a prompt twice.
     """
     if recipe.model.release_text_encoders or recipe.critic is not None:
         return None
@@ -136,9 +139,9 @@ def load_flow_task(
     pipe: Any = None,
     shard: Callable[[dict[str, torch.nn.Module]], Shards] | None = None,
 ) -> FlowTask:
-    """Load a pipeline unless one is given, put what is trained on it, encode the prompts and check that it replays.
+    """Load a pipeline unless it is given, add the trained weights, encode the prompts and check the replay.
 
-    Full weights are cut by `shard`, where it is given, before they are moved to the device.
+    If `shard` is given, it cuts full weights before they are moved to the device.
     """
     model, sampler = recipe.model, recipe.sampler
     dtype, source = DTYPES[model.dtype], None
@@ -185,12 +188,12 @@ def load_flow_task(
 
 
 def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:
-    """A denoiser and its weights as the recipe has them sampled and scored."""
+    """The policy of a denoiser and its weights, which samples and scores as the recipe says."""
     objective, rollout = recipe.objective, recipe.rollout
     return FlowPolicy(
         denoiser,
         weights,
-        # An objective without these options trains no transition, and asks for neither.
+        # An objective without these options trains no transition, so the defaults have no effect.
         ratio=objective.get("ratio", "guard"),
         weight=objective.get("weight", "guard"),
         batch=rollout.batch,
@@ -200,10 +203,11 @@ def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> 
 
 
 def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.device) -> TextTask:
-    """Load a language model, put what is trained on it and check that every prompt can be encoded.
+    """Load a language model, add the trained weights and check that every prompt can be encoded.
 
     Raises:
-        ValueError: a prompt is longer than the recipe allows, or a conversation and the model has no chat template.
+        ValueError: a prompt is longer than the recipe allows, or a prompt is a conversation and the model has no chat
+            template.
     """
     model = recipe.model
     language = load_language_model(
@@ -234,20 +238,20 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
     prompts = recipe.rollout.prompts
     if prompts < ranks:
         raise ValueError(
-            f"rollout.prompts is {prompts} on {ranks} processes, and all samples of a prompt are made by one; use "
+            f"rollout.prompts is {prompts} on {ranks} processes, and one process makes all samples of a prompt; use "
             f"{ranks} prompts or more, or fewer processes"
         )
     if ranks > 1 and (recipe.credit.name == "value" or recipe.credit.get("scale") == "batch"):
         raise ValueError(
-            "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, which are "
-            "on several processes; use one process, or another credit"
+            "credit value, and turning or minimum with credit.scale batch, compare the steps of all prompts, and these "
+            "steps are on several processes; use one process, or another credit"
         )
     if isinstance(recipe, Recipe) and recipe.critic is not None and ranks > 1:
-        raise ValueError("a critic is trained in one process; use one, or a recipe without `critic`")
+        raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
 
 
 def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
-    """Check a recipe, make its run folder, tell `made` of it and load its model."""
+    """Check a recipe, make its run folder, call `made` with the folder, and load the model."""
     with ended_together():
         checked = check(recipe)
         checked.require()
@@ -258,13 +262,13 @@ def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None =
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:
-    """The folder of a new run, made by the first process, whose name for it counts, and opened by the others."""
+    """The folder of a new run. The first process makes it, and its path counts; the other processes open it."""
     made = RunFolder.create(folder, config) if processes.rank == 0 else None
     path = processes.gather(None if made is None else made.path)[0]
     assert path is not None
     if not (path / "config.yaml").is_file():
         raise ValueError(
             f"process {processes.rank} does not find the run folder {path} that process 0 has made; put it where all "
-            "of them read and write the same files"
+            "processes read and write the same files"
         )
     return made or RunFolder.open(path)

@@ -1,4 +1,4 @@
-"""What the loop knows of the models it trains, and images as such a task; text is the other (`text_task.py`)."""
+"""The protocol of tasks that the training loop trains, and the task of images. `text_task.py` has the task of text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .reporting.clock import Clock
 
 
 class Collected(Protocol):
-    """A finished rollout: L samples of some prompts, and N nodes that lead to them (for completions, N = L)."""
+    """A finished rollout: L samples of some prompts, and N nodes that lead to the samples (for completions, N = L)."""
 
     @property
     def samples(self) -> Tensor | list[str]:
@@ -50,71 +50,73 @@ class Collected(Protocol):
 
     @property
     def lengths(self) -> Tensor | None:
-        """[L] tokens; of completions only."""
+        """[L] tokens; for completions only."""
 
     @property
     def log_probs(self) -> Tensor | None:
-        """[L] of whole samples, by the sampler; of completions only."""
+        """[L] log-probs of whole samples under the sampler; for completions only."""
 
     @property
     def parts(self) -> Parts | None:
-        """Into which samples are cut; of completions only, where the recipe cuts them."""
+        """The parts of completions; None for images, and if the recipe does not cut completions."""
 
     @property
     def columns(self) -> int:
-        """How many parts the statistics of the ratio distinguish: denoising steps, or stretches of a completion."""
+        """Columns of the statistics of the ratio: denoising steps, or stretches of a completion."""
 
     def record(self) -> dict[str, float]:
-        """What the metrics say of the rollout itself."""
+        """The metrics of the rollout itself."""
 
     def origins(self) -> list[dict[str, Any]]:
-        """[L] what the index of samples says of how each came about."""
+        """[L] how each sample was made, for the index of samples."""
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
-        """[N] advantages of the nodes from those of the samples [L]."""
+        """[N] advantages of the nodes, from the advantages [L] of the samples."""
 
     def siblings(self, among: str) -> Tensor:
-        """[L] ids of the samples among which some are selected."""
+        """[L] ids of the sets within which samples are selected."""
 
     def kept(self, chosen: Tensor) -> Tensor:
-        """[N] bool: nodes that are trained if of the samples only the chosen [L] are."""
+        """[N] bool: nodes that are trained if only the chosen samples [L] are trained."""
 
 
 Decoded = Callable[[Collected], None]
-"""Told of a chunk of a rollout, whole groups of samples, which number their prompts as the rollout does."""
+"""Called with a chunk of a rollout. A chunk has whole groups, and numbers its prompts as the rollout does."""
 
 
 class Task(Protocol):
-    """What is sampled and trained."""
+    """A model that the training loop samples and trains."""
 
     noun: str
     """What a sample is called, in the plural."""
     clock_parts: tuple[str, ...]
-    """Where the time of its iterations goes."""
+    """The parts into which the time of an iteration is divided."""
     update_part: str
-    """Which of them the gradients count as."""
+    """The part that the time of the gradients counts as."""
 
     @property
     def weights(self) -> TrainedWeights:
-        """What is trained."""
+        """The trained weights."""
 
     @property
     def device(self) -> torch.device:
-        """Of the model."""
+        """The device of the model."""
 
     @property
     def result(self) -> str:
         """The folder of a run that gets the trained weights."""
 
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
-        """Take the model in this context as what penalties compare with, in place of the base model."""
+        """Let penalties compare with the model in this context, in place of the base model."""
 
     def followers(self) -> dict[str, EmaConfig | None]:
-        """Averages of the weights beside that of the results, by name: `anchor`, what penalties compare with, and
-        `old`, the policy that samples."""
+        """Further averages of the weights, by name.
+
+        `anchor` is the model with which penalties compare, and `old` is the sampling policy.
+        """
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe; `old` is a context with the sampling policy, where that lags behind."""
+        """The loss of the recipe; `old` is a context with the sampling policy, if that policy lags behind."""
 
     def rollout(
         self,
@@ -129,59 +131,60 @@ class Task(Protocol):
 
         Args:
             rows: P prompts.
-            keys: P numbers that address the randomness of each.
+            keys: P numbers that address the randomness of each prompt.
             iteration: from 0.
-            clock: told where the time goes.
-            cuts: where the parts after the first begin that are optimizer steps of their own; a part may be empty.
-            decoded: called with each chunk of the rollout, in order, where it is made in chunks.
+            clock: measures where the time goes.
+            cuts: the first prompt of each part after the first. Each part has an optimizer step of its own. A part may
+                be empty.
+            decoded: if the rollout is made in chunks, called with each chunk, in order.
         """
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
         """Sample prompts for an evaluation."""
 
     def learn(self, experience: Any, scores: RewardBatch) -> dict[str, float]:
-        """Whatever learns from a rollout beside the policy; returns metrics."""
+        """Let models other than the policy learn from a rollout; returns metrics."""
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Coefficients that follow what an update measured, by its metrics; returns metrics."""
+        """Move the coefficients that depend on the metrics of an update; returns metrics."""
 
     def credit_model(self) -> Critic | None:
-        """What the credit of steps may ask."""
+        """The critic that the credit of steps may ask."""
 
     def parts(self) -> dict[str, Stateful]:
-        """What of it a checkpoint holds beside the weights, by file name."""
+        """The parts of the task that a checkpoint holds besides the weights, by file name."""
 
     def describe(self) -> Iterator[str]:
-        """Lines on what will be done, for the start of a run."""
+        """Lines for the start of a run that say what it will do."""
 
     def samples_per_iteration(self) -> int:
-        """Of all processes."""
+        """Samples of all processes in an iteration."""
 
 
 class PolicyTask:
-    """What tasks have in common that are a policy, with the weights that are trained."""
+    """The base class of tasks whose model is a policy."""
 
     policy: Any
     controls: Controls
 
     @property
     def weights(self) -> TrainedWeights:
-        """Of the model."""
+        """The trained weights."""
         weights: TrainedWeights = self.policy.weights
         return weights
 
     @property
     def device(self) -> torch.device:
-        """Of the model."""
+        """The device of the model."""
         device: torch.device = self.policy.device
         return device
 
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
-        """Compare with the model in this context."""
+        """Let penalties compare with the model in this context."""
         self.policy.reference = reference
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
-        """Move the coefficients that follow a measurement."""
+        """Move the coefficients that depend on the metrics."""
         return self.controls.settle(record)
 
 
@@ -191,9 +194,9 @@ class FlowTask(PolicyTask):
     Args:
         recipe: what to do.
         policy: samples and scores in training.
-        evaluator: samples in evaluations; the same weights, maybe on another number of steps.
+        evaluator: samples in evaluations. It has the same weights, and maybe another number of steps.
         plan_for: the plan of each iteration.
-        critic: predicts rewards of states, where the recipe has one.
+        critic: predicts rewards of states; None if the recipe has no critic.
     """
 
     noun = "images"
@@ -216,15 +219,15 @@ class FlowTask(PolicyTask):
 
     @property
     def result(self) -> str:
-        """`lora`, or for full weights `pipeline`."""
+        """`lora`, or `pipeline` for full weights."""
         return "lora" if self.weights.kind == "lora" else "pipeline"
 
     def followers(self) -> dict[str, EmaConfig | None]:
-        """Those of the objective."""
+        """The averages that the recipe asks for."""
         return {"anchor": self.recipe.reference, "old": self.recipe.objective.get("old")}
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The form that the recipe asks for."""
+        """The loss of the recipe."""
         setting = ObjectiveSetting(self.recipe, self.policy, self.elements, self.controls, old)
         made: Objective = self.recipe.objective.make(setting, elements=self.elements)
         return made
@@ -238,12 +241,12 @@ class FlowTask(PolicyTask):
         cuts: Sequence[int],
         decoded: Decoded | None = None,
     ) -> Experience:
-        """Roll out the plan of an iteration chunk by chunk, with the critic's guide where the recipe has one."""
+        """Roll out the plan of an iteration chunk by chunk, with the critic's guide if the recipe has one."""
         recipe, plan, guide = self.recipe, self.plan_for(iteration), None
         prompts = tuple(row.prompt for row in rows)
         if self.critic is not None and recipe.sampler.guide is not None:
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
-        # That of the iteration's first prompt, whichever process has it.
+        # The address of the iteration's first prompt is the same on every process.
         first = address(recipe.run.seed, 1, iteration * recipe.rollout.prompts)
 
         def sampled(chunk: slice) -> Experience:
@@ -259,17 +262,17 @@ class FlowTask(PolicyTask):
         return join_experiences([sampled(chunk) for chunk in chunks_of(len(rows), recipe.rollout.chunk)])
 
     def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
-        """Deterministic steps over the evaluation's noise levels."""
+        """Sample with deterministic steps over the evaluation's noise levels."""
         return self.evaluator.evaluation(rows, keys, clock)
 
     def learn(self, experience: Experience, scores: RewardBatch) -> dict[str, float]:
-        """The critic's lesson."""
+        """Train the critic; returns its error."""
         if self.critic is None:
             return {}
         return {"critic/error": self.critic.fit(experience, total_reward(scores, experience))}
 
     def credit_model(self) -> Critic | None:
-        """The critic."""
+        """The critic, if the recipe has one."""
         return self.critic
 
     def parts(self) -> dict[str, Stateful]:
@@ -277,7 +280,7 @@ class FlowTask(PolicyTask):
         return {**({} if self.critic is None else {"critic": self.critic}), **self.controls.parts()}
 
     def describe(self) -> Iterator[str]:
-        """Pipeline, sizes, steps and the clip."""
+        """Lines on the pipeline, sizes, steps and the clip."""
         recipe, denoiser = self.recipe, self.policy.denoiser
         expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, self.elements)
         high, nats = clip_bounds(recipe, self.elements)
@@ -295,7 +298,7 @@ class FlowTask(PolicyTask):
         yield from (f"note: {warning}" for warning in expected.warnings)
 
     def samples_per_iteration(self) -> int:
-        """Images."""
+        """Images of all processes in an iteration."""
         sigmas = self.recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas
         return forecast(self.recipe, sigmas, self.elements).images
 

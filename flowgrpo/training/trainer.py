@@ -1,4 +1,4 @@
-"""The one training loop: prompts → samples → rewards → advantages → minibatches → update → average → evaluation."""
+"""The training loop: prompts → samples → rewards → advantages → minibatches → update → average → evaluation."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from .updating import Updater, averages_of
 class Trainer:
     """Trains a policy as a recipe says, into a run folder.
 
-    Everything random is addressed by `(run seed, iteration, prompt)`, so results do not depend on interruption. Whole
-    groups live on one process. Whatever compares beyond a group sees the samples of all processes.
+    All randomness is addressed by `(run seed, iteration, prompt)`, so an interruption does not change results. A group
+    is always on one process. Comparisons beyond a group see the samples of all processes.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class Trainer:
         )  # fmt: skip
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds beside the weights, by file name."""
+        """What a checkpoint holds besides the weights, by file name."""
         remembered = {**self.task.parts(), **self.credit.parts(), **self.extensions.parts()}
         return {"optimizer": self.optimizer, **self.averages, **remembered}
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Continue from the newest whole checkpoint; from the start if none was written yet.
+        """Continue from the newest whole checkpoint, or from the start if no checkpoint was written yet.
 
-        What the person who resumes should know is told first: damaged checkpoints, a changed recipe, lost metrics.
+        Notes on damaged checkpoints, a changed recipe and lost metrics are reported first.
 
         Raises:
-            ValueError: no checkpoint is whole, a process does not see it, or it does not fit the recipe.
+            ValueError: no checkpoint is whole, a process does not see the checkpoint, or it does not fit the recipe.
         """
         with ended_together():
             self.next_iteration = self.keeper.resume()
@@ -107,10 +107,10 @@ class Trainer:
                 self.symptoms.replay(self.run.read_metrics())
 
     def train(self) -> None:
-        """Run all remaining iterations; the run folder holds the results.
+        """Run all remaining iterations, and write the results into the run folder.
 
         Raises:
-            Stopped: a signal has ended the run, which can go on from there.
+            Stopped: a signal has ended the run. The run can be resumed.
         """
         with self.stop.deferred():
             with ended_together():
@@ -119,7 +119,7 @@ class Trainer:
                 raise Stopped(stopped or self.stop.number)
 
     def _train(self) -> int:
-        """The number of the signal that has ended the run before its end, or 0."""
+        """Run; returns the number of the signal that ended the run early, or 0."""
         self.keeper.tell_notes()
         self.reporter.started(self)
         self.clock.lap()
@@ -147,7 +147,7 @@ class Trainer:
         return stopped
 
     def _turn(self, iteration: int) -> bool:
-        """An iteration with its evaluation and what is written of it; False if a guard ends the run before it."""
+        """Do an iteration with its evaluation, and write its results; False if a guard ends the run before it."""
         evaluated = self.evaluations.make(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
         if self.evaluations.ends(iteration, evaluated, self.recipe.run.iterations):
             return False
@@ -158,7 +158,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.run.log(record)
         self.accelerator.log({k: v for k, v in record.items() if isinstance(v, int | float)}, step=iteration)
-        # A run that ends because its terminal is gone has nobody to tell.
+        # If the run ends because its terminal is gone, nobody reads these lines.
         with suppress(OSError) if self.stop.number else nullcontext():
             self.reporter.iteration(record)
             for symptom in symptoms:
@@ -168,7 +168,7 @@ class Trainer:
         return True
 
     def _finish(self) -> int:
-        """The evaluation of what was trained; the number of the signal that ended it, or 0."""
+        """Make the last evaluation; returns the number of the signal that ended it early, or 0."""
         total = self.recipe.run.iterations
         try:
             with self._abandonable(self.processes.count == 1):
@@ -181,7 +181,7 @@ class Trainer:
         return 0
 
     def _abandonable(self, possible: bool) -> AbstractContextManager[None]:
-        """Until an optimizer step begins, a signal may end what is done in this context."""
+        """A context that a signal may end, until an optimizer step begins."""
         return self.stop.abandonable(self.task.weights.modules.values(), possible)
 
     def iterate(self, iteration: int) -> dict[str, Any]:
@@ -204,8 +204,8 @@ class Trainer:
     def _sampled(self, iteration: int) -> Batch:
         """This process's share of an iteration, sampled and scored.
 
-        Several processes give the iteration up if one of them has had a signal. Each may give up in between where none
-        waits for it there.
+        If a process of several has received a signal, all processes give the iteration up. A process may give up while
+        it samples only if no other process waits for it there.
         """
         if self.processes.count == 1:
             return self.collector.sample(iteration)
@@ -218,7 +218,7 @@ class Trainer:
         return found
 
     def _compared(self, batch: Batch) -> tuple[Batch, Pooled, Tensor]:
-        """The batch as extensions leave it, the samples of all processes, and the advantages [N] of the nodes."""
+        """The batch after the extensions, the samples of all processes, and the advantages [N] of the nodes."""
         batch = self.extensions.samples_scored(batch)
         everyone = pooled(
             self.processes, batch.places, batch.rows, batch.experience, batch.scores,
@@ -228,7 +228,7 @@ class Trainer:
         return batch, everyone, found.to(self.task.device)
 
     def collect(self, iteration: int) -> tuple[list[PromptRow], Any]:
-        """This process's share of the iteration's prompts, and one round of samples of them."""
+        """This process's share of the iteration's prompts, and one round of samples of these prompts."""
         return self.collector.collect(iteration)
 
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
@@ -236,12 +236,18 @@ class Trainer:
         return rewards.score(*asked(rows, experience))
 
     def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
-        """[N] advantages of the nodes; a step has that of the node it leads to.
+        """[N] advantages of the nodes; a step has the advantage of the node it leads to.
 
-        All processes must call it. What remembers prompts learns from the rollout: then call it once an iteration.
+        Every process must call it. Parts that remember prompts learn from the rollout, so call it once per iteration.
         """
         return self._compared(Batch(self.collector.places, rows, experience, scores))[2]
 
     def update(self, experience: Collected, advantages: Tensor, keep: Tensor | None = None) -> dict[str, Any]:
-        """All optimizer steps of one rollout. `advantages` [N] and `keep` [N] (what is trained) are by node."""
+        """Take all optimizer steps of one rollout; returns metrics.
+
+        Args:
+            experience: the rollout.
+            advantages: [N] or [N, T], by node.
+            keep: [N] bool, nodes that are trained; None for all.
+        """
         return self.updater.update(experience, advantages, keep)

@@ -1,4 +1,4 @@
-"""Groups of unequal sizes: a rollout in several rounds, which scores and updates see as one."""
+"""Groups of unequal sizes: a rollout in several rounds, which is scored and trained as one rollout."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .tasks import Collected
 
 @dataclass(frozen=True)
 class UnevenGroups:
-    """Several rollouts of the same P prompts, each of some of them; a prompt may come several times in one.
+    """Several rollouts of P prompts. A rollout has entries for some of the prompts, maybe several for one prompt.
 
     Attributes:
         rounds: the rollouts.
-        prompts: of each rollout the index of each of its entries, 0..P-1.
+        prompts: for each rollout, the index 0..P-1 of the prompt of each entry.
     """
 
     rounds: tuple[Collected, ...]
@@ -35,32 +35,32 @@ class UnevenGroups:
 
     @cached_property
     def samples(self) -> Tensor | list[str]:
-        """Round by round."""
+        """Samples, round by round."""
         return joined([part.samples for part in self.rounds])
 
     @cached_property
     def prompt_of_sample(self) -> list[int]:
-        """[L] prompts."""
+        """[L] index of the prompt of each sample."""
         return [of[entry] for part, of in zip(self.rounds, self.prompts) for entry in part.prompt_of_sample]
 
     @property
     def groups(self) -> Tensor:
-        """[L] prompts: a group is all samples of its prompt, whichever round they are of."""
+        """[L] ids of groups: a group is all samples of a prompt, from all rounds."""
         return torch.tensor(self.prompt_of_sample)
 
     @property
     def lengths(self) -> Tensor | None:
-        """[L] tokens; of completions only."""
+        """[L] tokens; for completions only."""
         return _known([part.lengths for part in self.rounds])
 
     @property
     def log_probs(self) -> Tensor | None:
-        """[L] of whole samples, by the sampler; of completions only."""
+        """[L] log-probs of whole samples under the sampler; for completions only."""
         return _known([part.log_probs for part in self.rounds])
 
     @property
     def parts(self) -> Parts | None:
-        """Into which completions are cut, where the recipe cuts them."""
+        """The parts of completions; None if the recipe does not cut them."""
         cut = [part.parts for part in self.rounds]
         known = [part for part in cut if part is not None]
         if len(known) < len(cut):
@@ -69,39 +69,39 @@ class UnevenGroups:
 
     @property
     def outcomes(self) -> Tensor:
-        """[L] bool."""
+        """[L] bool: samples that are results, not previews of a state."""
         return torch.cat([part.outcomes for part in self.rounds])
 
     @property
     def columns(self) -> int:
-        """As in each round."""
+        """Columns of the statistics of the ratio, the same in each round."""
         return self.rounds[0].columns
 
     def record(self) -> dict[str, float]:
-        """Sums or means of what the rounds record, their number, and how many samples there are."""
+        """Sums or means of the metrics of the rounds, the number of rounds, and the number of samples."""
         sizes = self._sizes()
         found = joint_record([part.record() for part in self.rounds], sizes)
         return {"rounds": len(sizes), "samples": sum(sizes), **found}
 
     def origins(self) -> list[dict[str, Any]]:
-        """[L] round by round."""
+        """[L] how each sample was made, round by round."""
         return [origin for part in self.rounds for origin in part.origins()]
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
-        """[N] round by round."""
+        """[N] advantages of the nodes, round by round."""
         return torch.cat([part.node_advantages(own) for part, own in zip(self.rounds, leaf.split(self._sizes()))])
 
     def siblings(self, among: str) -> Tensor:
-        """The groups."""
+        """[L] the groups."""
         return self.groups
 
     def kept(self, chosen: Tensor) -> Tensor:
-        """[N] round by round."""
+        """[N] bool: nodes that are trained, round by round."""
         return torch.cat([part.kept(own) for part, own in zip(self.rounds, chosen.split(self._sizes()))])
 
     @cached_property
     def nodes(self) -> list[slice]:
-        """Where the nodes of each round are among all of them."""
+        """The places of the nodes of each round among all nodes."""
         sizes = [len(part.kept(torch.ones(n, dtype=torch.bool))) for part, n in zip(self.rounds, self._sizes())]
         return [slice(sum(sizes[:k]), sum(sizes[: k + 1])) for k in range(len(sizes))]
 
@@ -110,10 +110,10 @@ class UnevenGroups:
 
 
 class UnevenGroupsObjective:
-    """The objective of a task over several rounds, which are one optimizer step.
+    """The objective of a task over several rounds. An optimizer step takes all rounds together.
 
     Args:
-        make: the objective of a rollout.
+        make: makes the objective of one rollout.
     """
 
     def __init__(self, make: Callable[[], Objective]) -> None:
@@ -121,30 +121,30 @@ class UnevenGroupsObjective:
         self._each: list[Objective] = []
 
     def prepare(self, experience: UnevenGroups) -> None:
-        """Whatever each round's objective computes before the weights move."""
+        """Let the objective of each round compute what it needs before the weights move."""
         self._each += [self._make() for _ in experience.rounds[len(self._each) :]]
         for objective, part in zip(self._each, experience.rounds):
             objective.prepare(part)
 
     def measure(self, experience: UnevenGroups, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Of all rounds."""
+        """Sums over all rounds that an optimizer step needs before its first batch; None if it needs none."""
         parts = zip(self._each, experience.rounds, experience.nodes)
         found = [each.measure(one, part, advantages[nodes], _own(keep, nodes)) for each, one, nodes in parts]
         sums = [one for one in found if one is not None]
         return torch.stack(sums).sum(0) if sums else None
 
     def settle(self, sums: Tensor) -> None:
-        """Each round takes the same."""
+        """Give the objective of each round the same sums."""
         for objective in self._each:
             objective.settle(sums)
 
     def rows(self, experience: UnevenGroups, part: int, keep: Tensor | None) -> int:
-        """Of all rounds."""
+        """Rows of all rounds."""
         parts = zip(self._each, experience.rounds, experience.nodes)
         return sum(objective.rows(one, part, _own(keep, nodes)) for objective, one, nodes in parts)
 
     def batches(self, experience: UnevenGroups, part: int, keep: Tensor | None) -> Iterator[tuple[int, Any]]:
-        """The batches of each round, with its number."""
+        """The batches of each round, with the number of the round."""
         for k, (one, nodes) in enumerate(zip(experience.rounds, experience.nodes)):
             for batch in self._each[k].batches(one, part, _own(keep, nodes)):
                 yield k, batch
@@ -152,20 +152,20 @@ class UnevenGroupsObjective:
     def backward(
         self, experience: UnevenGroups, batch: tuple[int, Any], advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
-        """Of a batch of one round."""
+        """Add the gradient of a batch of one round."""
         k, inner = batch
         nodes = experience.nodes[k]
         return self._each[k].backward(experience.rounds[k], inner, advantages[nodes], _own(keep, nodes), rows)
 
 
 def joined(samples: Sequence[Tensor | list[str]]) -> Tensor | list[str]:
-    """The samples of several rollouts as those of one: images as a tensor, completions as a list."""
+    """The samples of several rollouts together: images as a tensor, completions as a list."""
     images = [part for part in samples if isinstance(part, Tensor)]
     return torch.cat(images) if images else [text for part in samples for text in part if isinstance(text, str)]
 
 
 def _known(columns: Sequence[Tensor | None]) -> Tensor | None:
-    """The columns of several rollouts as one; None where they have none."""
+    """The columns of several rollouts as one column; None if the rollouts have no such column."""
     known = [column for column in columns if column is not None]
     return torch.cat(known) if known else None
 
@@ -175,12 +175,12 @@ def _own(keep: Tensor | None, nodes: slice) -> Tensor | None:
 
 
 def refuse_comparisons(rewards: RewardSet) -> None:
-    """Raise ValueError for rewards that would have to see the samples of all rounds at once."""
+    """Raise ValueError for rewards that must see the samples of all rounds at once."""
     whole = [reward.name for reward in rewards.rewards if reward.whole_group]
     if whole:
         raise ValueError(
-            f"with rollout.budget or data.templates samples are scored round by round, and {', '.join(whole)} compares "
-            "whole groups; leave one of them out"
+            f"with rollout.budget or data.templates, samples are scored round by round, and {', '.join(whole)} "
+            "compares whole groups; leave one of them out"
         )
 
 
@@ -219,10 +219,10 @@ def _said(part: RewardBatch, kind: str, reward: str) -> list[Any] | None:
 
 
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]
-"""`sample(prompts, rounds)`: a rollout of entries, each of a prompt and the number of its round."""
+"""`sample(prompts, rounds)`: a rollout of entries; an entry has a prompt and the number of its round."""
 
 Pool = Callable[[list[float]], tuple[list[float], list[int]]]
-"""The numbers of the prompts of all processes, and where those of this one are among them."""
+"""Takes a number for each prompt of this process; returns the numbers of all processes, and the places of its own."""
 
 
 def collect_rounds(
@@ -234,16 +234,16 @@ def collect_rounds(
     score: Callable[[Collected, Sequence[int]], RewardBatch],
     pool: Pool = lambda own: (own, list(range(len(own)))),
 ) -> tuple[UnevenGroups, RewardBatch]:
-    """The first rounds of every prompt, and more as the budget says.
+    """The first rounds of every prompt, and the further rounds that the budget gives.
 
     Args:
-        budget: which prompts get more; None for none.
+        budget: decides which prompts get further rounds; None for no further rounds.
         count: P prompts.
         first: rounds of every prompt in the first call.
-        group: samples of a round.
+        group: samples per round.
         sample: makes a rollout.
         score: scores a rollout, given the prompt of each of its entries.
-        pool: brings the processes together, among whose prompts the rounds are shared.
+        pool: collects numbers from all processes, because the rounds are shared among the prompts of all processes.
     """
     prompts: list[tuple[int, ...]] = []
     parts: list[Collected] = []
@@ -268,7 +268,7 @@ def collect_rounds(
 def _next_entries(
     budget: BudgetConfig, group: int, rounds: Sequence[int], so_far: UnevenGroups, scores: RewardBatch, pool: Pool
 ) -> list[int]:
-    """Prompts of the next call, as often as each has a round in it."""
+    """Prompts of the next call; a prompt is listed once for each of its rounds."""
     rewards = total_reward(scores, so_far)
     if budget.choice == "until":
         done = finished(
@@ -287,14 +287,15 @@ def _next_entries(
 
 
 def _of_a_round(gain: Gain, group: int, statistic: float, rounds: int) -> float:
-    """What the samples of one more round add."""
+    """The gain from the samples of one more round."""
     return sum(gain(statistic, rounds * group + k) for k in range(group))
 
 
 def _statistic(budget: BudgetConfig, rewards: Tensor) -> float:
-    """Of the first round of a prompt, what its share is decided by.
+    """The statistic of a prompt's first round that decides the share of the prompt.
 
-    A success rate is Laplace's (s + 1) / (n + 2): a few samples without success do not say that there is none.
+    A success rate is Laplace's (s + 1) / (n + 2), because a few samples without a success do not mean that the rate is
+    0.
     """
     known = rewards[~rewards.isnan()]
     if budget.choice == "knapsack":

@@ -242,7 +242,9 @@ def test_the_released_cps_log_prob_is_no_density_to_even_out(weight: str):
 
 def test_the_released_cps_log_prob_has_no_divergence():
     objective = {"ratio": "cps_released", "weight": "none", "trust_nats": 1.0}
-    assert "objective.trust_nats is a divergence of densities" in faults(sampler={"kernel": "cps"}, objective=objective)
+    assert "objective.trust_nats bounds a divergence of densities" in faults(
+        sampler={"kernel": "cps"}, objective=objective
+    )
 
 
 def test_levels_of_the_forward_process_need_no_window():

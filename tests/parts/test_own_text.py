@@ -134,7 +134,7 @@ def test_a_plain_run_has_another_gradient(small_text: list[str], tmp_path: Path,
         ),
         (
             "from flowgrpo.parts.ranges import Given\n\ndef mine(r, a, l, m, *, units: Given[int]): ...",
-            "objective={surrogate: '%s:mine'}", "surrogate mine is of the parts of completions, and nothing says how",
+            "objective={surrogate: '%s:mine'}", "surrogate mine works on the parts of completions, and nothing says",
         ),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_what_a_run_does_not_give_is_named(tmp_path: Path, code: str, lines: str
     [
         (
             "def mine(logp, pairs):\n    return logp.sum()", "objective={name: answers, loss: '%s:mine'}",
-            r"answer loss mine returns a tensor of shape \(\) for two answers of a token each, where \(1,\) is due",
+            r"answer loss mine returns a tensor of shape \(\) for two answers .*, and the shape must be \(1,\)",
         ),
         (
             "def mine(logp):\n    return logp.sum(1)", "penalties=[{name: '%s:mine', weight: 1}]",

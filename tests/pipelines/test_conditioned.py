@@ -172,7 +172,7 @@ def test_a_pipeline_that_needs_pictures_says_so_before_it_is_loaded(kontext: Pat
     data = data_of(source)
     recipe = recipe_of(kontext, f"data={{train: {source}, heldout: {source}}}")
     parameters = parameters_of("WanImageToVideoPipeline", tmp_path / "wan")
-    with pytest.raises(ValueError, match=r"plain\.txt has none; give it a column `image`"):
+    with pytest.raises(ValueError, match=r"plain\.txt names none; give the file a column `image`"):
         take_pictures(data, recipe, {}, parameters)
     take_pictures(data, recipe, {"image": picture()}, parameters)
 

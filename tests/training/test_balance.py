@@ -60,7 +60,7 @@ def test_bounds_out_of_order_are_refused() -> None:
         ("text", ["penalties=[{name: llds, weight: 0.1}]"], "which one optimizer step per rollout never does"),
         (
             "text", ["penalties=[{name: llds, weight: 0.1}]", "objective=answers", "optimizer.epochs=2"],
-            "token penalty llds is of tokens",
+            "token penalty llds works on tokens",
         ),
         ("text", ["penalties=[{name: kl, weight: 0.1, rows: good}]"], "'rows' is an option of penalty llds"),
         ("text", ["penalties=[{name: kl, weight: 1}, {name: kl, weight: 2}]"], "penalties has kl more than once"),

@@ -188,7 +188,7 @@ def test_unknown_options_of_a_credit_are_named() -> None:
         (
             "depth",
             "beta: 2.0",
-            "credit depth: beta is 2.0, and a leaf's share is the likelihood of its path with fusion path",
+            "credit depth: beta is 2.0, and only fusion path weights a leaf by the likelihood of its path",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_only_line_feeds_end_a_line(tmp_path: Path, character: str):
         ("p.csv", "prompt,n\n", ["holds no prompt"]),
         ("p.csv", 'prompt,n\na,1\n"OPEN" on a sign,2\nb,3\n', ["line 3", "not a table", "must end with one"]),
         ("p.csv", 'prompt,n\na,1\n"a sign,2\nb,3\n', ["line 3", "not a table"]),
-        ("p.csv", "prompt_en,prompt_zh\na,b\n", ["line 2", "prompt_en and prompt_zh", "call the one that is meant"]),
+        ("p.csv", "prompt_en,prompt_zh\na,b\n", ["line 2", "prompt_en and prompt_zh", "name one of them"]),
         ("p.txt", " \n\n", ["holds no prompt"]),
         ("p.txt", b"caf\xe9\n", ["not UTF-8", "byte 3"]),
         ("p.md", "a\n", [".txt, .jsonl, .json, .csv, .tsv or .parquet", "'.md'"]),

@@ -216,11 +216,11 @@ def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("base", "more", "message"),
     [
-        ("text", ["advantage=group"], "tells a tracker how fast to forget, and advantage group does not ask for it"),
+        ("text", ["advantage=group"], "tells an advantage how fast to forget, and advantage group does not ask for it"),
         ("default", [], "the latents of an image cannot"),
         ("text", ["rollout.budget={}"], "samples a prompt in several rounds"),
         ("text", ["data.templates=['{prompt}', 'Say: {prompt}']"], "samples a prompt in several rounds"),
-        ("text", ["extensions=[visits, replay]"], "puts back what an older one wrote"),
+        ("text", ["extensions=[visits, replay]"], "puts back completions of an older policy"),
     ],
 )
 def test_where_the_divergence_is_not_known_it_is_refused(base: str, more: list[str], message: str) -> None:

@@ -106,7 +106,7 @@ def test_wrong_settings_are_refused(settings: str, message: str):
 
 
 def test_what_is_watched_is_measured_and_not_optimised():
-    with pytest.raises(ValueError, match="not measured; measured: quality, best, calm"):
+    with pytest.raises(ValueError, match="not measured; name one of quality, best, calm"):
         guard("sharpness")
     with pytest.raises(ValueError, match="'ocr', which is optimised; set its weight to 0"):
         Guard(reward="ocr", fall=1, recipe=RECIPE, trained=["quality", "ocr"], evaluated=["ocr"])

@@ -88,7 +88,7 @@ def test_the_run_ends_and_can_go_on(falling: list[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("extensions=[{name: guard, reward: other, fall: 1}]", "not measured; measured: aimed, watched"),
+        ("extensions=[{name: guard, reward: other, fall: 1}]", "not measured; name one of aimed, watched"),
         ("extensions=[{name: guard, reward: watched, fall: -1}]", "extensions.0.fall: .*greater than or equal to 0"),
     ],
 )  # fmt: skip

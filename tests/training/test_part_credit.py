@@ -148,18 +148,18 @@ PARTS = ["parts={cut: lines}"]
     ("lines", "message"),
     [
         (["credit=parts"], "nothing says how they are cut; add a section such as"),
-        (["credit=minimum"], "credit minimum is of the parts of completions, and nothing says"),
+        (["credit=minimum"], "credit minimum works on the parts of completions, and nothing says"),
         ([*PARTS, "credit={name: parts, scale: batch}"], "credit.scale: Input should be 'group' or 'none'"),
         ([*PARTS, "credit={name: minimum, scale: batch}"], "compares parts within a group"),
         (
             [*PARTS, "credit=parts", "advantage=gdpo"],
             "and advantage is gdpo; write advantage: null",
         ),
-        ([*PARTS, "credit=parts", "advantage=null", "combine=worst"], "combine worst is of whole completions"),
-        ([*PARTS, "credit=minimum", "select=[varied]"], "their parts may differ all the same"),
+        ([*PARTS, "credit=parts", "advantage=null", "combine=worst"], "combine worst works on whole completions"),
+        ([*PARTS, "credit=minimum", "select=[varied]"], "the parts of their completions may still differ"),
         ([*PARTS, "credit=minimum", "extensions=[replay]"], "remembers no scores of parts"),
         ([*PARTS, "credit=parts", "objective.conflict=2"], "a token has an advantage of its own"),
-        ([*PARTS, "credit=parts", "objective=answers"], "is of tokens; use objective tokens"),
+        ([*PARTS, "credit=parts", "objective=answers"], "works on tokens; use objective tokens"),
         ([*PARTS, "credit=parts", "rewards=[{name: answer, unlikely: 0.2}]"], "has `unlikely`"),
         ([*PARTS, "credit=parts", "rollout.budget={}"], "use credit leaf"),
         ([*PARTS, "credit=parts", "advantage=tracked"], "use credit leaf"),
@@ -177,7 +177,7 @@ def test_what_does_not_go_together(lines: list[str], message: str) -> None:
     ("lines", "message"),
     [
         (PARTS, "`parts` cuts completions, and this recipe makes images"),
-        (["credit=parts"], "of images use value, turning or minimum"),
+        (["credit=parts"], "for images use value, turning or minimum"),
         (["credit=minimum"], "use sampler.plan window with sampler.plan.probe 1"),
     ],
 )

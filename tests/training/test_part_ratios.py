@@ -210,8 +210,8 @@ def test_rounds_and_replays_keep_their_parts(small_text: list[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("text", ["objective.level=part"], "objective.level part is of the parts of completions, and nothing says how"),
-        ("text", ["objective.reduce=part"], "objective.reduce part is of the parts of completions"),
+        ("text", ["objective.level=part"], "objective.level part works on the parts of completions, and nothing says"),
+        ("text", ["objective.reduce=part"], "objective.reduce part works on the parts of completions"),
         ("text", [CUT, "objective.surrogate=sspo", "optimizer.epochs=2"], "level is token; use objective.level part"),
         ("text", [*SSPO, "objective.level=sequence"], "objective.level is sequence; use objective.level part"),
         ("text", [*SSPO, "optimizer.epochs=1"], "which one optimizer step per rollout never does"),

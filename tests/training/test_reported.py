@@ -264,13 +264,13 @@ def test_groups_of_several_rounds_are_read_whole(small_text: list[str], tmp_path
         (["extensions=[{name: uncertainty, reward: tag}]"], "extension uncertainty asks reward 'tag'; the rewards are"),
         (
             ["extensions=[{name: uncertainty, reward: r, alpha: 1.5}]"],
-            "alpha is 1.5 with form linear, which would turn signs",
+            "alpha is 1.5 with form linear, which would flip signs",
         ),
         (["extensions=[{name: shaping, reward: tag}]"], "extension shaping asks reward 'tag'; the rewards are"),
         (["extensions=[{name: shaping, reward: r, bound: 1.0}]"], "less than 1"),
         (
             ["extensions=[{name: shaping, reward: r}]", "credit=anchor"],
-            "bends the advantages of samples, not of steps",
+            "changes the advantages of samples, not of steps",
         ),
         (["extensions=[{name: curriculum, diversity: {reward: tag}}]"], r"curriculum \(diversity\) asks reward 'tag'"),
         (["extensions=[curriculum, curriculum]"], "extensions has curriculum 2 times; write it once"),

@@ -102,7 +102,7 @@ def test_an_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_iteration_is_damaged(checkpoint: Path) -> None:
     moved = checkpoint.rename(checkpoint.with_name("iter-000008"))
-    with pytest.raises(DamagedCheckpoint, match="is of iteration 7"):
+    with pytest.raises(DamagedCheckpoint, match="belongs to iteration 7"):
         verify_checkpoint(moved)
 
 

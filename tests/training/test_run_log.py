@@ -94,4 +94,4 @@ def test_a_log_that_cannot_be_written_is_said_once_and_does_not_stop_the_run(
         log.write("one")
         log.write("two")
     errors = capsys.readouterr().err
-    assert errors.count("is not written any more, and the run goes on") == 1
+    assert errors.count("is no longer written, and the run goes on") == 1

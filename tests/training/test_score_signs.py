@@ -139,7 +139,7 @@ def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
         load([constrained, "extensions=[multipliers]"])
     with pytest.raises(ValueError, match=r"nothing finds its weight; add \{name: multipliers\} to extensions"):
         load([f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s, at_least: 0.5}}]"])
-    with pytest.raises(ValueError, match="no reward has it"):
+    with pytest.raises(ValueError, match="no reward has `at_least`"):
         load([f"rewards=[{{name: {name}}}]", "extensions=[multipliers]"])
     with pytest.raises(ValueError, match="those all have weight 0"):
         load(["advantage.scale=group", f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, {apart}}}]"])

@@ -61,7 +61,9 @@ def test_an_engine_is_corrected_unless_the_recipe_says_otherwise(
     vllm: ModuleType, small: list[str], tmp_path: Path
 ) -> None:
     trainer = trainer_of(small, tmp_path / "auto", VLLM)
-    assert any(line.startswith("completions by vllm, correction auto") for line in trainer.task.describe())
+    assert any(
+        line.startswith("vllm samples the completions, with correction auto") for line in trainer.task.describe()
+    )
     record = trainer.iterate(0)
     assert record["weight"] == pytest.approx(1, abs=1e-4)
     assert record["correction_cut"] == 0

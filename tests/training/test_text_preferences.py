@@ -104,7 +104,9 @@ def test_groups_are_not_cut(random_language_folder: Path, tmp_path: Path) -> Non
 
 
 def test_settings_of_another_form_are_refused(random_language_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="token penalty kl is of tokens, and text objective answers of whole answers"):
+    with pytest.raises(
+        ValueError, match="token penalty kl works on tokens, and text objective answers works on whole answers"
+    ):
         trainer_of(random_language_folder, tmp_path / "a", answers("dpo"), "penalties=[{name: kl, weight: 0.1}]")
     with pytest.raises(ValueError, match=r"objective\.loss\.tau: answer loss dpo has no option 'tau'"):
         trainer_of(random_language_folder, tmp_path / "b", "objective={name: answers, loss: {name: dpo, tau: 1}}")

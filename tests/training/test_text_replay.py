@@ -77,5 +77,5 @@ def test_what_is_remembered_survives_a_checkpoint(tmp_path) -> None:  # type: ig
 
 
 def test_a_budget_and_a_replay_are_refused() -> None:
-    with pytest.raises(ValueError, match="extension replay mends"):
+    with pytest.raises(ValueError, match="extension replay changes"):
         load_recipe("text", ["extensions=[replay]", "rollout.budget={}"])

@@ -1,4 +1,4 @@
-"""What a recipe says of its rewards together: corrected verdicts, gates, ensembles, and their weighted sum."""
+"""How a recipe combines its rewards: corrected verdicts, gates, ensembles, and the weighted sum."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 
 def weighted_sum(rewards: Tensor) -> Tensor:
-    """The weighted sum, taken where samples are compared: what a missing reward counts as depends on with whom.
+    """The weighted sum. The comparison of samples adds the rewards up, because it decides how a missing one counts.
 
     Args:
-        rewards: [L, K]; returned as they are, which leaves them to be added.
+        rewards: [L, K]; returned unchanged.
     """
     return rewards
 
 
 @needs(compares_samples)
 def worst(rewards: Tensor) -> Tensor:
-    """The least of an ensemble's rewards, each times its weight (worst-case optimisation, arXiv 2310.02743).
+    """The smallest of an ensemble's weighted rewards (worst-case optimisation, arXiv 2310.02743).
 
     Args:
         rewards: [L, K].
@@ -43,17 +43,17 @@ def worst(rewards: Tensor) -> Tensor:
 
 @needs(compares_samples)
 def agreement(rewards: Tensor, *, weight: NotNegative = 0.5) -> Tensor:
-    """The mean of an ensemble's rewards less its disagreement (uncertainty-weighted optimisation, arXiv 2310.02743).
+    """The mean of an ensemble's rewards minus their variance (uncertainty-weighted optimisation, arXiv 2310.02743).
 
     Args:
         rewards: [L, K].
-        weight: of the variance over the ensemble.
+        weight: what the variance over the ensemble is multiplied by.
     """
     return uncertainty_weighted_rewards(rewards, weight=weight)
 
 
 COMBINATIONS: dict[str, Callable[..., Tensor]] = {"sum": weighted_sum, "worst": worst, "agreement": agreement}
-"""`combination(rewards [L, K], *, ...) -> [L]`: rewards times their weights, a missing one as its mean in the group."""
+"""`combination(rewards [L, K], *, ...) -> [L]`. The rewards are weighted; a missing reward is its mean in the group."""
 
 
 class Comparable(Protocol):
@@ -61,7 +61,7 @@ class Comparable(Protocol):
 
     @property
     def groups(self) -> Tensor:
-        """[L] ids of the groups in which they are."""
+        """[L] ids of the groups of the samples."""
 
     @property
     def outcomes(self) -> Tensor:
@@ -69,24 +69,27 @@ class Comparable(Protocol):
 
     @property
     def log_probs(self) -> Tensor | None:
-        """[L] of whole samples, by the sampler; of completions only."""
+        """[L] log-probs of whole samples under the sampler; for completions only."""
 
 
 def peers_of(samples: Comparable) -> Tensor:
-    """[L] ids of the samples whose mean stands in for a missing score: results of a group, or its other samples."""
+    """[L] ids of sets of samples. The mean over the set replaces a missing score.
+
+    The results of a group are one set, and the other samples of the group are another.
+    """
     return 2 * samples.groups + samples.outcomes.to(samples.groups)
 
 
 def total_reward(scores: RewardBatch, samples: Comparable, *, previews: bool = False, between: bool = False) -> Tensor:
-    """[L] weighted sum of the rewards that count; NaN where none applies.
+    """[L] weighted sum of the rewards that count; NaN where no reward applies.
 
-    A score that is missing counts as its mean over the group, see `core.advantages.weighted_total`.
+    A missing score counts as its mean over the group, see `core.advantages.weighted_total`.
 
     Args:
         scores: of L samples.
         samples: their groups.
-        previews: keep the sums of samples that are no results; they are NaN if left out.
-        between: for comparisons of groups with each other.
+        previews: whether samples that are not results keep their sums. If not, their sums are NaN.
+        between: whether the sums are for comparisons of groups with each other.
     """
     wider = samples.outcomes.long() if between else None
     total = weighted_total(scores.values, peers_of(samples), scores.weights, wider=wider)
@@ -94,7 +97,7 @@ def total_reward(scores: RewardBatch, samples: Comparable, *, previews: bool = F
 
 
 def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
-    """Entries of a recipe in the order of the columns that `combine` leaves: those of weight 0 are only recorded."""
+    """The rewards of a recipe whose weight is not 0, in the order of the columns of `combine`."""
     return [reward for reward in rewards if reward.weight != 0]
 
 
@@ -104,21 +107,26 @@ def combine(
     rewards: Sequence[RewardConfig],
     combination: Callable[[Tensor], Tensor] = weighted_sum,
 ) -> RewardBatch:
-    """The rewards that advantages are made of; what is logged and saved stays what the rewards said.
+    """The rewards from which advantages are computed. Logs and saved samples keep the scores as the rewards gave them.
 
-    Corrections come first, so that a gate compares what it is told, then gates, each from the values before any gate
-    closed, then what a reward loses where its success was likely, then the combination, which leaves one column or all
-    of them. Rewards of weight 0 have no column: a gate may ask them, and that is all.
+    The order is:
+
+    1. corrections of `noise`;
+    2. gates, which compare the scores as the rewards gave them, and do not see what other gates closed;
+    3. what a reward loses where its success was likely (`unlikely`);
+    4. the combination, which leaves one column or all of them.
+
+    A reward of weight 0 has no column. It serves gates only.
 
     Args:
         scores: as the rewards gave them, [L, K].
-        samples: their groups, and for rewards that ask how `unlikely` a success was, [L] `log_probs` of whole samples.
+        samples: their groups, and [L] `log_probs` of whole samples if a reward has `unlikely`.
         rewards: K entries of the recipe. A reward whose gate keeps it `apart` is NaN where the gate is closed.
-        combination: with its options.
+        combination: with its options bound.
 
     Raises:
-        ValueError: `noise` on a reward that gave something other than 0, 1 and NaN; a combination that gives something
-            else than a number a sample.
+        ValueError: a reward with `noise` gave something other than 0, 1 and NaN, or the combination does not return
+            one number per sample.
     """
     values = scores.values.clone()
     for k, reward in enumerate(rewards):

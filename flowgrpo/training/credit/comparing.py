@@ -1,15 +1,17 @@
-"""How a sample compares with others: the advantages that a recipe chooses by name.
+"""The advantages that a recipe chooses by name: they compare a sample with other samples.
 
-A function `(rewards [B], groups [B], *, ...) -> [B]`, or a class whose instances are called so. A reward is the
-weighted sum of what the rewards of a recipe said, NaN where none applies or the sample is no result. Whoever needs more
-of the samples asks for it by name, with a keyword-only parameter `NAME: Given[...]`:
+An advantage is a function `(rewards [B], groups [B], *, ...) -> [B]`, or a class whose instances are called with these
+arguments. A reward is the weighted sum of the recipe's rewards. It is NaN where no reward applies, or where the sample
+is not a result. An advantage that needs more than the rewards asks for it by name, with a keyword-only parameter
+`NAME: Given[...]`:
 
-- `columns` [B, K] and `weights` [K]: the rewards before they are added, NaN where one is missing;
+- `columns` [B, K] and `weights` [K]: the rewards before they are added, NaN where a reward is missing;
 - `across` [B]: the sum in which a reward that a whole group lacks counts as its mean over the batch;
 - `lengths` [B]: tokens of completions;
 - `prompts` [B]: ids that stay the same over the run;
-- `strata` [B]: ids of samples of a kind, where the part has an option `stratum`;
-- `divergence` [B]: how far the policy has moved since it last saw the prompt, NaN if never; None where nobody measures.
+- `strata` [B]: ids of the strata of samples, where the part has an option `stratum`;
+- `divergence` [B]: how far the policy has moved since it last saw the prompt, NaN for a new prompt. It is None if
+  nothing measures the divergence.
 """
 
 from __future__ import annotations
@@ -68,10 +70,11 @@ def group(
         columns: [B, K].
         weights: [K].
         lengths: [B], for `baseline: length`.
-        baseline: the mean of the group, the mean of its others (`loo`), the mean weighted by the lengths of completions
-            (`length`, OPO), or nothing.
+        baseline: the mean of the group, the mean of the other samples of the group (`loo`), the mean weighted by the
+            lengths of completions (`length`, OPO), or nothing.
         scale: what advantages are divided by, the standard deviation of the group or of the batch. With `none` (Dr.
-            GRPO) rewards have to be of about the size of 1, or their gradients drown in `optimizer.eps`.
+            GRPO), rewards must be of about the size of 1. If they are much smaller, `optimizer.eps` outweighs their
+            gradients.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -84,7 +87,7 @@ def group(
 @needs(
     group_of_two,
     _has_lengths,
-    Need("combine", ("sum",), "normalises each reward by itself before it adds them up"),
+    Need("combine", ("sum",), "normalises each reward by itself before it adds the rewards up"),
 )
 def gdpo(
     rewards: Tensor,
@@ -98,7 +101,7 @@ def gdpo(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """Each reward is compared within its group by itself, added with its weight, and whitened (GDPO, arXiv 2601.05242).
+    """Each reward is compared within the group by itself; the weighted sum is whitened (GDPO, arXiv 2601.05242).
 
     Args:
         rewards: [B].
@@ -106,10 +109,10 @@ def gdpo(
         columns: [B, K].
         weights: [K].
         lengths: [B], for `baseline: length`.
-        baseline: of each reward; the mean of the group, the mean of its others (`loo`), the mean weighted by the
-            lengths of completions (`length`), or nothing.
-        scale: of each reward; the standard deviation of the group, of the batch, or none.
-        eps: added to the standard deviation, of the whitening too.
+        baseline: of each reward; the mean of the group, the mean of the other samples of the group (`loo`), the mean
+            weighted by the lengths of completions (`length`), or nothing.
+        scale: what each reward is divided by: the standard deviation of the group, of the batch, or nothing.
+        eps: added to the standard deviations, also to the one of the whitening.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
     more: dict[str, Any] = {"lengths": lengths} if baseline == "length" else {}
@@ -133,7 +136,8 @@ def anchored(
         rewards: [B].
         groups: [B].
         across: [B].
-        k: how soon the comparison within the group counts in full.
+        k: the comparison within the group has weight min(1, k s / S), for the standard deviations s of the group and
+            S of the batch.
         eps: added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -149,7 +153,7 @@ def virtual_maximum(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """Groups hold one more, virtual sample of the highest reward, so that a failed group learns (NGRPO, 2509.18851).
+    """A virtual sample of the highest reward is added to each group, so a failed group learns (NGRPO, 2509.18851).
 
     Args:
         rewards: [B].
@@ -186,7 +190,7 @@ def quantile(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """The worst samples count more and the best ones alike, by the quantiles of the group (RiskPO, arXiv 2510.00911).
+    """The worst samples of a group count more, and the best count alike, by quantiles (RiskPO, arXiv 2510.00911).
 
     Args:
         rewards: [B].
@@ -217,8 +221,8 @@ def consistency(
         rewards: [B].
         groups: [B].
         across: [B].
-        sharpness: how fast the weight passes from the group to the batch.
-        threshold: entropy of a group's rewards, in nats, at which both count alike.
+        sharpness: how fast the weight moves from the group to the batch.
+        threshold: entropy of a group's rewards, in nats, at which group and batch have the same weight.
         eps: added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -226,7 +230,7 @@ def consistency(
 
 
 def knows_its_stratum(recipe: Any, choice: Choice) -> list[str]:
-    """A need of parts with an option `stratum`: the reward that it names is one of the recipe's."""
+    """A need of parts with an option `stratum`: the recipe has the reward that `stratum` names."""
     asked: str = choice["stratum"].reward
     if reward_place(recipe.rewards, asked) is not None:
         return []
@@ -250,9 +254,9 @@ def stratified(
     Args:
         rewards: [B].
         groups: [B].
-        strata: [B], made of `stratum`.
+        strata: [B], made from `stratum`.
         stratum: which samples of a prompt are alike.
-        alpha: weight of the comparison within the stratum; the rest is that within the group.
+        alpha: weight of the comparison within the stratum. The comparison within the group has the rest.
         eps: added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -271,41 +275,41 @@ ADVANTAGES: dict[str, Callable[..., Any]] = {
     "tracked": Tracked,
     "cumulative": Cumulative,
 }
-"""`advantage(rewards [B], groups [B], *, ...) -> [B]`, and classes of such that remember."""
+"""`advantage(rewards [B], groups [B], *, ...) -> [B]`; an advantage that remembers is a class."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What an advantage may ask of L samples, by name."""
+    """What an advantage may ask for about L samples, by name."""
 
     scores: RewardBatch
     samples: Any
 
     @cached_property
     def rewards(self) -> Tensor:
-        """[L] weighted sums; NaN where none applies, and for samples that are no results."""
+        """[L] weighted sums of the rewards; NaN where no reward applies, and for samples that are not results."""
         return total_reward(self.scores, self.samples)
 
     @property
     def across(self) -> Tensor:
-        """[L] the same, for comparisons of groups with each other."""
+        """[L] weighted sums of the rewards, for comparisons of groups with each other."""
         return total_reward(self.scores, self.samples, between=True)
 
     @property
     def columns(self) -> Tensor:
-        """[L, K]; NaN for samples that are no results."""
+        """[L, K] rewards; NaN for samples that are not results."""
         return self.scores.values.masked_fill(~self.samples.outcomes[:, None], torch.nan)
 
     @property
     def weights(self) -> Tensor:
-        """[K]."""
+        """[K] weights of the rewards."""
         return self.scores.weights
 
     def given(self, name: str) -> Any:
-        """What is called `name`.
+        """The value with this name.
 
         Raises:
-            ValueError: there is no such thing.
+            ValueError: no value has this name.
         """
         if name in ("columns", "weights", "across"):
             return getattr(self, name)
@@ -322,12 +326,12 @@ def compare(advantage: Callable[..., Tensor], scores: RewardBatch, samples: Any)
     """[L] advantages of samples.
 
     Args:
-        advantage: with its options, or an instance that remembers: it learns from the samples.
+        advantage: a function with its options bound, or an instance of a class. An instance learns from the samples.
         scores: [L, K], combined.
-        samples: for `groups`, `outcomes` and whatever the advantage asks for.
+        samples: have `groups`, `outcomes` and what the advantage asks for.
 
     Raises:
-        ValueError: the advantage asks for what there is not, or gives something else than a number a sample.
+        ValueError: the advantage asks for a name that does not exist, or does not return one number per sample.
     """
     compared = Compared(scores, samples)
     target: Any = advantage.func if isinstance(advantage, partial) else advantage

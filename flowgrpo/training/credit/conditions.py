@@ -1,4 +1,4 @@
-"""What advantages and credits need of a recipe, where several of them need the same."""
+"""Needs that several advantages and credits have in common."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ...parts.needs import SOMETHING, STATED, Need, idle
 from ...parts.traits import offering, trained
 
 PLAN, PROBE = "sampler.plan", "sampler.plan.probe"
-"""Keys of the sections that other parts own."""
+"""Keys of recipes that belong to other parts."""
 
 undivided = idle(
-    "eps", "ddof", where=lambda choice: choice["scale"] == "none", why="with scale none nothing is divided"
+    "eps", "ddof", where=lambda choice: choice["scale"] == "none", why="with scale none, nothing is divided"
 )  # fmt: skip
-"""A need of options that are added to a standard deviation, or say which one it is."""
+"""A need of the options of a standard deviation: they have an effect only if something is divided by it."""
 compares_samples = Need("credit", ("leaf",), "compares samples, not steps or tokens")
 asks_critic = Need("critic", (SOMETHING,), "asks a critic", task="images", mend="add a `critic` section")
 
 
 def of_images(mend: str) -> Need:
-    """A need of a rollout of images, for what reads the states of one; `mend` says what serves text."""
+    """A need of a rollout of images, for parts that read its states; `mend` says what to use for text."""
     return Need("task", ("images",), "reads the states of a denoising tree", mend=mend)
 
 
 reads_previews = Need(
-    PROBE, (STATED,), "compares states with what they become without noise", task="images",
+    PROBE, (STATED,), "compares states with the images they become without noise", task="images",
     mend="use sampler.plan window with sampler.plan.probe 1 (every level) or 0 (one step)",
 )  # fmt: skip
 
@@ -38,12 +38,12 @@ def transitions(recipe: Any, choice: Choice) -> list[str]:
 
 
 def plan_offers(recipe: Any, what: str) -> bool:
-    """Whether the plan of a recipe says so of itself, see `parts.traits.OFFERED`; there is none of text."""
+    """Whether the plan of a recipe offers this trait, see `parts.traits.OFFERED`; text has no plan."""
     return recipe.task == "images" and offering(recipe.sampler.plan, what)
 
 
 def one_tree(recipe: Any, choice: Choice) -> list[str]:
-    """A need of images that have states in common."""
+    """A need of images that have states in common: the plan makes a tree."""
     if recipe.task == "text" or plan_offers(recipe, "tree"):
         return []
     return [
@@ -54,7 +54,7 @@ def one_tree(recipe: Any, choice: Choice) -> list[str]:
 
 
 def group_of_two(recipe: Any, choice: Choice) -> list[str]:
-    """A need of groups in which there is somebody to compare with."""
+    """A need of groups in which a sample has another sample to compare with."""
     if recipe.task == "images" or recipe.rollout.group >= 2 or choice.get("baseline") == "none":
         return []
     free = ", or advantage.baseline none" if "baseline" in choice.options else ""
@@ -62,14 +62,14 @@ def group_of_two(recipe: Any, choice: Choice) -> list[str]:
 
 
 def works_on_samples(recipe: Any, choice: Choice) -> list[str]:
-    """A need of advantages of samples, for credits that hand them on."""
+    """A need of an advantage of samples, for credits that hand it on to steps or tokens."""
     if recipe.advantage is not None:
         return []
     return [f"credit {choice.short} works on the advantages of samples, and advantage is null; write advantage: group"]
 
 
 def compares_itself(recipe: Any, choice: Choice) -> list[str]:
-    """A need of no advantage, for credits that compare by themselves."""
+    """A need of `advantage: null`, for credits that compare by themselves."""
     if recipe.advantage is None:
         return []
     return [
@@ -79,7 +79,7 @@ def compares_itself(recipe: Any, choice: Choice) -> list[str]:
 
 
 def of_tokens(recipe: Any, choice: Choice) -> list[str]:
-    """Needs of advantages that differ from token to token."""
+    """Needs of credits that give each token an advantage of its own."""
     if recipe.task == "images":
         return []
     faults = []
@@ -89,7 +89,7 @@ def of_tokens(recipe: Any, choice: Choice) -> list[str]:
             "advantage of its own; leave one of them out"
         )
     if value_at(recipe, "objective") == "answers":
-        faults.append(f"credit {choice.short} is of tokens; use objective tokens, not answers")
+        faults.append(f"credit {choice.short} works on tokens; use objective tokens, not answers")
     return faults
 
 
@@ -97,26 +97,28 @@ _WHOLE = ("gate", "noise", "unlikely", "at_least")
 
 
 def scores_of_parts(recipe: Any, choice: Choice) -> list[str]:
-    """Needs of advantages by the scores of the parts of completions."""
+    """Needs of credits that take the scores of the parts of completions."""
     if recipe.task == "images":
         return []
     name, faults = f"credit {choice.short}", list[str]()
     if recipe.combine.name != "sum":
-        faults.append(f"combine {recipe.combine.name} is of whole completions, and {name} of their parts; use sum")
+        faults.append(
+            f"combine {recipe.combine.name} works on whole completions, and {name} works on their parts; use sum"
+        )
     if recipe.parts is None:
         faults.append(
-            f"{name} is of the parts of completions, and nothing says how they are cut; add a section such as "
+            f"{name} works on the parts of completions, and nothing says how they are cut; add a section such as "
             "parts: {cut: lines}"
         )
     if any(chosen.name == "varied" for chosen in recipe.select):
         faults.append(
-            f"selection varied leaves groups out by whole completions, and with {name} their parts may differ all the "
-            "same; leave it out of select"
+            f"selection varied leaves out groups of equal rewards, and with {name} the parts of their completions may "
+            "still differ; leave varied out of select"
         )
     for reward in recipe.rewards:
         faults += [
             f"reward {reward.label or reward.name} has `{line}`, which changes scores of whole completions, and {name} "
-            "takes those of their parts as they are; leave one of them out"
+            "takes the scores of parts unchanged; leave one of them out"
             for line in _WHOLE
             if getattr(reward, line) is not None
         ]

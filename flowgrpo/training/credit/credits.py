@@ -1,7 +1,8 @@
-"""The advantage of every step or token: what a recipe chooses as its credit.
+"""The credits that a recipe chooses by name: they give every step or token its advantage.
 
-A function `(judged, *, ...) -> [N]`, an advantage for each node of the rollout, which is that of the step that leads to
-it; of text, where a completion is a node, also [N, T] by token. `Judged` says what it is given.
+A credit is a function `(judged, *, ...) -> [N]`. It gives an advantage for each node of the rollout. The step that
+leads to the node gets this advantage. For text, a completion is a node, and a credit may also give [N, T], an advantage
+for each token. `Judged` is what a credit is given.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Judged:
-    """A rollout of this process, and what its samples were worth.
+    """A rollout of this process, and the scores of its samples.
 
     Attributes:
-        experience: the rollout; `pipelines.policy.Experience` of images, `training.text_policy.Completions` of text. It
-            has L samples and N nodes; a completion is a node.
-        scores: of its L samples, [L, K], after gates and corrections.
+        experience: the rollout; a `pipelines.policy.Experience` for images, a `training.text.text_policy.Completions`
+            for text. It has L samples and N nodes; a completion is a node.
+        scores: [L, K] of its samples, after gates and corrections.
         advantages: [L] of the samples; None where `advantage` is null.
         critic: of the recipe; None where it has none.
         task: what the samples are.
@@ -61,30 +62,32 @@ class Judged:
     task: Literal["images", "text"] = "images"
 
     def rewards(self, *, previews: bool = False, across: bool = False) -> Tensor:
-        """[L] weighted sums of the rewards; NaN where none applies.
+        """[L] weighted sums of the rewards; NaN where no reward applies.
 
         Args:
-            previews: those of previews of a state too, which are NaN if left out.
-            across: for comparisons of groups with each other: a reward that a whole group lacks counts as its mean
-                over the batch.
+            previews: whether previews of a state have their sums. If not, they are NaN.
+            across: whether the sums are for comparisons of groups with each other. If so, a reward that a whole group
+                lacks counts as its mean over the batch.
         """
         return total_reward(self.scores, self.experience, previews=previews, between=across)
 
     def of_samples(self) -> Tensor:
-        """[N] the advantages of the samples, at the nodes that lead to them: the mean where several do.
+        """[N] advantages of the nodes: the advantage of the sample below, or the mean over several samples below.
 
         Raises:
             ValueError: `advantage` is null.
         """
         if self.advantages is None:
-            raise ValueError("the credit works on the advantages of samples, and advantage is null; choose one")
+            raise ValueError(
+                "the credit works on the advantages of samples, and advantage is null; write advantage: group"
+            )
         found: Tensor = self.experience.node_advantages(self.advantages)
         return found
 
 
 @needs(works_on_samples)
 def leaf(judged: Judged) -> Tensor:
-    """The advantage of the sample; where several samples are below a node, their mean."""
+    """The advantage of the sample; where several samples are below a node, the mean of their advantages."""
     return judged.of_samples()
 
 
@@ -93,7 +96,7 @@ def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
     if advantage is None or (advantage.name == "group" and advantage["scale"] != "batch"):
         return []
     return [
-        "credit anchor compares the weighted sum of rewards by state as by group; use advantage group, with scale "
+        "credit anchor compares the weighted sum of rewards, by state and by group; use advantage group, with scale "
         "group or none"
     ]
 
@@ -101,14 +104,14 @@ def _one_comparison(recipe: Any, choice: Choice) -> list[str]:
 def _lengths_differ(recipe: Any, choice: Choice) -> list[str]:
     if recipe.task == "text" or choice["scale"] == "none":
         return []
-    why = "all images are as many steps from a state, which their deviation divides out"
+    why = "all images are equally many steps from a state, so the standard deviation divides the discount out"
     fault = without_effect(choice, "gamma", why)
     return [fault + ", or use credit.scale none"] if fault else []
 
 
 @needs(
     _lengths_differ, works_on_samples, _one_comparison, one_tree, of_tokens, transitions,
-    Need("combine", ("sum",), "compares the weighted sum of rewards by state as by group"),
+    Need("combine", ("sum",), "compares the weighted sum of rewards, by state and by group"),
     undivided,
 )  # fmt: skip
 def anchor(
@@ -120,17 +123,17 @@ def anchor(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """The sample's advantage, and that of a step among those from the same state (GiGPO, arXiv 2505.10978).
+    """The sample's advantage plus the advantage of a step among the steps from its state (GiGPO, arXiv 2505.10978).
 
-    A step is of a tree of images, or a token after a prefix.
+    A step is a denoising step in a tree of images, or a token after a prefix.
 
     Args:
         judged: of images or completions.
         omega: weight of the comparison by state.
-        gamma: share of a reward that is left a step earlier.
+        gamma: discount per step.
         scale: what differences by state are divided by: the standard deviation of a state's steps, or nothing.
         eps: added to that standard deviation.
-        ddof: of that comparison; 1 for the sample standard deviation, 0 for the population one.
+        ddof: of the comparison by state; 1 for the sample standard deviation, 0 for the population one.
     """
     experience, rewards, advantages = judged.experience, judged.rewards(), judged.advantages
     assert advantages is not None
@@ -159,11 +162,13 @@ def minimum(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """The least reward from a step on, within a step; of completions, the least score of a part (PURE, 2504.15275).
+    """The least reward from a step on, or for completions the least score from a part on (PURE, arXiv 2504.15275).
+
+    Images are compared within a step, and completions with all parts of the group.
 
     Args:
         judged: of images or completions.
-        temperature: above 0 it is soft: the sum of softmin-weighted rewards from the step on.
+        temperature: above 0, the minimum is soft: the sum of the softmin-weighted rewards from the step on.
         scale: what returns are divided by: the standard deviation of the group, of the batch (images), or nothing.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.

@@ -1,4 +1,4 @@
-"""From the scores of all samples to the advantages of what is trained, as a recipe says."""
+"""From the scores of all samples to the advantages of the steps or tokens that are trained."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .strata import stratum_of
 
 @runtime_checkable
 class Recording(Protocol):
-    """A part that has something to say in the metrics."""
+    """A part that adds to the metrics."""
 
     def record(self) -> dict[str, float]:
-        """Name -> value, since it was last asked."""
+        """Name -> value, since the last call."""
 
 
 class Credit:
-    """What stands between rewards and the loss: how rewards combine, samples compare, and steps are credited.
+    """Turns rewards into advantages: it combines rewards, compares samples, and credits steps or tokens.
 
     Args:
-        recipe: which parts to take.
+        recipe: chooses the parts.
 
     Attributes:
-        stratum: which samples are alike, where the advantage asks for it.
+        stratum: which samples are alike, where the advantage asks for strata.
 
     Raises:
-        ValueError: a combination of options that a part refuses.
+        ValueError: a part refuses a combination of options.
     """
 
     def __init__(self, recipe: AnyRecipe) -> None:
@@ -60,13 +60,13 @@ class Credit:
     def advantages(
         self, everyone: Pooled, batch: Batch, critic: Critic | None = None, extensions: Extensions | None = None
     ) -> Tensor:
-        """[N] or [N, T] advantages of the nodes of this process; a step has that of the node it leads to.
+        """[N] or [N, T] advantages of the nodes of this process; a step has the advantage of the node it leads to.
 
-        Whatever remembers learns from the samples: call it once an iteration, on every process.
+        Parts that remember learn from the samples. So call it once per iteration, on every process.
 
         Args:
             everyone: the samples of all processes.
-            batch: those of this process.
+            batch: the samples of this process.
             critic: if the recipe has one.
             extensions: of the run; they may change the advantages, and learn from the samples.
         """
@@ -86,23 +86,23 @@ class Credit:
         return found if recipe.clamp is None else found.clamp(-recipe.clamp, recipe.clamp)
 
     def combined(self, batch: Batch) -> RewardBatch:
-        """The rewards of this process's samples as the recipe combines them."""
+        """The rewards of this process's samples, combined as the recipe says."""
         return combine(batch.scores, batch.experience, self._recipe.rewards, self._combination)
 
     def kept(self, batch: Batch) -> Tensor | None:
-        """[N] bool: nodes of this process that are trained; None for all."""
+        """[N] bool: nodes of this process that are trained; None if all are."""
         if not self._selections:
             return None
         return kept_nodes(batch.experience, self.combined(batch), self._selections)
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds, by file name."""
+        """The parts that a checkpoint keeps, by file name."""
         made = {"combination": self._combination, "advantage": self._advantage, "credit": self._credit}
         made |= {f"selection-{k}": selection for k, (_, selection) in enumerate(self._selections)}
         return {name: part for name, part in made.items() if isinstance(part, Stateful)}
 
     def record(self) -> dict[str, float]:
-        """What the metrics say of the advantages, as far as their part has a method `record`."""
+        """What the advantage adds to the metrics; nothing if it has no method `record`."""
         return self._advantage.record() if isinstance(self._advantage, Recording) else {}
 
     def _compared(self, everyone: Pooled, advantage: Callable[..., Tensor], extensions: Extensions) -> Tensor:
@@ -118,16 +118,16 @@ class Credit:
 
 
 def _scale_of(chosen: Choice) -> dict[str, Any]:
-    """By what an advantage of the package divides; nothing for what it does not say, and for one that is not."""
+    """The options of an advantage of the package that say what it divides by; empty for a user's own advantage."""
     names = ("eps", "ddof", "scale") if chosen.name in ADVANTAGES else ()
     return {name: chosen[name] for name in names if name in chosen.options}
 
 
 def aims(scores: RewardBatch, rewards: Sequence[RewardConfig]) -> RewardBatch:
-    """The combined rewards without those that are constraints.
+    """The combined rewards without the rewards that are constraints.
 
     Args:
-        scores: [L, K], of all rewards that count, or of the one that they were combined to.
+        scores: [L, K], of all rewards that count, or the one column into which they were combined.
         rewards: of the recipe.
     """
     counted = counted_rewards(rewards)
@@ -141,13 +141,13 @@ def aims(scores: RewardBatch, rewards: Sequence[RewardConfig]) -> RewardBatch:
 def compare_apart(
     scores: RewardBatch, samples: Any, rewards: Sequence[RewardConfig], *, eps: float, ddof: int
 ) -> Tensor:
-    """DRPO's decoupling: one reward compared among the successes of another, the rest with all samples."""
+    """[L] DRPO's decoupling: one reward is compared among the successes of another, the others among all samples."""
     columns = counted_rewards(rewards)
     [own] = [k for k, reward in enumerate(columns) if reward.gate is not None and reward.gate.apart]
     others = [k for k in range(len(columns)) if k != own]
     values = scores.values.masked_fill(~samples.outcomes[:, None], torch.nan)
     rest = replace(scores, values=values[:, others], weights=scores.weights[others])
-    # Behind a closed gate it is NaN. A success to which it does not apply is changed by it as little as a failure.
+    # Behind a closed gate this reward is NaN, so it changes no failure, and no success to which it does not apply.
     return positive_only_advantages(
         total_reward(rest, samples), values[:, own], ~values[:, own].isnan(), samples.groups,
         weight=float(scores.weights[own]), eps=eps, ddof=ddof,

@@ -1,4 +1,4 @@
-"""The samples of all processes of a run together, for whatever compares beyond a group."""
+"""The samples of all processes of a run together, for comparisons beyond a group."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..tasks import Collected
 from .strata import Stratum, stratum_ids, stratum_values
 
 DIVERGENCE = "divergence"
-"""The column of samples that says how far the policy has moved since it last saw their prompt."""
+"""The name of the column that says how far the policy has moved since it last saw the prompt of a sample."""
 
 
 def asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
-    """What rewards are asked of a rollout of the prompts: samples, texts, columns and groups."""
+    """The arguments of the rewards for a rollout of the prompts: samples, texts, columns and groups."""
     owners = [rows[p] for p in experience.prompt_of_sample]
     columns = columns_of(owners, experience.parts)
     return experience.samples, [row.text for row in owners], columns, experience.groups
@@ -31,11 +31,11 @@ class Batch:
     """Prompts of one process with their samples and scores.
 
     Attributes:
-        places: their numbers among those of all processes.
-        rows: the prompts, in the same order.
-        experience: their samples; `Collected`, and whatever else those of its task have.
+        places: the number of each prompt among the prompts of all processes.
+        rows: the prompts, in the order of `places`.
+        experience: the samples; a `Collected` with the further members of its task.
         scores: of the samples.
-        columns: name -> what all processes should know of each sample; extensions fill it.
+        columns: name -> a value for each sample that all processes should know; extensions fill it.
     """
 
     places: Sequence[int]
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def owners(self) -> list[int]:
-        """Of each sample the number of its prompt."""
+        """The number of the prompt of each sample."""
         return [self.places[p] for p in self.experience.prompt_of_sample]
 
 
@@ -56,14 +56,14 @@ class Pooled:
 
     Attributes:
         scores: [L, K], without sub-scores, notes, answers and parts.
-        prompts: [L] ids of their prompts, which stay the same over the run.
+        prompts: [L] ids of the prompts, which stay the same over the run.
         groups: [L] ids of the groups in which samples are compared.
         outcomes: [L] bool: samples that are results.
-        lengths: [L] tokens; of completions only.
-        log_probs: [L] of whole samples, by the sampler; of completions only.
-        strata: [L] ids of samples of one kind; only where the recipe distinguishes them.
-        mine: where the samples of this process are.
-        columns: name -> [L] whatever extensions share of samples.
+        lengths: [L] tokens; for completions only.
+        log_probs: [L] log-probs of whole samples under the sampler; for completions only.
+        strata: [L] ids of strata; None where the recipe has no strata.
+        mine: the places of the samples of this process.
+        columns: name -> [L] values that extensions share.
     """
 
     scores: RewardBatch
@@ -78,7 +78,7 @@ class Pooled:
 
     @property
     def divergence(self) -> Tensor | None:
-        """[L] how far the policy has moved since it last saw the prompt, NaN if never; None where nobody measures."""
+        """[L] how far the policy has moved since it last saw the prompt, NaN for a new prompt; None if not measured."""
         found = self.columns.get(DIVERGENCE)
         return None if found is None else torch.tensor(found, dtype=torch.float64)
 
@@ -92,19 +92,19 @@ def pooled(
     stratum: Stratum | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Pooled:
-    """Bring the samples of all processes together. All must call it.
+    """Bring the samples of all processes together. Every process must call it.
 
     Args:
         processes: of the run.
-        places: [P] number of each prompt of this process among those of the iteration.
+        places: [P] number of each prompt of this process among the prompts of the iteration.
         rows: [P] prompts of this process.
-        experience: samples of them.
+        experience: samples of these prompts.
         scores: of the samples.
-        stratum: what tells kinds of samples apart, if anything does.
-        columns: name -> what extensions share of each sample; the same names on every process.
+        stratum: what divides samples into strata, if anything does.
+        columns: name -> values of the samples that extensions share; the same names on every process.
 
     Raises:
-        ValueError: a reward lacks the sub-score.
+        ValueError: a reward lacks the sub-score that `stratum` names.
     """
     owners, lengths, chances = experience.prompt_of_sample, experience.lengths, experience.log_probs
     shared = columns or {}
@@ -121,7 +121,7 @@ def pooled(
     )
     everything, mine = processes.pool(list(zip(*own, strict=True)), own[0])
     at, ids, groups, outcomes, counts, likely, values, kinds, found = zip(*everything, strict=True)
-    # Each process numbers its groups by itself; none has samples of two prompts.
+    # Each process numbers its groups by itself, so the pair of prompt and group is unique. No group has two prompts.
     names: dict[tuple[int, int], int] = {}
     known = [names.setdefault(pair, len(names)) for pair in zip(at, groups)]
     return Pooled(

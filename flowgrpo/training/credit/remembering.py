@@ -16,28 +16,28 @@ from .conditions import compares_samples
 from .scales import Ddof
 
 HALF_LIFE = 0.06
-"""Nats of divergence; that of SPO."""
+"""Nats of divergence; the value of SPO."""
 
 
 def _forgets(recipe: Any, choice: Choice) -> list[str]:
-    """What `half_life` asks of a recipe."""
+    """A need of `half_life`: something measures the divergence."""
     if choice["half_life"] is None or offered(recipe, "divergence"):
         return []
     return [
-        "advantage.half_life is of the distance that extension visits measures; add visits to extensions, or leave "
+        "advantage.half_life counts the divergence that extension visits measures; add visits to extensions, or leave "
         "advantage.half_life out"
     ]
 
 
 @needs(compares_samples, _forgets)
 class Tracked:
-    """A running success rate of each prompt is the baseline of its samples (SPO, arXiv 2509.13232).
+    """The baseline of a sample is the running success rate of its prompt (SPO, arXiv 2509.13232).
 
     Args:
-        prior: rate of a prompt not seen before, between 0 and 1.
-        half_life: with extension `visits`, by whose distance the past of a prompt fades; nats of it that halve what is
-            remembered, 0.06 if left out.
-        low: smallest share of the past that is kept, from 0.
+        prior: success rate of a prompt that was not seen before, between 0 and 1.
+        half_life: nats of divergence that halve what is remembered, 0.06 if left out. Extension `visits` measures the
+            divergence.
+        low: smallest share of the past that is kept, at least 0.
         high: largest share of the past that is kept, below 1.
         eps: added to the standard deviation over the batch.
         ddof: 1 for the sample standard deviation, 0 for the population one.
@@ -62,7 +62,7 @@ class Tracked:
     def __call__(
         self, rewards: Tensor, groups: Tensor, *, prompts: Given[Sequence[int]], divergence: Given[Tensor | None]
     ) -> Tensor:
-        """[B] advantages, after which the rewards are remembered: call it once an iteration."""
+        """[B] advantages. The call remembers the rewards, so call it once per iteration."""
         moved = None if divergence is None else divergence.nan_to_num(0.0)
         return self._tracker.advantages(rewards, prompts, moved, eps=self._eps, ddof=self._ddof)
 
@@ -88,7 +88,7 @@ class Cumulative:
         self._standardiser = CumulativeStandardiser(eps=eps, ddof=ddof)
 
     def __call__(self, rewards: Tensor, groups: Tensor, *, prompts: Given[Sequence[int]]) -> Tensor:
-        """[B] advantages, after which the rewards are remembered: call it once an iteration."""
+        """[B] advantages. The call remembers the rewards, so call it once per iteration."""
         return self._standardiser.advantages(rewards, prompts)
 
     def state_dict(self) -> dict[str, Tensor]:

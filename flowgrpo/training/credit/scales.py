@@ -1,4 +1,4 @@
-"""Options that all comparisons have: what differences are divided by."""
+"""Options that all comparisons have in common: what differences are divided by."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which samples enter the gradient; all of them enter the statistics.
+"""Selections choose the samples that enter the gradient. All samples enter the statistics.
 
-A function `(rewards [L], groups [L], *, ...) -> [L] bool`. Rewards are weighted sums, NaN where none applies. Samples
-of a prompt are a group, or with `among: split` the images below a tree's last split.
+A selection is a function `(rewards [L], groups [L], *, ...) -> [L] bool`. Rewards are weighted sums, NaN where no
+reward applies. A group is all samples of a prompt. With `among: split`, a group is the images below a tree's last
+split.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ if TYPE_CHECKING:
 
 
 def extremes(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
-    """The best and the worst in equal parts (DanceGRPO, arXiv 2505.07818).
+    """The best and the worst samples in equal parts (DanceGRPO, arXiv 2505.07818).
 
     Args:
         rewards: [L].
         groups: [L].
-        keep: samples kept of each group; of an odd number one more of the best.
+        keep: samples kept of each group. If the number is odd, one more of the best samples is kept.
     """
     return select(rewards, groups, keep, choice="extremes")
 
 
 def best(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
-    """The best; with `among: split` BranchGRPO's width pruning (arXiv 2509.06040).
+    """The best samples; with `among: split` this is BranchGRPO's width pruning (arXiv 2509.06040).
 
     Args:
         rewards: [L].
@@ -46,7 +47,7 @@ def best(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
 
 
 def widest(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
-    """The subset of greatest variance (PODS, arXiv 2504.13818; D³S).
+    """The subset of samples with the greatest variance of rewards (PODS, arXiv 2504.13818; D³S).
 
     Args:
         rewards: [L].
@@ -57,7 +58,7 @@ def widest(rewards: Tensor, groups: Tensor, *, keep: Count) -> Tensor:
 
 
 def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0.5) -> Tensor:
-    """Successes and failures in equal parts, as far as there are (Reinforce-Ada, arXiv 2510.04996).
+    """Successes and failures in equal parts, as far as there are enough of both (Reinforce-Ada, arXiv 2510.04996).
 
     Args:
         rewards: [L].
@@ -69,7 +70,7 @@ def balanced(rewards: Tensor, groups: Tensor, *, keep: Count, success: float = 0
 
 
 def varied(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Groups whose rewards differ: groups of equal rewards leave the count that the loss is divided by (DAPO)."""
+    """Groups whose rewards differ (DAPO). Groups of equal rewards do not enter the count that divides the loss."""
     return ~subsets.degenerate_rows(rewards, groups)
 
 
@@ -86,7 +87,7 @@ SELECTIONS: dict[str, Callable[..., Tensor]] = {
 def _whole_images(recipe: Any, choice: Choice) -> list[str]:
     if len(value_at(recipe, f"{PLAN}.completions") or ()) < 2:
         return []
-    return ["select chooses images, and a branch with several completions has several; use one"]
+    return ["select chooses images, and a branch with several completions has several images; use one completion"]
 
 
 def _below_a_split(recipe: Any, choice: Choice) -> list[str]:
@@ -97,7 +98,7 @@ def _below_a_split(recipe: Any, choice: Choice) -> list[str]:
 
 
 NEEDS = (_whole_images, _below_a_split)
-"""What every selection needs of a recipe."""
+"""What every selection needs from a recipe."""
 
 
 def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]) -> Tensor:
@@ -106,10 +107,10 @@ def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[
     Args:
         experience: the rollout of this process.
         scores: of its samples, combined.
-        selections: among whom each selects, and the selection with its options; at least one.
+        selections: at least one pair of `among` and a selection with its options bound.
 
     Raises:
-        ValueError: a selection that gives something else than a yes or no for each sample.
+        ValueError: a selection does not return a bool for each sample.
     """
     ranked = total_reward(scores, experience)
     mine = torch.ones(len(ranked), dtype=torch.bool)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     of_images("use prefix"), compares_itself, one_tree,
     idle(
         "beta", where=lambda choice: choice["fusion"] != "path",
-        why="a leaf's share is the likelihood of its path with fusion path alone",
+        why="only fusion path weights a leaf by the likelihood of its path",
     ),
 )  # fmt: skip
 def depth(
@@ -45,16 +45,16 @@ def depth(
     ddof: Ddof = 1,
     min_std: NotNegative = 1e-6,
 ) -> Tensor:
-    """Rewards fused up the tree, compared among the nodes of a depth (BranchGRPO, arXiv 2509.06040).
+    """Rewards fused up the tree, compared among the nodes of the same depth (BranchGRPO, arXiv 2509.06040).
 
     Args:
         judged: of images.
-        fusion: what a node is worth: the mean of the leaves below it, or with `path` their mean by the likelihood of
-            the paths that lead to them.
-        beta: for `fusion: path`; the power of that likelihood, 1 if left out.
+        fusion: what a node is worth: the mean of the leaves below it, or with `path` the mean weighted by the
+            likelihood of the paths that lead to the leaves.
+        beta: for `fusion: path`; the power of the likelihood, 1 if left out.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
-        min_std: smallest standard deviation that counts as a difference.
+        min_std: nodes with a smaller standard deviation count as equal.
     """
     experience = judged.experience
     rollout = experience.rollout
@@ -78,15 +78,16 @@ def turning(
 
     Args:
         judged: of images.
-        main: `step`: the step's own gain, and at turning points that of the whole trajectory besides; `total`, as in
-            the released configurations, the other way round.
+        main: `step` takes the step's own gain, and adds the gain of the whole trajectory at turning points. `total`
+            takes the gain of the whole trajectory, and adds the step's own gain at turning points, as the released
+            configurations do.
         scale: what gains are divided by: the standard deviation of the group, of the batch, or nothing.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
     experience = judged.experience
     nodes, rewards = step_rewards(experience.rollout, judged.rewards(previews=True))
-    # The deterministic steps before the first stochastic one gain nothing, and are no trend that could turn.
+    # The deterministic steps before the first stochastic step gain nothing, so they are no trend that could turn.
     first = experience.plan.first_stochastic or 0
     values = torch.nn.functional.pad(turning_point_rewards(rewards[:, first:], main=main), (first, 0))
     prompt = experience.rollout.prompt[nodes[:, 0]]
@@ -102,12 +103,13 @@ def value(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """Discounted future rewards of a step's projections, anchored by their level in the batch (VGPO, 2512.12387).
+    """Discounted rewards of the projections after a step, anchored by their level in the batch (VGPO, 2512.12387).
 
     Args:
         judged: of images.
-        gamma: discount of a step.
-        k: how soon the comparison within the group counts in full.
+        gamma: discount per step.
+        k: the comparison within the group has weight min(1, k s / S), for the standard deviations s of the group and
+            S of the batch.
         eps: added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -120,10 +122,10 @@ def value(
 
 @needs(of_images("use leaf"), works_on_samples, asks_critic, transitions)
 def critic(judged: Judged) -> Tensor:
-    """The reward, less what a critic expected in the state before the step (AC-Flow, arXiv 2510.18072).
+    """The reward minus what a critic expected in the state before the step (AC-Flow, arXiv 2510.18072).
 
     Args:
-        judged: of images; until the critic is ready, the advantages of the samples count.
+        judged: of images. Until the critic is ready, the advantages of the samples count.
     """
     model, experience = judged.critic, judged.experience
     assert model is not None
@@ -139,13 +141,13 @@ def critic(judged: Judged) -> Tensor:
 
 @needs(of_images("use leaf"), works_on_samples, asks_critic, transitions)
 def process(judged: Judged, *, weight: NotNegative = 0.5, eps: NotNegative = 1e-4, ddof: Ddof = 1) -> Tensor:
-    """The image's advantage, and that of the critic's value after the step (Euphonium's dual reward).
+    """The image's advantage plus the advantage of the critic's value after the step (Euphonium's dual reward).
 
     Args:
         judged: of images.
         weight: of the critic's value, which is compared within a step and a prompt.
-        eps: added to the standard deviation of that comparison.
-        ddof: of that comparison; 1 for the sample standard deviation, 0 for the population one.
+        eps: added to the standard deviation of the critic's values.
+        ddof: of the critic's values; 1 for the sample standard deviation, 0 for the population one.
     """
     model, experience = judged.critic, judged.experience
     assert model is not None
@@ -162,8 +164,8 @@ def process(judged: Judged, *, weight: NotNegative = 0.5, eps: NotNegative = 1e-
 def step_rewards(rollout: Rollout, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and rewards along each chain of a rollout with probes, both [B, T + 1].
 
-    A state's reward is that of its probe; where a state has none because the steps after it are deterministic, it
-    is that of the state it becomes, and in the end the image's own.
+    The reward of a state is the reward of its probe. If a state has no probe and the step after it is deterministic,
+    the state has the reward of the next state. The last state has the reward of the image.
 
     Args:
         rollout: chains with probes (`window_plan(..., probe=...)`).
@@ -189,7 +191,7 @@ def step_rewards(rollout: Rollout, rewards: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def at_nodes(experience: Any, nodes: Tensor, advantages: Tensor) -> Tensor:
-    """[N] from advantages [B, T] of the steps that lead to `nodes` [B, T + 1]; 0 where nothing is trained."""
+    """[N] advantages of all nodes, from the advantages [B, T] of the steps to `nodes` [B, T + 1]; 0 if not trained."""
     found = torch.zeros(len(experience.rollout.parent), dtype=torch.float32)
     for t in experience.plan.trained_steps:
         found[nodes[:, t + 1]] = advantages[:, t].float()

@@ -1,4 +1,4 @@
-"""In which stratum of its group a sample is, by what a reward says of it."""
+"""The stratum of a sample within its group, by the score of a reward."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 
 class Stratum(Section):
-    """What of a sample says which others of its prompt it is like: a reward, or one of its sub-scores.
+    """The value by which samples of a prompt are alike: a reward, or one of its sub-scores.
 
     Columns of the prompt file are the same for all samples of a prompt, so they make no strata.
     """
 
-    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` it says this and nothing else.")
+    reward: str = Field(description="Label (or name) of a reward; with `weight: 0` the reward makes strata only.")
     sub_score: str | None = Field(None, description="One of its sub-scores; the reward itself if left out.")
     edges: list[float] = Field(
-        default_factory=list, description="Rising limits between strata; each distinct value is one if left out."
+        default_factory=list,
+        description="Rising limits between strata; each distinct value is a stratum if left out.",
     )
 
     @field_validator("edges")
@@ -44,13 +45,13 @@ def stratum_of(advantage: Choice | None) -> Stratum | None:
 
 
 def signal_values(scores: RewardBatch, reward: str, sub_score: str | None, key: str) -> list[float]:
-    """[L] what a reward, or one of its sub-scores, says of samples; NaN where it says nothing.
+    """[L] scores of samples by a reward, or by one of its sub-scores; NaN where there is no score.
 
     Args:
         scores: of L samples, as the rewards gave them.
         reward: label.
         sub_score: name; None for the reward itself.
-        key: of the recipe, for the message.
+        key: the key of the recipe that names the reward, for the message.
 
     Raises:
         ValueError: the reward has no such sub-score.
@@ -67,11 +68,11 @@ def signal_values(scores: RewardBatch, reward: str, sub_score: str | None, key: 
 
 
 def stratum_values(scores: RewardBatch, stratum: Stratum) -> list[float]:
-    """[L] what strata are made of; NaN where the reward says nothing.
+    """[L] values that decide the strata; NaN where there is no score.
 
     Args:
         scores: of L samples, as the rewards gave them.
-        stratum: which of them.
+        stratum: which score to take.
 
     Raises:
         ValueError: the reward has no such sub-score.
@@ -80,11 +81,11 @@ def stratum_values(scores: RewardBatch, stratum: Stratum) -> list[float]:
 
 
 def stratum_ids(values: Sequence[float], edges: Sequence[float]) -> Tensor:
-    """[L] integer ids; NaN is a stratum too, -1.
+    """[L] integer ids of strata; NaN has the stratum -1.
 
     Args:
         values: [L].
-        edges: rising; a value belongs to the stratum above the last edge that it reaches. Without any, each distinct
+        edges: rising; a value belongs to the stratum above the last edge that it reaches. Without edges, each distinct
             value is a stratum.
     """
     column = torch.tensor(values, dtype=torch.float64)

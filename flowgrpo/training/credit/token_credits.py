@@ -1,4 +1,4 @@
-"""Advantages of the tokens of completions: where completions part, and by rewards that score their parts."""
+"""Advantages of the tokens of completions, by the places where completions diverge, or by scores of their parts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     compares_itself, group_of_two, of_tokens,
 )  # fmt: skip
 def prefix(judged: Judged, *, root: bool = False, eps: NotNegative = 1e-4, ddof: Ddof = 1) -> Tensor:
-    """The group's advantage, and what a token gained where completions part (TEMPO, arXiv 2509.18314).
+    """The group's advantage, plus what a token gained where completions diverge (TEMPO, arXiv 2509.18314).
 
     Args:
         judged: of completions.
-        root: whether the first tokens are such a place too.
+        root: whether the first token is also a place where completions diverge.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
@@ -48,7 +48,7 @@ def prefix(judged: Judged, *, root: bool = False, eps: NotNegative = 1e-4, ddof:
 @needs(
     Need(
         "task", ("text",), "takes the scores of the parts of completions",
-        mend="of images use value, turning or minimum, by the scores of their states",
+        mend="for images use value, turning or minimum, which take the scores of their states",
     ),
     compares_itself, group_of_two, of_tokens, scores_of_parts, undivided,
 )  # fmt: skip
@@ -60,11 +60,12 @@ def parts(
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
 ) -> Tensor:
-    """The scores from a part on, compared by place in the group (Rank-GRPO, arXiv 2510.20150).
+    """The scores from a part on, compared with the parts in the same place of the group (Rank-GRPO, arXiv 2510.20150).
 
     Args:
         judged: of completions.
-        later: whether the scores of later parts count too, or a part's own alone; the paper's two forms of a return.
+        later: whether the return of a part includes the scores of later parts. If not, it is the part's own score. The
+            paper has both forms.
         scale: what returns are divided by: their standard deviation, or nothing.
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
@@ -76,14 +77,14 @@ def parts(
 
 
 def least_of_parts(judged: Judged, temperature: float, **comparison: Any) -> Tensor:
-    """PURE's returns of the parts of completions, compared with all parts of the group; [N, T]."""
+    """[N, T] PURE's returns of the parts of completions, compared with all parts of the group."""
     own, whole = by_part(judged.experience, judged.scores, "minimum")
     returns = least_returns(own, temperature) + whole[:, None]
     return by_token(judged.experience, part_advantages(returns, judged.experience.groups, among="group", **comparison))
 
 
 def least_returns(step_rewards: Tensor, temperature: float) -> Tensor:
-    """PURE's returns [B, K] of steps: the least reward from each on, softly if `temperature` is above 0."""
+    """[B, K] PURE's returns: the least reward from each step on, a soft minimum if `temperature` is above 0."""
     returns = minimum_returns(step_rewards)
     if not temperature:
         return returns
@@ -92,14 +93,14 @@ def least_returns(step_rewards: Tensor, temperature: float) -> Tensor:
 
 
 def by_part(experience: Completions, scores: RewardBatch, credit: str) -> tuple[Tensor, Tensor]:
-    """Weighted sums of the rewards that score parts [N, K], and of those that score completions as wholes [N].
+    """Weighted sums of the rewards that score parts [N, K], and of the rewards that score whole completions [N].
 
-    A part without any score is NaN, and so are all of a completion that does not count. A score that one reward lacks
-    and another has counts as its mean over the parts in the same place of the group. Where a reward of wholes does not
-    apply, its mean over the group stands in; the sums are counted from those means.
+    A part without any score is NaN. All parts of a completion that does not count are NaN. If a part lacks the score of
+    one reward only, the mean over the parts in the same place of the group replaces the score. A reward of whole
+    completions counts as the difference from its mean over the group; where it does not apply, it counts 0.
 
     Raises:
-        ValueError: no reward scores parts; completions are never cut without a recipe that says how.
+        ValueError: no reward scores parts.
     """
     assert experience.parts is not None
     weights = scores.weights.tolist()
@@ -126,12 +127,12 @@ def by_part(experience: Completions, scores: RewardBatch, credit: str) -> tuple[
 
 
 def padded(rows: Sequence[Sequence[Any]], width: int, value: float) -> Tensor:
-    """[B, width] of ragged rows, `value` after their ends."""
+    """[B, width] ragged rows, filled with `value` after their ends."""
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])
 
 
 def by_token(experience: Completions, advantages: Tensor) -> Tensor:
-    """[N, T] for each token the advantage of its part, of [N, K]; 0 after the end."""
+    """[N, T] the advantage of each token, which is the advantage [N, K] of its part; 0 after the end."""
     assert experience.parts is not None
     ids = experience.parts.ids
     width = max(len(row) for row in ids)

@@ -1,4 +1,4 @@
-"""What accelerate's launcher asks for: weights in shards, by FSDP2, or the optimizer in parts, by DeepSpeed."""
+"""What the launcher of accelerate asks for: weights in shards (FSDP2), or the optimizer in parts (DeepSpeed)."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ OFFLOADED = ("optimizer", "param")
 
 
 def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[str, nn.Module]], Shards] | None:
-    """What cuts full weights into shards, if the launcher asks for it (`--use_fsdp`); a LoRA stays whole.
+    """A function that cuts full weights into shards, if the launcher asks for it (`--use_fsdp`); None for a LoRA.
 
-    On CPUs accelerate does not pass on what it was asked for, so the environment that its launcher sets is read.
+    On CPUs accelerate does not pass on its options, so the environment variables of its launcher are read.
 
     Raises:
-        ValueError: the launcher's options or the recipe do not fit; says which to change.
+        ValueError: the launcher's options or the recipe do not fit; the message says what to change.
     """
     if not parse_flag_from_env("ACCELERATE_USE_FSDP") or recipe.model.train == "lora" or accelerator.num_processes == 1:
         return None
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
     if not isinstance(recipe, Recipe):
         raise ValueError(
-            "sharded full weights are there for pipelines of diffusers; train a language model with model.train lora, "
+            "full weights are sharded for pipelines of diffusers only; train a language model with model.train lora, "
             "or launch with --multi_gpu in place of --use_fsdp"
         )
     faults = [
         (
             accelerator.mixed_precision != "no",
-            "FSDP would round what goes into the denoiser, its timesteps too; launch with --mixed_precision no",
+            "FSDP would round the inputs of the denoiser, timesteps included; launch with --mixed_precision no",
         ),
         (plugin.fsdp_version != 2, "FSDP version 1 is not supported; launch with --fsdp_version 2"),
         (
@@ -60,10 +60,10 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
 
 
 def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | None:
-    """The section `zero_optimization` for DeepSpeed, if the launcher asks for it (`--use_deepspeed`).
+    """The section `zero_optimization` for DeepSpeed, if the launcher asks for DeepSpeed (`--use_deepspeed`).
 
     Raises:
-        ValueError: the launcher's options do not fit; says which to change.
+        ValueError: the launcher's options do not fit; the message says which to change.
     """
     if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") or accelerator.num_processes == 1:
         return None
@@ -75,8 +75,8 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
         [
             (
                 zero.get("stage") != 2,
-                f"ZeRO stage {zero.get('stage')} is not supported; launch with --zero_stage 2, or for weights in "
-                "shards with --use_fsdp --fsdp_version 2 in place of --use_deepspeed",
+                f"ZeRO stage {zero.get('stage')} is not supported; launch with --zero_stage 2, or, for weights in "
+                "shards, with --use_fsdp --fsdp_version 2 in place of --use_deepspeed",
             ),
             (
                 any((zero.get(f"offload_{what}") or {}).get("device", "none") != "none" for what in OFFLOADED),
@@ -85,23 +85,23 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
             ),
             (
                 accelerator.mixed_precision != "no",
-                "the trained weights are kept in float32, whose small updates another format would lose; launch with "
-                "--mixed_precision no, and set model.dtype for the frozen ones",
+                "the trained weights are kept in float32, because another format would lose small updates; launch with "
+                "--mixed_precision no, and set model.dtype for the frozen weights",
             ),
             (
                 config.get("gradient_accumulation_steps", "auto") not in ("auto", 1),
-                "how much makes an optimizer step is the recipe's (optimizer.updates, rollout.batch); launch with "
+                "the recipe decides how much an optimizer step takes (optimizer.updates, rollout.batch); launch with "
                 "--gradient_accumulation_steps 1",
             ),
             (
                 config.get("gradient_clipping", "auto") not in ("auto", norm),
-                f"--gradient_clipping {config.get('gradient_clipping')} is not optimizer.max_grad_norm, {norm}, which "
-                "counts; leave it out",
+                f"--gradient_clipping {config.get('gradient_clipping')} is not optimizer.max_grad_norm, {norm}, and "
+                "the recipe's value counts; leave --gradient_clipping out",
             ),
             (
                 bool(sections),
-                f"DeepSpeed's configuration has the section {' and '.join(sections)}, and AdamW and its schedule are "
-                "the recipe's (optimizer); take it out",
+                f"DeepSpeed's configuration has the section {' and '.join(sections)}, and the recipe (optimizer) sets "
+                "AdamW and its schedule; take the section out",
             ),
         ]
     )
@@ -109,7 +109,7 @@ def zero_of(recipe: AnyRecipe, accelerator: Accelerator) -> dict[str, Any] | Non
 
 
 def optimizer_of(recipe: AnyRecipe, accelerator: Accelerator, weights: TrainedWeights, processes: Processes) -> Stepper:
-    """What moves the trained weights, as the launcher asks; raises as `zero_of`."""
+    """The optimizer of the trained weights, as the launcher asks; raises as `zero_of`."""
     zero = zero_of(recipe, accelerator)
     return Optimizer(recipe, weights, processes) if zero is None else ZeroOptimizer(recipe, weights, processes, zero)
 

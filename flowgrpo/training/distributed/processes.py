@@ -1,4 +1,4 @@
-"""Several processes of one run: which prompts each has, what they tell each other, and how they end together."""
+"""Several processes of one run: how they share prompts, exchange values, and end together."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _FAILED, _ENDED = "flowgrpo/failed", "flowgrpo/ended"
 
 
 def launched() -> PartialState:
-    """accelerate's state of this process; without an accelerator the processes meet on the CPU.
+    """accelerate's state of this process. On a machine without an accelerator, the processes communicate on the CPU.
 
     Raises:
-        ValueError: they were launched with DeepSpeed, and it is not installed.
+        ValueError: the processes were launched with DeepSpeed, and DeepSpeed is not installed.
     """
     if parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and not is_deepspeed_available():
         raise ValueError(
-            "this was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
-            "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs nothing more"
+            "this run was launched with DeepSpeed, which is not installed: pip install 'deepspeed>=0.19.8'; or launch "
+            "with --use_fsdp --fsdp_version 2 in place of --use_deepspeed, which needs no further package"
         )
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available())
 
 
 class Processes:
-    """The processes of a run. Prompts are dealt to them one by one, as cards are.
+    """The processes of a run, which take prompts in turn.
 
     Args:
-        rank: number of this one.
-        count: how many there are.
-        meet: called before all tell each other something; until then one may need another.
+        rank: number of this process.
+        count: number of processes.
+        meet: called before the processes exchange values; it returns when no process needs another any more.
     """
 
     def __init__(self, rank: int = 0, count: int = 1, meet: Callable[[], None] | None = None) -> None:
@@ -54,13 +54,13 @@ class Processes:
         self._meet = meet
 
     def meet(self) -> None:
-        """Return once no process needs another for a backward pass or for weights. All must call it."""
+        """Return once no process needs another for a backward pass or for weights. Every process must call it."""
         if self._meet is not None:
             self._meet()
 
     @classmethod
     def of_this_run(cls) -> Processes:
-        """As the launcher started them."""
+        """The processes that the launcher started."""
         state = launched()
         return cls(state.process_index, state.num_processes)
 
@@ -69,31 +69,34 @@ class Processes:
         return range(self.rank, total, self.count)
 
     def cuts(self, total: int, updates: int) -> tuple[int, ...]:
-        """Where the parts of an iteration after the first begin, counted in this process's prompts.
+        """First prompt of each part of an iteration after the first, counted in this process's prompts.
 
-        Which prompts make a part does not depend on the number of processes.
+        The prompts of a part do not depend on the number of processes.
         """
         return tuple(len(self.share(start)) for start in part_bounds(total, updates, None)[1:-1])
 
     def gather(self, thing: T) -> list[T]:
-        """What each process gives, by rank. All must call it."""
+        """The `thing` of each process, by rank. Every process must call it."""
         self.meet()
         return list(gather_object([thing])) if self.count > 1 else [thing]
 
     def add(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over processes. All must call it."""
+        """The sum of a tensor over processes. Every process must call it."""
         self.meet()
         return tensor if self.count == 1 else reduce(tensor, "sum")
 
     def pool(self, items: Sequence[T], places: Sequence[int]) -> tuple[list[T], list[int]]:
-        """The items of all processes in the order of their places, as one process would have them. All must call it.
+        """The items of all processes in the order of their places. Every process must call it.
+
+        The order does not depend on the number of processes.
 
         Args:
             items: of this process.
-            places: of each the number of its prompt, which no other process has; items of one place keep their order.
+            places: the number of the prompt of each item. No other process has this prompt. Items of one place keep
+                their order.
 
         Returns:
-            The items, and for each of this process its position among them.
+            The items of all processes, and the position of each item of this process among them.
         """
         parts = self.gather(list(zip(places, items, strict=True)))
         everything = [pair for part in parts for pair in part]
@@ -103,17 +106,17 @@ class Processes:
         return [everything[k][1] for k in order], [position[first + k] for k in range(len(items))]
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Give every process the sum of the gradients of all. All must call it.
+        """Give every process the sum of the gradients of all processes. Every process must call it.
 
-        Losses are divided by counts of the whole optimizer step; the mean of DDP would divide once more. Those of
-        shards have been added in the backward pass.
+        The gradients are added, because losses are already divided by counts of the whole optimizer step; the mean of
+        DDP would divide once more. The gradients of shards were already added in the backward pass.
         """
         self.meet()
         parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         if self.count == 1 or not parameters:
             return
         known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-        # What has a gradient nowhere must stay without one, or the optimizer would still move it.
+        # A parameter without a gradient on any process must stay without one, or the optimizer would still move it.
         used = [p for p, count in zip(parameters, reduce(known, "sum").tolist()) if count]
         if not used:
             return
@@ -125,10 +128,10 @@ class Processes:
 
 @contextmanager
 def ended_together() -> Iterator[None]:
-    """Within the block a failure of one process ends all: the others print its traceback and exit with status 1.
+    """A context in which a failure of one process ends all: the others print its traceback and exit with status 1.
 
-    Without it they would wait in the next sum of gradients, for as long as the backend allows. Every process must
-    enter the block; one that fails waits a moment for the others to have heard of it.
+    Without this context, the others would wait in the next sum of gradients for as long as the backend allows. Every
+    process must enter the block. A process that fails waits a moment until the others know of the failure.
     """
     state = launched()
     if state.num_processes == 1 or not torch.distributed.is_initialized():
@@ -136,12 +139,12 @@ def ended_together() -> Iterator[None]:
         return
     store = torch.distributed.distributed_c10d._get_default_store()
     over = threading.Event()
-    # A connection of its own: the main one is blocked while the backend waits on it.
+    # The thread has its own connection, because the main connection is blocked while the backend waits on it.
     watch = threading.Thread(target=_watch, args=(store.clone(), state.process_index, over), daemon=True)
     watch.start()
     try:
         yield
-    # What calls `sys.exit` leaves the others waiting as well.
+    # A process that calls `sys.exit` would leave the others waiting as well.
     except (Exception, SystemExit):
         over.set()
         watch.join()
@@ -153,7 +156,7 @@ def ended_together() -> Iterator[None]:
 
 
 def _watch(store: Any, rank: int, over: threading.Event) -> None:
-    """End this process once another has left a note that it failed."""
+    """End this process once another process has left a note that it failed."""
     while not over.wait(POLL_SECONDS):
         try:
             if not store.check([_FAILED]):
@@ -161,15 +164,15 @@ def _watch(store: Any, rank: int, over: threading.Event) -> None:
             note = store.get(_FAILED).decode()
             store.set(f"{_ENDED}/{rank}", "")
         except RuntimeError:
-            return  # the process with the store has ended, and the backend says so to the main thread
+            return  # the process with the store has ended, and the backend tells the main thread
         sys.stdout.flush()
         print(note, file=sys.stderr, flush=True)
-        # Nothing else ends a main thread that waits in the backend.
+        # Only this call ends a main thread that waits in the backend.
         os._exit(1)
 
 
 def _tell(store: Any, rank: int, count: int) -> None:
-    """Leave the traceback for the other processes, and wait until each has ended or failed too."""
+    """Leave the traceback for the other processes, and wait until all have ended or failed."""
     note = f"process {rank} of {count} failed, so this one ends as well. Its traceback:\n{traceback.format_exc()}"
     with suppress(RuntimeError):
         store.set(f"{_ENDED}/{rank}", "")

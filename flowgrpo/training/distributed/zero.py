@@ -1,8 +1,8 @@
-"""Optimizer state and gradients in one part a process, by DeepSpeed's ZeRO stage 2 (arXiv 1910.02054).
+"""DeepSpeed's ZeRO stage 2 (arXiv 1910.02054): optimizer state and gradients are cut into one part per process.
 
-The model stays as it is, and so do its calls. What DeepSpeed's engine holds is a function of the trained weights whose
-gradient is the one that a loss has given already: the engine adds it over processes, keeps this process's part, and
-later moves that part of the weights.
+The model and its calls stay unchanged. DeepSpeed's engine holds a function of the trained weights. The gradient of this
+function is the gradient that a loss has already given. The engine adds this gradient over processes, keeps the part of
+this process, and later moves this part of the weights.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ZeroOptimizer:
-    """AdamW whose state is cut into parts, one a process; weights are whole on each.
+    """AdamW whose state is cut into parts, one for each process. Every process has the whole weights.
 
     Args:
-        recipe: with the rates and bounds.
-        weights: what it moves. From now on the processes are in step at `weights.backward`.
+        recipe: has the rates and bounds.
+        weights: the trained weights. From now on the processes are in step at `weights.backward`.
         processes: of the run.
         zero: the section `zero_optimization` of DeepSpeed's configuration.
     """
@@ -40,7 +40,7 @@ class ZeroOptimizer:
 
         self.recipe, self.weights, self.processes = recipe, weights, processes
         named = weights.named_parameters()
-        # A group for each denoiser: an expert that nothing was evaluated with is left alone, its moments too.
+        # Each denoiser has a group: the weights and moments of an expert without a gradient must stay unchanged.
         experts = [list(names) for _, names in groupby(named, key=lambda name: name.partition(".")[0])]
         self._parameters = [[named[name] for name in names] for names in experts]
         self._used = torch.zeros(len(experts), device=self._parameters[0][0].device)
@@ -55,7 +55,7 @@ class ZeroOptimizer:
                 "zero_optimization": dict(zero),
                 "zero_allow_untested_optimizer": True,
                 "gradient_clipping": recipe.optimizer.max_grad_norm,
-                # Losses are divided by counts of the whole optimizer step, of which a process may have any number.
+                # Losses are divided by counts of the whole optimizer step, and processes may have unequal shares of it.
                 "gradient_allreduce_op": "sum",
                 "managed_gradient_accumulation": False,
                 "steps_per_print": float("inf"),
@@ -65,7 +65,7 @@ class ZeroOptimizer:
         for own in self._own:
             moments = {name: torch.zeros_like(own, requires_grad=False) for name in MOMENTS}
             self._inner.state[own] = {"step": torch.tensor(0.0), **moments}
-        # Otherwise the first step does so, and a state could not be put in place before.
+        # Otherwise the first step would do this, and a state could not be loaded before it.
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
         weights.steps = _Rounds(self._add)
 
@@ -75,7 +75,7 @@ class ZeroOptimizer:
                 own.grad = None
 
     def _add(self, parts: Sequence[Tensor]) -> None:
-        """Add the gradient of what this process has to that of all; each calls it as often."""
+        """Add this process's gradient to the sum over processes. Every process must call it equally often."""
         groups = self._parameters
         gradients: list[Tensor | None] = [None] * sum(len(group) for group in groups)
         if parts:
@@ -88,7 +88,7 @@ class ZeroOptimizer:
         self._engine.backward(self._engine(gradients))
 
     def step(self) -> Tensor:
-        """Take one optimizer step; the norm of the gradient before it was bounded. All processes must call it.
+        """Take one optimizer step; returns the norm of the gradient before clipping. Every process must call it.
 
         Raises:
             FloatingPointError: the gradient is not finite; the weights have not moved.
@@ -103,17 +103,17 @@ class ZeroOptimizer:
         self.weights.write()
         self._used = torch.zeros_like(self._used)
         norm = torch.as_tensor(self._engine.get_global_grad_norm()).detach().cpu()
-        # DeepSpeed has left such a step out, and says -1 or infinity.
+        # If the gradient is not finite, DeepSpeed leaves the step out and returns -1 or infinity.
         require_finite(torch.where(norm < 0, torch.inf, norm))
         return norm
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: a step leaves no gradients."""
+        """Do nothing, because a step leaves no gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Of AdamW on whole weights, in the order of `weights.parameters`; all processes must call it.
+        """The state of AdamW on whole weights, in the order of `weights.parameters`. Every process must call it.
 
-        That of the first process has the tensors, on the CPU.
+        Only the state of the first process has the tensors, on the CPU.
         """
         from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -131,7 +131,7 @@ class ZeroOptimizer:
         return {"state": state, "param_groups": [{**shared, "params": list(range(number))}]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, after the weights have been put in place."""
+        """Continue from a state. Load the weights first."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         number = 0
@@ -146,7 +146,7 @@ class ZeroOptimizer:
 
 
 class _Rounds(Lockstep):
-    """Keeps backward passes in step. Each process has the whole model, so evaluations are its own affair."""
+    """Keeps backward passes in step. Each process has the whole model, so evaluations need not be in step."""
 
     def __init__(self, add: Callable[[Sequence[Tensor]], None]) -> None:
         super().__init__([], teller())
@@ -157,10 +157,10 @@ class _Rounds(Lockstep):
 
 
 class _Given(nn.Module):
-    """What an engine holds: 0, with gradients with respect to its parameters that are given.
+    """The module of the engine: its value is 0, and the gradients of its parameters are given.
 
-    All processes then have the same graph, so the engine, which adds gradients in the order in which they come, adds
-    those of the same parameters.
+    The engine adds gradients over processes in the order in which they come. All processes have the same graph, so the
+    engine adds gradients of the same parameters.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -180,5 +180,5 @@ class _GivenGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
         pairs, ctx.gradients = list(zip(ctx.gradients, ctx.parameters)), []
-        # All have one, or a bucket of one process would hold less than that of another.
+        # Every parameter gets a gradient, so the buckets of all processes have the same size.
         return None, *(torch.zeros_like(p) if gradient is None else gradient for gradient, p in pairs)

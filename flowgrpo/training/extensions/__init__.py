@@ -1,4 +1,4 @@
-"""What only some runs want: each a class whose hooks are called at the same few places of every run."""
+"""Extensions: features that only some runs need. Each is a class with hooks that the training loop calls."""
 
 from .curriculum import Curriculum
 from .extension import Extension
@@ -18,4 +18,4 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "visits": Visits,
     "guard": Guard,
 }
-"""Those of the package, by the name that a recipe chooses them by."""
+"""The extensions of the package, by their names in recipes."""

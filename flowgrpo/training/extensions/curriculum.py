@@ -1,4 +1,4 @@
-"""Prompts drawn more often the more their rewards vary."""
+"""Prompts are drawn more often if their rewards vary more."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ANSWERS = "curriculum/answers"
 
 
 class Diversity(Section):
-    """How far the samples of a prompt differ, by the answers that a reward reads in them."""
+    """How much the samples of a prompt differ, by the answers that a reward reads in them."""
 
     reward: str = Field(description="Label (or name) of a reward that gives answers; it may have `weight: 0`.")
     weight: float = Field(
-        0.25, ge=0, description="What is added where no two answers are equal; 0 is added where all are."
+        0.25, ge=0, description="What is added if no two answers are equal; 0 is added if all are equal."
     )
 
 
@@ -40,12 +40,12 @@ def _known(recipe: Any, choice: Choice) -> list[str]:
 
 @needs(once, _known)
 class Curriculum(Extension):
-    """Prompts drawn more often the more their rewards vary (MMR1, 2509.21268), in place of a shuffled order.
+    """Draws prompts more often if their rewards vary more (MMR1, 2509.21268), instead of in a shuffled order.
 
     Args:
-        decay: Weight of a prompt's past at each new observation of it.
-        mix: Share of uniform sampling, which keeps every prompt in play.
-        diversity: What the variety of answers adds; the variance of rewards alone if left out.
+        decay: Weight of a prompt's past at each new observation of the prompt.
+        mix: Share of uniform sampling, so that every prompt can still be drawn.
+        diversity: What the variety of answers adds; the variance of rewards alone counts if left out.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Curriculum(Extension):
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
     ) -> Sequence[PromptRow]:
-        """By what is known of each prompt; none twice while there are enough."""
+        """Draw by the history of each prompt; no prompt is drawn twice while there are enough."""
         shares = np.array(self.curriculum.probabilities([row.id for row in everything]))
         generator = np.random.default_rng(address(self.seed, 7, iteration))
         possible, count = int((shares > 0).sum()), len(rows)
@@ -97,9 +97,9 @@ class Curriculum(Extension):
         return {} if self._mean is None else {"diversity": self._mean}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is known of each prompt."""
+        """The history of each prompt."""
         return self.curriculum.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.curriculum.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""The protocol of extensions: where a run calls them, and what each call sees."""
+"""The protocol of extensions: when a run calls them, and what each call sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..reporting.reporter import Alarm
 from ..tasks import Task
 
 CREDIT = "credit"
-"""Where a recipe says how samples' advantages become those of steps."""
+"""The key of a recipe that says how the advantages of samples become advantages of steps."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Comparison:
     """How the samples of an iteration were compared.
 
     Attributes:
-        samples: those of all processes.
-        scores: [L, K] of them, as the recipe combines them: verdicts corrected, gates closed; weight 0 has no column.
+        samples: the samples of all processes.
+        scores: [L, K] of the samples, as the recipe combines them: after corrections and gates. A reward of weight 0
+            has no column.
         compare: [L] rewards -> [L] advantages, by the scale of the recipe.
     """
 
@@ -42,12 +43,12 @@ class Comparison:
 
 @dataclass
 class Evaluation:
-    """An evaluation that was made.
+    """The results of an evaluation.
 
     Attributes:
-        iteration: iterations done before it.
-        means: reward -> mean over the held-out prompts of all processes; None where it applied to no sample.
-        alarms: what extensions have to say of it; append to it. An alarm with `ends` ends the run.
+        iteration: iterations done before the evaluation.
+        means: reward -> mean over the held-out prompts of all processes; None where the reward applied to no sample.
+        alarms: extensions append their alarms. An alarm with `ends` ends the run.
     """
 
     iteration: int
@@ -69,76 +70,77 @@ SAMPLES_ALONE = Need(CREDIT, ("leaf",), "changes the advantages of samples, not 
 
 
 class Extension:
-    """Something that a run may have beside its parts; every hook is optional.
+    """The base class of extensions; every hook is optional.
 
-    The keyword-only parameters of the constructor are its options. One that is annotated `Given[...]` gets what the run
-    knows before its model is there: `recipe`, `trained` (names of the rewards, in the recipe's order) and `evaluated`
-    (names of the rewards of evaluations).
+    The keyword-only parameters of the constructor are the options of the extension. A parameter that is annotated
+    `Given[...]` gets what the run knows before its model is loaded: `recipe`, `trained` (names of the rewards, in the
+    recipe's order) or `evaluated` (names of the rewards of evaluations).
 
-    With several processes each has an instance, and the main one's state is what a checkpoint holds. So remember only
-    what follows from the samples of all processes. Each hook says whose samples it sees.
+    Each process has its own instance. A checkpoint holds the state of the main process. So remember only what follows
+    from the samples of all processes. Each hook says whose samples it sees.
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """The model is there. Called once, before a checkpoint is read.
+        """Called once, when the model is loaded, before a checkpoint is read.
 
         Args:
             task: what is trained; its policy is `task.policy`.
             processes: of the run, to bring together what each process knows.
-            clock: told where the time goes.
+            clock: measures where the time goes.
         """
 
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
     ) -> Sequence[PromptRow]:
-        """The prompts of an iteration, of all processes: return as many, the same on every process.
+        """The prompts of an iteration, of all processes. Return as many prompts, the same on every process.
 
-        It may be called several times for an iteration, so it must follow from the state and the iteration alone.
+        The hook may be called several times for an iteration, so the result must depend on the state and the iteration
+        alone.
 
         Args:
-            rows: prompts as the order of the run has them, or as the extension before left them.
+            rows: the prompts in the order of the run, or as the previous extension returned them.
             everything: all training prompts.
             iteration: from 0.
         """
         return rows
 
     def samples_scored(self, batch: Batch) -> Batch:
-        """The samples of this process with their scores; return them, or others in their place.
+        """The samples of this process with their scores. Return them, or other samples in their place.
 
-        What other processes should know of each sample goes into `batch.columns`, under a name of your own: all of it
-        is in `samples.columns` of the hooks that see the samples of all processes.
+        To share a value of each sample with other processes, put the values into `batch.columns` under a name of your
+        own. The hooks that see the samples of all processes find the values in `samples.columns`.
         """
         return batch
 
     def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
-        """[L] advantages of the samples of all processes, the same on each; return others. Only with credit leaf."""
+        """[L] advantages of the samples of all processes, the same on each. Return others. For credit `leaf` only."""
         return advantages
 
     def advantages_made(self, advantages: Tensor, samples: Pooled, batch: Batch) -> Tensor:
-        """[N] or [N, T] advantages of this process's nodes, before they are bounded; return others.
+        """[N] or [N, T] advantages of this process's nodes, before the clamp. Return advantages of the same shape.
 
         Args:
-            advantages: a step has that of the node it leads to; completions are their own nodes.
-            samples: of all processes; `samples.mine` says which are of this one.
+            advantages: a step has the advantage of the node it leads to; a completion is a node.
+            samples: of all processes; `samples.mine` says which of them belong to this process.
             batch: of this process; `batch.experience.node_advantages` brings values of its samples to its nodes.
         """
         return advantages
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
-        """All optimizer steps of an iteration are done.
+        """Called when all optimizer steps of an iteration are done.
 
         Args:
             samples: of all processes.
-            record: the metrics of the iteration so far, the same on every process but for times.
+            record: the metrics of the iteration so far. Except for times, they are the same on every process.
         """
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
-        """Held-out prompts were sampled and scored; `evaluation` is of all processes."""
+        """Called when held-out prompts were sampled and scored; `evaluation` is over all processes."""
 
     def record(self) -> dict[str, float]:
-        """Metrics of the iteration, asked once, after `update_done`; those of the main process are written."""
+        """Metrics of the iteration. Called once, after `update_done`; the metrics of the main process are written."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,16 +148,16 @@ class Extension:
         return {}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from what `state_dict` gave."""
+        """Continue from a state that `state_dict` returned."""
 
 
 def names_a_reward(recipe: Any, choice: Choice) -> list[str]:
-    """A rule for `needs`: the option `reward` is one of the recipe's rewards."""
+    """A rule for `needs`: the option `reward` names one of the recipe's rewards."""
     return unknown_reward(recipe, f"extension {choice.short}", choice["reward"])
 
 
 def unknown_reward(recipe: Any, who: str, asked: str) -> list[str]:
-    """What to say of a reward that is asked and is not there."""
+    """The fault of a part, called `who`, that names a reward `asked`; empty if the recipe has the reward."""
     if reward_place(recipe.rewards, asked) is not None:
         return []
     labels = ", ".join(reward.label or reward.name for reward in recipe.rewards)
@@ -163,7 +165,7 @@ def unknown_reward(recipe: Any, who: str, asked: str) -> list[str]:
 
 
 def reported(recipe: Any, trained: Sequence[str], asked: str) -> str:
-    """The name under which the scores of a reward are reported that a recipe means by its label or name."""
+    """The name under which the scores of a reward are reported; `asked` is its label or name in the recipe."""
     place = reward_place(recipe.rewards, asked)
     if place is None:
         raise ValueError(f"there is no reward {asked!r}; the rewards are {', '.join(trained)}")
@@ -179,7 +181,7 @@ def once(recipe: Any, choice: Choice) -> list[str]:
 
 
 def one_round(why: str) -> Rule:
-    """A need that every prompt is sampled once; `why` is a clause with the extension as its subject."""
+    """A need that every prompt is sampled in one round; `why` is a clause with the extension as its subject."""
 
     def rule(recipe: Any, choice: Choice) -> list[str]:
         wanted = {"rollout.budget": recipe.rollout.budget, "data.templates": recipe.data.templates}
@@ -193,7 +195,7 @@ def one_round(why: str) -> Rule:
 
 
 class Extensions:
-    """Calls the hooks of every extension, each with what the one before left.
+    """Calls the hooks of every extension. Each extension gets the result of the previous one.
 
     Args:
         each: name -> extension.
@@ -204,7 +206,7 @@ class Extensions:
 
     @classmethod
     def of(cls, recipe: AnyRecipe, trained: Sequence[str], evaluated: Sequence[str]) -> Extensions:
-        """Those of a recipe; the second entry of one name is called NAME-2.
+        """The extensions of a recipe; the second entry with the same name is called NAME-2.
 
         Args:
             recipe: as it is written.
@@ -212,7 +214,7 @@ class Extensions:
             evaluated: names of the rewards of its evaluations.
 
         Raises:
-            ValueError: options that do not go with the rewards, or something that is no extension.
+            ValueError: options do not fit the rewards, or an entry is not an extension.
         """
         found: dict[str, Extension] = {}
         for choice in recipe.extensions:
@@ -230,7 +232,7 @@ class Extensions:
         return cls(found)
 
     def parts(self) -> dict[str, Stateful]:
-        """What a checkpoint holds of those that remember something, by file name."""
+        """The extensions that remember something, by file name in the checkpoint."""
         return {
             f"extensions/{name}": one
             for name, one in self.each.items()
@@ -238,11 +240,11 @@ class Extensions:
         }
 
     def kept(self) -> dict[str, Written]:
-        """Copies of what they remember."""
+        """Copies of what the extensions remember."""
         return {name: Kept(part) for name, part in self.parts().items()}
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """The model is there."""
+        """Tell all extensions that the model is loaded."""
         for one in self.each.values():
             one.begin(task, processes, clock)
 
@@ -252,7 +254,7 @@ class Extensions:
         """The prompts of an iteration, of all processes.
 
         Raises:
-            ValueError: an extension gave more prompts or fewer.
+            ValueError: an extension returned more or fewer prompts.
         """
         for name, one in self.each.items():
             drawn = one.prompts_drawn(rows, everything, iteration)
@@ -264,7 +266,7 @@ class Extensions:
         return rows
 
     def samples_scored(self, batch: Batch) -> Batch:
-        """The samples of this process. All processes must call it."""
+        """The samples of this process. Every process must call it."""
         for one in self.each.values():
             batch = one.samples_scored(batch)
         return batch
@@ -282,7 +284,7 @@ class Extensions:
         return advantages
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> dict[str, float]:
-        """Tell all of an iteration's update; returns their metrics."""
+        """Tell all extensions that the update of an iteration is done; returns their metrics."""
         found: dict[str, float] = {}
         for one in self.each.values():
             one.update_done(samples, record)
@@ -290,6 +292,6 @@ class Extensions:
         return found
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
-        """Tell all of an evaluation."""
+        """Tell all extensions the results of an evaluation."""
         for one in self.each.values():
             one.evaluation_done(evaluation)

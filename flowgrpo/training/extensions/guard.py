@@ -1,7 +1,7 @@
-"""A reward that is measured and never optimised, and that warns or stops a run when it falls.
+"""A guard watches a reward that is measured and not optimised, and warns or stops the run when the reward falls.
 
-Over-optimisation shows as a reward that rises while others, which nobody optimises, fall (Gao et al., "Scaling Laws for
-Reward Model Overoptimization", arXiv 2210.10760).
+A run over-optimises if the optimised reward rises while other rewards fall (Gao et al., "Scaling Laws for Reward Model
+Overoptimization", arXiv 2210.10760).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .extension import Evaluation, Extension
 
 @needs(Need("data.heldout", (SOMETHING,), "watches evaluations"))
 class Guard(Extension):
-    """Watches an evaluation reward that nobody optimises: its fall tells of over-optimisation.
+    """Watches an evaluation reward that is not optimised; if the reward falls, the run over-optimises.
 
-    An alarm is given once, when the patience runs out, and again only after the reward has recovered. A reward without
-    a mean, because it applied to no sample, has not fallen.
+    An alarm is given once, when the patience runs out. It is given again only after the reward has recovered. A reward
+    that applied to no sample has no mean, and has not fallen.
 
     Args:
         reward: Label (or name) of an evaluation reward.
-        fall: It has fallen when its mean is more than this below the reference.
-        reference: The first evaluations, or the best so far.
-        settle: First evaluations that make the start.
-        smooth: Latest evaluations that are averaged before they are compared.
-        patience: Evaluations in a row that have to be that low.
-        action: `stop` ends the run, with its results saved.
+        fall: The reward has fallen if its mean is more than this below the reference.
+        reference: What the mean is compared with: the first evaluations, or the best so far.
+        settle: Number of first evaluations that count as the start.
+        smooth: How many of the latest evaluations are averaged before the comparison.
+        patience: How many evaluations in a row must be low before an alarm.
+        action: `warn` prints the alarm. `stop` also ends the run and saves its results.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Guard(Extension):
         place = reward_place(rewards, reward)
         self.reward = reward if place is None else evaluated[place]
         if self.reward not in evaluated:
-            raise ValueError(f"it watches {reward!r}, which is not measured; measured: {', '.join(evaluated)}")
+            raise ValueError(f"it watches {reward!r}, which is not measured; name one of {', '.join(evaluated)}")
         weights = {name: entry.weight for name, entry in zip(trained, recipe.rewards)}
         if weights.get(self.reward):
             raise ValueError(f"it watches {self.reward!r}, which is optimised; set its weight to 0")
@@ -88,10 +88,10 @@ class Guard(Extension):
             evaluation.alarms.append(Alarm(said, f"guard/{self.reward}", self.action == "stop"))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is remembered, in plain numbers."""
+        """Everything that is remembered, as numbers."""
         return {"first": self._first, "latest": self._latest, "best": self._best, "low": self._low}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self._first, self._latest = list(state["first"]), list(state["latest"])
         self._best, self._low = state["best"], state["low"]

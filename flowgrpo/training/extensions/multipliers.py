@@ -1,4 +1,4 @@
-"""Weights of rewards that have to reach a mean, found by dual ascent."""
+"""Dual ascent finds the weights of rewards whose mean must reach a value."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:
     constrained = [label for label, reward in counted.items() if reward.at_least is not None]
     faults = []
     if not constrained:
-        faults.append("extension multipliers finds the weights of rewards with `at_least`, and no reward has it")
+        faults.append(
+            "extension multipliers finds the weights of rewards with `at_least`, and no reward has `at_least`; set it, "
+            "or leave the extension out"
+        )
     elif len(constrained) == len(counted):
         faults.append(
-            f"every reward that counts has `at_least` ({', '.join(constrained)}); leave one without, as the aim"
+            f"every reward that counts has `at_least` ({', '.join(constrained)}); leave `at_least` out of one reward, "
+            "as the aim"
         )
     if choice["initial"] > choice["maximum"]:
-        faults.append(f"extension multipliers: initial is {choice['initial']:g}, above maximum, {choice['maximum']:g}")
+        faults.append(
+            f"extension multipliers: initial is {choice['initial']:g}, above maximum, {choice['maximum']:g}; use a "
+            "smaller initial or a larger maximum"
+        )
     return faults
 
 
@@ -47,9 +54,9 @@ class ConstraintMultipliers(Extension):
     A weight grows while the mean of its reward is below `at_least`, and falls while it is above.
 
     Args:
-        rate: Change per unit of what is missing.
-        initial: Where they start.
-        maximum: Largest of them.
+        rate: Change of a weight per unit of the difference between `at_least` and the mean.
+        initial: Weights at the start.
+        maximum: Largest weight.
     """
 
     def __init__(
@@ -84,5 +91,5 @@ class ConstraintMultipliers(Extension):
         return dict(self.multipliers.state_dict())
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.multipliers.load_state_dict(state)

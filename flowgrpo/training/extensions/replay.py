@@ -1,4 +1,4 @@
-"""Past successes of a language model in the place of failures, in groups that have nothing else."""
+"""In groups without a success, past successes of a language model replace failures."""
 
 from __future__ import annotations
 
@@ -26,30 +26,31 @@ from .extension import Extension, once, one_round
 
 SUCCESS = 0.5
 Repairs = list[tuple[int, dict[str, Any]]]
-"""Rows of failures, each with the success that takes its place."""
+"""Rows of failures, each with the success that replaces the failure."""
 
 
 def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
     return [
-        f"extension replay remembers no scores of parts, which {part.kind} {part.short} asks for; leave one of them out"
+        f"extension replay remembers no scores of parts, and {part.kind} {part.short} asks for them; leave one of them "
+        "out"
         for part in saying(recipe, "part_scores")
         if recipe.task == "text"
     ]
 
 
 @needs(
-    once, Need("task", ("text",), "puts back completions"), one_round("mends a group that is complete"),
+    once, Need("task", ("text",), "puts back completions"), one_round("changes groups that are complete"),
     _scores_of_wholes,
 )  # fmt: skip
 class Replay(Extension):
-    """Puts a remembered success in the place of one failure of each group without any; remembers the new ones.
+    """Replaces one failure of each group without a success by a remembered success, and remembers new successes.
 
-    The experience replay of ARPO (arXiv 2505.16282). A success has a weighted sum of rewards of at least 0.5. What is
-    put back carries the log-probs it was sampled with, so a correction of the objective can weigh it by how much the
-    policy has changed since.
+    This is the experience replay of ARPO (arXiv 2505.16282). A success has a weighted sum of rewards of at least 0.5.
+    A success that is put back has the log-probs with which it was sampled. So a correction of the objective can weight
+    it by how much the policy has changed since then.
 
     Args:
-        keep: Successes remembered of a prompt, the latest.
+        keep: How many successes of a prompt are remembered; the latest are kept.
     """
 
     def __init__(self, *, keep: Count = 4) -> None:
@@ -57,7 +58,7 @@ class Replay(Extension):
         self._replayed = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Take the processes: each remembers the successes of all."""
+        """Take the processes, because each process remembers the successes of all."""
         self.processes = processes
 
     def samples_scored(self, batch: Batch) -> Batch:
@@ -67,7 +68,7 @@ class Replay(Extension):
         prompts = [batch.rows[p].id for p in completions.prompt_of_sample]
         repairs = self.successes.repairs(total, prompts, SUCCESS)
         solved = [(prompts[row], _item(completions, scores, row)) for row, r in enumerate(total) if r >= SUCCESS]
-        # Of all processes, so that a checkpoint of one holds everything.
+        # Each process remembers the successes of all, so the checkpoint of one process holds everything.
         everything = self.processes.gather((solved, len(repairs)))
         for prompt, item in (found for part, _ in everything for found in part):
             self.successes.add(prompt, item)
@@ -79,7 +80,7 @@ class Replay(Extension):
         )  # fmt: skip
 
     def record(self) -> dict[str, float]:
-        """How many were put back."""
+        """How many successes were put back."""
         return {"replayed": float(self._replayed)} if self._replayed else {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,12 +88,12 @@ class Replay(Extension):
         return self.successes.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self.successes.load_state_dict(state)
 
 
 def _item(completions: Completions, scores: RewardBatch, row: int) -> dict[str, Any]:
-    """What is remembered of a success."""
+    """What is remembered about a success."""
     sampled = completions.sampled
     item = {
         "ids": list(sampled.ids[row]), "log_probs": list(sampled.log_probs[row]),
@@ -119,7 +120,7 @@ def _mended(completions: Completions, repairs: Repairs) -> Completions:
 
 
 def _mended_scores(scores: RewardBatch, repairs: Repairs) -> RewardBatch:
-    """What was said of a failure does not belong to the success in its place."""
+    """Scores in which each replaced failure has the rewards and answers of the success, and nothing else."""
     values, rows = scores.values.clone(), [row for row, _ in repairs]
     answers = {reward: list(column) for reward, column in scores.answers.items()}
     for row, item in repairs:

@@ -17,16 +17,17 @@ from ..credit.strata import signal_values
 from .extension import CREDIT, Comparison, Extension, names_a_reward, reported
 
 
-@needs(names_a_reward, Need(CREDIT, ("leaf",), "bends the advantages of samples, not of steps"))
+@needs(names_a_reward, Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"))
 class Shaping(Extension):
-    """What a reward or a sub-score says is added to advantages, too little to turn the sign of one (ASPO, 2508.19201).
+    """Adds a reward or a sub-score to advantages, bounded so that no advantage changes its sign (ASPO, 2508.19201).
 
-    A + strength (s − mean of s in the group), within `bound` |A| of A.
+    The result is A + strength (s − mean of s in the group), within `bound` |A| of A. A is the advantage, and s is the
+    reward or the sub-score.
 
     Args:
-        reward: Label (or name) of a reward; with `weight: 0` it does this and nothing else.
+        reward: Label (or name) of a reward; with `weight: 0` the reward serves this extension only.
         sub_score: One of its sub-scores; the reward itself if left out.
-        strength: Below 0, less of it is better.
+        strength: Factor of the signal; below 0, a smaller signal is better.
         bound: Largest change, as a share of the advantage.
     """
 
@@ -45,7 +46,7 @@ class Shaping(Extension):
         self.column = f"shaping/{self.reward}/{sub_score or ''}"
 
     def samples_scored(self, batch: Batch) -> Batch:
-        """Share the signal; raises ValueError for a sub-score that the reward does not give."""
+        """Share the signal; raises ValueError if the reward does not give the sub-score."""
         batch.columns[self.column] = signal_values(batch.scores, self.reward, self.sub_score, "extension shaping")
         return batch
 

@@ -22,21 +22,22 @@ ANSWERS = "uncertainty/answers"
 def _keeps_signs(recipe: Any, choice: Choice) -> list[str]:
     if choice["form"] == "linear" and choice["alpha"] > 1:
         alpha = choice["alpha"]
-        return [f"extension uncertainty: alpha is {alpha:g} with form linear, which would turn signs; use 1 at most"]
+        return [f"extension uncertainty: alpha is {alpha:g} with form linear, which would flip signs; use 1 at most"]
     return []
 
 
 @needs(once, names_a_reward, _keeps_signs)
 class Uncertainty(Extension):
-    """Smaller advantages where the samples of a prompt disagree, by the answers that a reward reads in them.
+    """Makes advantages smaller where the answers that a reward reads in the samples of a prompt disagree.
 
-    SEED-GRPO (2505.12346): a factor of 1 where all answers are one, falling with their entropy x, which is 1 where no
-    two are equal.
+    Advantages are multiplied by a factor (SEED-GRPO, 2505.12346). The factor is 1 where all answers are equal, and
+    falls with the entropy x of the answers. The entropy is scaled to 1 where no two answers are equal.
 
     Args:
         reward: Label (or name) of a reward that gives answers; it may have `weight: 0`.
-        form: 1 − alpha x, or exp(−alpha x).
-        alpha: With `linear` at most 1, by which a group without two equal answers does not count.
+        form: The factor: `linear` is 1 − alpha x, `exponential` is exp(−alpha x).
+        alpha: How fast the factor falls. With `linear` it is at most 1; with 1, a group without two equal answers does
+            not count.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Uncertainty(Extension):
     def certainty(self, samples: Pooled) -> Tensor:
         """[L] factors of advantages in [0, 1], small where the answers of a group disagree.
 
-        Samples that are no results have no say, and neither have those in which nothing was read.
+        Samples that are not results do not count, and samples without an answer do not count.
         """
         answers = samples.columns[ANSWERS]
         read = torch.tensor([answer is not None for answer in answers])
@@ -70,7 +71,7 @@ class Uncertainty(Extension):
         )
 
     def advantages_made(self, advantages: Tensor, samples: Pooled, batch: Batch) -> Tensor:
-        """Times the certainty of the samples that each node leads to."""
+        """Multiply by the certainty of the samples that each node leads to."""
         certainty = self.certainty(samples)
         self._mean = float(certainty.mean())
         factor = batch.experience.node_advantages(certainty[samples.mine]).nan_to_num()

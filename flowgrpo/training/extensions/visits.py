@@ -1,4 +1,4 @@
-"""How far a language model has moved since it last saw each prompt, by a completion that it made then."""
+"""How far a language model has moved since it last saw each prompt, measured on a completion from then."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _of_text(recipe: Any, choice: Choice) -> list[str]:
     if recipe.task == "text":
         return []
     return [
-        "extension visits scores again what a prompt's last sample was made of: a completion's tokens can be kept for "
-        "every prompt, the latents of an image cannot; leave it out"
+        "extension visits scores the last sample of a prompt again: the tokens of a completion can be kept for every "
+        "prompt, and the latents of an image cannot; leave the extension out"
     ]
 
 
@@ -33,8 +33,8 @@ def _nothing_older(recipe: Any, choice: Choice) -> list[str]:
     if "replay" not in [other.name for other in recipe.extensions]:
         return []
     return [
-        "extension visits compares with the policy that last saw a prompt, and extension replay puts back what an "
-        "older one wrote; leave one of them out"
+        "extension visits compares with the policy that last saw a prompt, and extension replay puts back completions "
+        "of an older policy; leave one of them out"
     ]
 
 
@@ -44,7 +44,7 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     if code is not None and DIVERGENCE in given_names(code.__call__ if isinstance(code, type) else code):
         return []
     return [
-        f"extension visits tells a tracker how fast to forget, and advantage "
+        f"extension visits tells an advantage how fast to forget, and advantage "
         f"{'is left out' if chosen is None else f'{chosen.short} does not ask for it'}; use advantage tracked, or one "
         f"of your own with a keyword-only parameter `{DIVERGENCE}: Given[Tensor | None]`"
     ]
@@ -59,12 +59,13 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     _nothing_older,
 )
 class Visits(Extension):
-    """Lets `tracked` forget a prompt by how far the policy has moved since it last saw it (SPO, 2509.13232).
+    """`tracked` forgets a prompt faster if the policy has moved further since the last visit (SPO, 2509.13232).
 
-    Without it the past of a prompt fades at one rate. One completion of each prompt is kept, of its last visit, with
-    its tokens' log-probs under the policy that made it. The distance is the mean over these tokens of
-    |log p then - log p now|, both by the training engine and before an update. That is how the released code measures
-    it; it is at least the size of the mean log-ratio, the plain estimate of the KL.
+    Without this extension, the past of all prompts fades at the same rate. One completion of the last visit of each
+    prompt is kept, with the log-probs of its tokens under the policy that made it. The distance is the mean over these
+    tokens of |log p then - log p now|. Both log-probs are computed by the training engine, before an update. The
+    released code measures the distance in this way. It is never smaller than the absolute mean log-ratio, the plain
+    estimate of the KL.
     """
 
     def __init__(self) -> None:
@@ -72,7 +73,7 @@ class Visits(Extension):
         self._mean: float | None = None
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
-        """Take the policy, which scores."""
+        """Take the policy, which scores completions."""
         self.policy: TextPolicy = task.policy
         self.processes, self.clock, self.part = processes, clock, task.update_part
 
@@ -81,9 +82,9 @@ class Visits(Extension):
         return self._items.get(prompt)
 
     def samples_scored(self, batch: Batch) -> Batch:
-        """Share how far the policy has moved from that of each prompt's last visit, and remember the present visit.
+        """Share how far the policy has moved since each prompt's last visit, and remember this visit.
 
-        The distances [B] of a prompt's completions are equal, and NaN for a prompt not seen before.
+        All completions of a prompt have the same distance. The distance is NaN for a prompt that was not seen before.
         """
         with self.clock.part(self.part):
             batch.columns[DIVERGENCE] = self._moved(batch)
@@ -109,26 +110,33 @@ class Visits(Extension):
         return [distance[p] for p in completions.prompt_of_sample]
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
-        """Note the mean distance."""
+        """Keep the mean distance for the metrics."""
         divergence = torch.tensor(samples.columns[DIVERGENCE], dtype=torch.float64)
         self._mean = None if bool(divergence.isnan().all()) else float(divergence.nanmean())
 
     def record(self) -> dict[str, float]:
-        """The mean distance, where a prompt came again."""
+        """The mean distance, if a prompt of the iteration was seen before."""
         return {} if self._mean is None else {"divergence": self._mean}
 
     def state_dict(self) -> dict[str, Any]:
-        """Completion and log-probs of every prompt."""
+        """The kept completion of every prompt, with its log-probs."""
         return {"items": {prompt: list(item) for prompt, item in self._items.items()}}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on from there."""
+        """Continue from a state."""
         self._items = {prompt: (ids, log_probs) for prompt, (ids, log_probs) in state["items"].items()}
 
 
 @torch.no_grad()
 def _log_probs(policy: TextPolicy, prompts: list[list[int]], owner: list[int], ids: list[list[int]]) -> list[Tensor]:
-    """Log-probs [T] of the tokens of some completions, each of one of the prompts, on the CPU."""
+    """Log-probs [T] of the tokens of each completion, on the CPU.
+
+    Args:
+        policy: scores.
+        prompts: as tokens.
+        owner: the index of the prompt of each completion.
+        ids: the completions, as tokens.
+    """
     order = sorted(range(len(owner)), key=lambda k: owner[k])
     sampled = Sampled([ids[k] for k in order], [[]] * len(order), [True] * len(order))
     some = Completions(prompts, sampled, [""] * len(order), [owner[k] for k in order])

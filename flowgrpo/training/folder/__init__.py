@@ -1,1 +1,1 @@
-"""The folder of a run: who writes in it, what is written, and how a run goes on from it."""
+"""The folder of a run: who writes in it, what is written, and how a run resumes from it."""

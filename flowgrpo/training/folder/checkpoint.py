@@ -1,8 +1,9 @@
-"""What a run must remember to go on to the very same numbers: weights, optimizer, averages, critic, iteration.
+"""Checkpoints: everything that a run needs to continue with exactly the same numbers.
 
-Noise, prompts and windows are addressed by seed and iteration, so no generator state is kept. `state.json` lists every
-other file with its size and CRC-32, so that a damaged one is noticed. A CRC is enough against chance, and the fastest
-that Python has: weights of full models are many gigabytes.
+A checkpoint holds weights, optimizer, averages, critic and iteration. Noise, prompts and windows are addressed by seed
+and iteration, so no generator state is kept. `state.json` lists every other file with its size and CRC-32, so a damaged
+file is noticed. A CRC is enough against accidental damage, and it is the fastest checksum that Python has. The weights
+of full models are many gigabytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BLOCK = 2**22
 
 
 class Written(Protocol):
-    """What a checkpoint holds of a part of a run."""
+    """A part of a run that is written into a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the part needs to continue."""
@@ -34,16 +35,16 @@ class Written(Protocol):
 
 @runtime_checkable
 class Stateful(Written, Protocol):
-    """Part of a run that is remembered."""
+    """A part of a run that is also read from a checkpoint."""
 
     def load_state_dict(self, state: Any) -> object:
         """Continue from a state."""
 
 
 class Gathered:
-    """The state of sharded weights, or of what works on them, as it was when this was made.
+    """The state of sharded weights, or of a part that works on them, at the moment of construction.
 
-    All processes must make it; only that of the first is whole.
+    Every process must construct it. Only the state of the first process is whole.
     """
 
     def __init__(self, part: Written) -> None:
@@ -55,7 +56,7 @@ class Gathered:
 
 
 class Kept:
-    """A copy of the state of a part, as it was when this was made."""
+    """A copy of the state of a part at the moment of construction."""
 
     def __init__(self, part: Written) -> None:
         self._state: dict[str, Any] = copy.deepcopy(part.state_dict())
@@ -66,7 +67,7 @@ class Kept:
 
 
 class DamagedCheckpoint(ValueError):
-    """A checkpoint that is not as it was written."""
+    """A checkpoint has changed since it was written."""
 
 
 def write_checkpoint(
@@ -74,10 +75,10 @@ def write_checkpoint(
 ) -> None:
     """Fill an empty folder with the state before `iteration`: the weights, a file for each part, and the recipe.
 
-    A part called `FOLDER/NAME` has its file in a folder.
+    The file of a part called `FOLDER/NAME` is in the subfolder FOLDER.
 
     Raises:
-        OSError: it could not be written; names the file.
+        OSError: a file could not be written; the error names the file.
     """
     tensors = {k: v.contiguous() for k, v in weights.state_dict().items()}
     states = {f"{name}.pt": part.state_dict() for name, part in parts.items()}
@@ -85,7 +86,7 @@ def write_checkpoint(
     with writing(folder / WEIGHTS, needed):
         save_file(tensors, folder / WEIGHTS)
     for name, state in states.items():
-        # A file of Python's, for torch's own does not say why it could not be written.
+        # Python opens the file, because torch's own writer does not say why it fails.
         (folder / name).parent.mkdir(exist_ok=True)
         with writing(folder / name, needed), (folder / name).open("wb") as handle:
             torch.save(state, handle)
@@ -96,12 +97,12 @@ def write_checkpoint(
 
 
 def _name(folder: Path, file: Path) -> str:
-    """Of a file of a checkpoint, with its folder in it."""
+    """The name of a file, relative to the folder of its checkpoint."""
     return file.relative_to(folder).as_posix()
 
 
 def _bytes_of(state: Any) -> int:
-    """Of the tensors in a state."""
+    """Bytes of the tensors in a state."""
     if isinstance(state, torch.Tensor):
         return state.numel() * state.element_size()
     inner = state.values() if isinstance(state, Mapping) else state if isinstance(state, list | tuple) else ()
@@ -109,10 +110,10 @@ def _bytes_of(state: Any) -> int:
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Read every file of a checkpoint and compare it with what was noted when it was written.
+    """Read every file of a checkpoint and compare its size and checksum with `state.json`.
 
     Raises:
-        DamagedCheckpoint: one differs, is missing or cannot be read; names it.
+        DamagedCheckpoint: a file differs, is missing or cannot be read; the message names the file.
     """
     state = folder / STATE
     try:
@@ -124,14 +125,14 @@ def verify_checkpoint(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
     if folder.name != f"iter-{iteration:06d}":
-        raise DamagedCheckpoint(f"{state} is of iteration {iteration}")
+        raise DamagedCheckpoint(f"{state} belongs to iteration {iteration}")
     for name in (WEIGHTS, RECIPE):
         if name not in files:
             raise DamagedCheckpoint(f"{state} does not list {name}")
     for name, (size, crc) in files.items():
         file = folder / name
         if "/".join(PurePosixPath(name).parts[-2:]) != name or ".." in name:
-            raise DamagedCheckpoint(f"{state} lists {name!r}, which is no file of a checkpoint")
+            raise DamagedCheckpoint(f"{state} lists {name!r}, which is not a file of a checkpoint")
         if not file.is_file():
             raise DamagedCheckpoint(f"{file} is missing")
         if file.stat().st_size != size:
@@ -154,7 +155,7 @@ def _measured(file: Path) -> dict[str, Any]:
 
 
 def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, Stateful]) -> int:
-    """Put a checkpoint, which `verify_checkpoint` found whole, back in place; returns the iteration to do next.
+    """Load a checkpoint; returns the next iteration. Call `verify_checkpoint` first.
 
     Raises:
         ValueError: the checkpoint lacks a part that the recipe asks for, or weights do not fit.
@@ -167,7 +168,7 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
         )
     weights.load_state_dict(load_file(folder / WEIGHTS))
     for name, part in parts.items():
-        # Mapped, for of shards each process needs only its own.
+        # The file is memory-mapped, because each process reads only its own shards.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
         part.load_state_dict(state)
     noted: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Files that appear whole under their final name or not at all, and errors that name the file."""
+"""Writing of files: a file appears whole under its final name or not at all, and errors name the file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class NoRoom(OSError):
 
 @contextmanager
 def writing(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Within the block every failure to write is an OSError that names a file, `path` if it named none.
+    """A context in which every failure to write is an OSError that names a file: its own file, or else `path`.
 
-    The writers of safetensors and torch have errors of their own, and Python's for a file that is open name none.
+    The writers of safetensors and torch raise errors of their own, and Python's errors for an open file name no file.
 
     Args:
         path: what is written.
-        needed: bytes of all that is written with it, for the error.
+        needed: bytes of everything that is written together with it, for the error.
 
     Raises:
-        NoRoom: the disk, the quota or the largest size of a file is exhausted.
+        NoRoom: the disk or the quota is full, or the largest size of a file is reached.
     """
     try:
         yield
@@ -60,13 +60,13 @@ def _number_in(error: BaseException | None) -> int | None:
     while error is not None:
         if isinstance(error, OSError):
             return error.errno
-        # safetensors, written in Rust; the second form is that of its versions before 0.6.
+        # safetensors is written in Rust; its versions before 0.6 have the second form.
         if (found := re.search(r"\(os error (\d+)\)|\bOs \{ code: (\d+)", str(error))) is not None:
             return int(found[1] or found[2])
-        # torch does not pass the number on, and a disk without room is the usual reason.
+        # torch does not pass the number on, and a full disk is the usual reason.
         if re.search("PytorchStreamWriter failed|file write failed|iostream error", str(error)):
             return errno.ENOSPC
-        # torch also fails once more while it gives up.
+        # torch fails a second time while it handles the first error.
         error = error.__cause__ or error.__context__
     return None
 
@@ -75,7 +75,7 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Call `write` with a temporary sibling, flush it to disk and rename it to `path`.
 
     Raises:
-        OSError: it could not be written; the temporary sibling is gone, and `path` is as it was.
+        OSError: the file could not be written; the temporary sibling is removed, and `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Append a line of JSON for each record and flush them to disk; a failure may leave a line without its end."""
+    """Append a line of JSON for each record and flush the lines to disk; a failure may leave an incomplete line."""
     text = "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
     with writing(path), path.open("a", encoding="utf-8") as handle:
         handle.write(text)
@@ -125,7 +125,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def explained(error: OSError) -> str:
-    """What the command prints of an OSError: the file first, and of a disk without room what is needed."""
+    """The message that a command prints for an OSError: first the file, and for a full disk how much room is needed."""
     if error.filename is None or error.strerror is None:
         return str(error)
     if error.errno not in FULL:

@@ -1,4 +1,4 @@
-"""JSON as people write it in prompt files: strict, so that nothing of it is lost or breaks a file of a run later."""
+"""A strict reader of the JSON in prompt files: no value is lost, and no value breaks a file of a run later."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ def parse_strict(text: str, place: str, number: int = 1) -> Any:
     """A JSON value.
 
     Args:
-        text: of the value.
+        text: the JSON.
         place: the file, for messages.
-        number: of the line on which the text begins.
+        number: the line on which the text begins.
 
     Raises:
-        ValueError: no JSON, a key that stands twice in an object, or a number that is not finite; names file and line.
+        ValueError: the text is not JSON, an object has a key twice, or a number is not finite. The message names file
+            and line.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -42,13 +43,13 @@ def parse_strict(text: str, place: str, number: int = 1) -> Any:
     except _Fault as error:
         raise ValueError(f"{place}, line {number}: {error}") from None
     except RecursionError:
-        raise ValueError(f"{place}, line {number}: nested too deeply to be JSON of ours") from None
+        raise ValueError(f"{place}, line {number}: the JSON is nested too deeply; write it flatter") from None
     except ValueError as error:
         raise ValueError(f"{place}, line {number}: {str(error).partition(';')[0]}") from None
 
 
 class _Fault(Exception):
-    """What is valid JSON and still refused."""
+    """JSON that is valid, and refused."""
 
 
 def unwritable(value: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""When and how the state of a run is written, and where it goes on."""
+"""When and how the state of a run is written and read."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from .resuming import differences, gaps, newest_whole
 from .run_folder import RunFolder
 
 SHARE = 20
-"""By the clock a checkpoint is due after this many times what the last one took to write, or later."""
+"""With `run.checkpoint_minutes`, the time between checkpoints is at least this many times the time to write one."""
 
 
 class Keeper:
     """Writes and reads the checkpoints of a run.
 
     Args:
-        recipe: of the run, as its `config.yaml` has it.
+        recipe: of the run, as in its `config.yaml`.
         run: its folder.
-        weights: what is trained.
-        parts: what else a checkpoint holds, by file name; `optimizer` among them.
-        steady: names of the parts that only an optimizer step moves.
+        weights: the trained weights.
+        parts: returns everything else that a checkpoint holds, by file name, including `optimizer`.
+        steady: names of the parts that only an optimizer step changes.
         processes, accelerator, reporter, stop: of the run.
-        clock: seconds.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -55,26 +55,26 @@ class Keeper:
         self.processes, self.accelerator, self.reporter, self.stop = processes, accelerator, reporter, stop
         self._clock = clock
         self._last, self._took = clock(), 0.0
-        self._saved = 0  # what a new run begins with needs no checkpoint
+        self._saved = 0  # the start of a new run needs no checkpoint
 
     # -- going on ----------------------------------------------------------------------------------------------
 
     def resume(self) -> int:
-        """Put the newest whole checkpoint in place; returns the iteration to do next.
+        """Load the newest whole checkpoint; returns the next iteration.
 
         Raises:
-            ValueError: no checkpoint is whole, or a process does not see that of the main one.
+            ValueError: no checkpoint is whole, or a process does not see the checkpoint of the main process.
         """
         chosen = self.processes.gather(self._chosen() if self.accelerator.is_main_process else None)[0]
         if chosen is not None:
             folder = self.run.checkpoint(chosen)
             if not folder.is_dir():
                 raise ValueError(
-                    f"process {self.processes.rank} does not see the checkpoint {folder} of the main one; put the run "
-                    "folder where all of them read and write the same files"
+                    f"process {self.processes.rank} does not see the checkpoint {folder} of the main process; put the "
+                    "run folder where all processes read and write the same files"
                 )
             self._saved = read_checkpoint(folder, self.weights, self.parts())
-        # None writes again before all have read.
+        # No process writes again before all have read.
         self.processes.gather(None)
         if self.accelerator.is_main_process:
             self.run.rewind(self._saved)
@@ -92,24 +92,24 @@ class Keeper:
         return iteration
 
     def tell_notes(self) -> None:
-        """Report what the run folder has to say."""
+        """Report the notes of the run folder."""
         while self.run.notes:
             self.reporter.note(self.run.notes.pop(0))
 
     # -- writing -----------------------------------------------------------------------------------------------
 
     def moving(self) -> dict[str, Written]:
-        """Copies of what an iteration moves before its first optimizer step."""
+        """Copies of the parts that an iteration changes before its first optimizer step."""
         return {name: Kept(part) for name, part in self.parts().items() if name not in self.steady}
 
     def pause(self, iteration: int) -> int:
-        """Before an iteration: write what is due; the number of the signal that ends the run here, or 0.
+        """Write a checkpoint if it is due; returns the number of the signal that ends the run here, or 0.
 
-        All processes must call it.
+        Call it before an iteration. Every process must call it.
         """
         wishes = self.processes.gather((self.stop.number, self._due()))
         stopped = max(number for number, _ in wishes)
-        # By the main process's clock, for they differ.
+        # Clocks differ, so the main process's clock decides.
         if stopped or wishes[0][1]:
             self.write(iteration)
         return stopped
@@ -120,16 +120,16 @@ class Keeper:
         return minutes is not None and passed >= max(60 * minutes, SHARE * self._took)
 
     def agreed(self) -> int:
-        """The number of the signal that any process has had, or 0. All must call it."""
+        """The number of a signal that any process has received, or 0. Every process must call it."""
         return max(self.processes.gather(self.stop.number))
 
     def write_if_due(self, iteration: int) -> None:
-        """Write the state before an iteration if by their count it is time."""
+        """Write the state before an iteration if it is due by the number of iterations."""
         if iteration % self.settings.checkpoint_every == 0 or iteration == self.settings.iterations:
             self.write(iteration)
 
     def save_results(self, name: str, average: Ema | None) -> None:
-        """Write the trained weights, averaged if they are, into a folder of the run. All processes must call it."""
+        """Write the trained weights, or their average, into a folder of the run. Every process must call it."""
         if self.accelerator.is_main_process or self.weights.shards is not None:
             with average.applied() if average else nullcontext(), self.weights.in_one_place():
                 if self.accelerator.is_main_process:
@@ -137,11 +137,11 @@ class Keeper:
         self.accelerator.wait_for_everyone()
 
     def write(self, iteration: int, kept: Mapping[str, Written] | None = None) -> None:
-        """Write the state before an iteration, unless it has been written. All processes must call it.
+        """Write the state before an iteration, unless it was written already. Every process must call it.
 
         Args:
-            iteration: the next to be done.
-            kept: of parts that have moved since it began, what they were.
+            iteration: the next iteration.
+            kept: the states of parts that have changed since the iteration began, from before the change.
         """
         if self._saved == iteration:
             return

@@ -1,4 +1,4 @@
-"""What a killed process leaves behind in a run folder: half-written files, and folders on their way to another name.
+"""What a killed process leaves behind in a run folder: half-written files, and folders under temporary names.
 
 Only names that this package gives are touched, and only by the process that holds the lock of the folder.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 RESULTS = ("lora", "pipeline", "model")
 UNFINISHED, REPLACED, DROPPED, DAMAGED = ".tmp-", ".old-", ".drop-", "damaged-"
-"""What the names of checkpoints begin with that are being written, being replaced, being removed, or not whole."""
+"""Prefixes of the names of checkpoints that are being written, being replaced, being removed, or damaged."""
 
 _FILES = ("*/.*.png.tmp", ".index.jsonl.*.tmp")
 _WORKPLACE = re.compile(rf"\.({'|'.join(RESULTS)})\.[a-z0-9_]{{8}}")
 
 
 def clear(run: Path) -> None:
-    """Finish or undo what a killed process was doing in a run folder, and remove its temporaries."""
+    """Finish or undo what a killed process was doing in a run folder, and remove its temporary files."""
     for name in (".config.yaml.*.tmp", ".metrics.jsonl.*.tmp"):
         _remove(*run.glob(name))
     for name in _FILES:
@@ -37,7 +37,7 @@ def clear(run: Path) -> None:
 
 
 def _put_back(old: Path, target: Path) -> None:
-    """A folder that was moved aside and not replaced."""
+    """Rename a folder back, if it was moved aside and nothing replaced it."""
     if old.is_dir() and not target.exists():
         os.replace(old, target)
 

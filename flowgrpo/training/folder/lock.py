@@ -1,7 +1,7 @@
-"""One writer a run folder: a lock that ends with the process that holds it, however that ends.
+"""The lock of a run folder: only one process writes in it. The lock ends with its process, whatever ends the process.
 
-It is a POSIX record lock (`fcntl`), which file systems of a network pass on to their server, and which child processes
-do not inherit. The process must not open the file again: closing it would let go of the lock.
+The lock is a POSIX record lock (`fcntl`). Network file systems pass such a lock on to their server, and child processes
+do not inherit it. The process must not open the file again, because closing the file would release the lock.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 NAME = ".flowgrpo-lock"
 _TAKEN = {errno.EACCES, errno.EAGAIN}
 _held: dict[tuple[int, Path], list[int]] = {}
-"""By process and folder the handle of the lock, and how many claims are on it."""
+"""Process and folder -> the handle of the lock, and the number of claims."""
 
 
 def claim(folder: Path) -> str | None:
-    """Make this process the only writer of a folder, until it ends or each claim of it has been released.
+    """Make this process the only writer of a folder, until it ends or has released all its claims.
 
     Returns:
-        None; where the file system has no locks, a sentence that says so.
+        None; if the file system has no locks, a sentence that says so.
 
     Raises:
-        ValueError: another process writes in the folder; says which.
+        ValueError: another process writes in the folder; the message says which.
     """
     key = os.getpid(), folder.resolve()
     if key in _held:
@@ -48,7 +48,7 @@ def claim(folder: Path) -> str | None:
         )
     since = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     text = json.dumps({"process": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
-    # A full disk does not keep a run from going on to the point where it has something to write.
+    # On a full disk the run still starts; it fails when it has something to write.
     with suppress(OSError):
         os.ftruncate(handle, 0)
         os.pwrite(handle, text.encode(), 0)
@@ -57,7 +57,7 @@ def claim(folder: Path) -> str | None:
 
 
 def release(folder: Path) -> None:
-    """Take a claim back; after the last another process may write in the folder."""
+    """Release one claim. After the last claim is released, another process may write in the folder."""
     key = os.getpid(), folder.resolve()
     if key not in _held:
         return

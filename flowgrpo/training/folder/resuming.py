@@ -1,4 +1,4 @@
-"""Where a run can go on: its newest whole checkpoint, and what a person should know before it does."""
+"""Where a run can resume: its newest whole checkpoint, and what a person should know before the run goes on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MOST = 12
 
 
 def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
-    """The newest checkpoint that is as it was written; those after it are set aside, under names that say so.
+    """The newest checkpoint that is not damaged. Damaged checkpoints after it are renamed, and their names say so.
 
     Args:
-        run: the run, of which this process is the only writer.
-        first: after so many iterations the first checkpoint is written, if none was before.
-        say: called with a sentence for each checkpoint that is damaged.
+        run: the run; this process is its only writer.
+        first: the first checkpoint is written after this many iterations, at the latest.
+        say: called with a sentence for each damaged checkpoint.
 
     Returns:
-        None if none has been written yet.
+        The checkpoint, or None if no checkpoint has been written yet.
 
     Raises:
-        ValueError: checkpoints were written, and none is whole: to begin again would drop what the run has done.
+        ValueError: checkpoints were written, and none is whole. To begin again would drop what the run has done.
     """
     for checkpoint in reversed(run.list_checkpoints()):
         try:
@@ -41,9 +41,11 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
     done = 1 + max((record["iteration"] for record in run.read_metrics()), default=-1)
     damaged = [path.name for path in run.checkpoints.glob(f"{DAMAGED}*")]
     if done > first or damaged:
-        lost = f"damaged are {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
+        lost = (
+            f"these are damaged: {', '.join(sorted(damaged))}" if damaged else "its metrics say that some were written"
+        )
         raise ValueError(
-            f"{run.checkpoints} holds no whole checkpoint, and {lost}: to begin again would drop {done} iterations. "
+            f"{run.checkpoints} holds no whole checkpoint, and {lost}. To begin again would drop {done} iterations. "
             f"Put one back, or train anew into another folder: `flowgrpo train {run.config} --out NEW`"
         )
     if done:
@@ -52,7 +54,7 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
 
 
 def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
-    """How the recipe of a run differs from the one that its checkpoint was written with: a sentence, if it does."""
+    """A sentence on how the recipe of a run differs from the recipe of its checkpoint; nothing if they are equal."""
     before, now = (dict(_leaves(yaml.safe_load(text))) for text in (_text(checkpoint / RECIPE), recipe))
     changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
     if changed:
@@ -65,14 +67,14 @@ def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
 
 
 def gaps(run: RunFolder, iteration: int) -> Iterator[str]:
-    """Which iterations before this one the metrics lack, though the checkpoint has them: a sentence, if any."""
+    """A sentence on the iterations before the checkpoint that the metrics lack; nothing if the metrics are complete."""
     there = {record["iteration"] for record in run.read_metrics()}
     lost = [number for number in range(iteration) if number not in there]
     if lost:
         state = "is missing" if not run.metrics.exists() else f"lacks {len(lost)} of them"
         yield (
-            f"{iteration} iterations are done, and {run.metrics} {state} ({_numbers(lost)}); they stay so: the weights "
-            "are those of the checkpoint, and new lines are added"
+            f"{iteration} iterations are done, and {run.metrics} {state} ({_numbers(lost)}); the weights come from the "
+            "checkpoint, and new lines are added, but lost lines stay lost"
         )
 
 
@@ -93,7 +95,7 @@ def _text(file: Path) -> str:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Keys of a recipe with dots, and their values; lists are values."""
+    """The dotted keys of a recipe with their values; a list is one value."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

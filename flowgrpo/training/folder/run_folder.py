@@ -1,4 +1,4 @@
-"""The run folder: the interface to everything after a run. Every write is to a temporary name, then renamed."""
+"""The run folder: everything that later commands read. A file is written under a temporary name and then renamed."""
 
 from __future__ import annotations
 
@@ -49,24 +49,26 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder, whose only writer is this process.
+        """Make a new run folder; this process becomes its only writer.
 
         Raises:
-            ValueError: the folder exists and is not empty, or is a file: a run is never overwritten. Or another process
-                makes a run of it.
+            ValueError: the folder exists and is not empty, the path is a file, or another process makes a run in the
+                folder. A run is never overwritten.
         """
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a new folder")
-        # A run killed before it wrote its config leaves its lock or that file's temporary, and nothing of anybody's.
+        # A run that was killed before it wrote its config leaves only its lock or a temporary file.
         ours = (NAME, ".config.yaml.*.tmp")
         if path.exists() and any(not any(p.match(name) for name in ours) for p in path.iterdir()):
             raise ValueError(f"{path} is not empty; name a new folder, or continue it with `flowgrpo resume {path}`")
         run = cls(path)
         path.mkdir(parents=True, exist_ok=True)
         run.claim()
-        # Another process may have made its run and ended since the folder was looked at.
+        # Another process may have made a run and ended since the check above.
         if run.config.exists():
-            raise ValueError(f"{path} holds a run by now; name a new folder, or `flowgrpo resume {path}`")
+            raise ValueError(
+                f"{path} holds a run by now; name a new folder, or continue it with `flowgrpo resume {path}`"
+            )
         write_text(run.config, config)  # first: from here on the run can be resumed
         run._complete()
         return run
@@ -76,7 +78,7 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: there is no run.
+            ValueError: the folder holds no run.
         """
         run = cls(path)
         if not run.config.is_file():
@@ -92,7 +94,7 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
 
     def claim(self) -> None:
-        """Become the only writer until `release` or the end of this object, and remove what killed processes left.
+        """Become the only writer until `release` or the end of this object, and remove leftovers of killed processes.
 
         Raises:
             ValueError: another process writes in the folder.
@@ -119,9 +121,9 @@ class RunFolder:
         return [record for _, record in read_lines(self.metrics)[0]] if self.metrics.exists() else []
 
     def rewind(self, iteration: int) -> None:
-        """Drop everything that was written at or after `iteration`, so that it can be done again.
+        """Drop everything that was written at or after `iteration`, so that these iterations can be done again.
 
-        A line that a crash cut short is dropped too. If others cannot be read, the file is kept beside the new one.
+        A line that a crash cut short is dropped too. If other lines cannot be read, a copy of the file is kept.
         """
         for file in (self.metrics, self.index):
             if not file.exists():
@@ -132,8 +134,8 @@ class RunFolder:
                 shutil.copyfile(file, copy)
                 where = ", ".join(str(number) for number in broken[:5]) + (", …" if len(broken) > 5 else "")
                 self.notes.append(
-                    f"{file}: cannot read line {where}, which a run did not write so; left out, and {copy.name} keeps "
-                    "the file as it was"
+                    f"{file}: cannot read line {where}, which no run writes; such lines are left out, and {copy.name} "
+                    "keeps the file as it was"
                 )
             kept = [line for line, record in records if record["iteration"] < iteration]
             write_text(file, "".join(f"{line}\n" for line in kept))
@@ -141,8 +143,11 @@ class RunFolder:
     def save_samples(
         self, phase: str, iteration: int, samples: Tensor | list[str], records: Iterable[Mapping[str, Any]]
     ) -> None:
-        """Write images [N, 3, H, W] (of a video [N, F, 3, H, W] its frames side by side) or completions, with a
-        record each."""
+        """Write samples and index them, with a record for each sample.
+
+        Samples are images [N, 3, H, W], videos [N, F, 3, H, W] or completions. The frames of a video are written side
+        by side.
+        """
         self.index_samples(self.write_samples(phase, iteration, samples, records, range(len(samples))))
 
     def write_samples(
@@ -153,7 +158,7 @@ class RunFolder:
         records: Iterable[Mapping[str, Any]],
         numbers: Sequence[int],
     ) -> list[dict[str, Any]]:
-        """Write the images of samples, which are called by their `numbers`; returns their lines for the index."""
+        """Write the images of samples; returns their lines for the index. `numbers` are part of the file names."""
         head = {"phase": phase, "iteration": iteration}
         if isinstance(samples, list):
             return [{**head, **record, "completion": text} for text, record in zip(samples, records, strict=True)]
@@ -167,13 +172,13 @@ class RunFolder:
         return lines
 
     def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append to the index of samples."""
+        """Append lines to the index of samples."""
         append_lines(self.index, lines)
 
     def save_checkpoint(self, iteration: int, write: Callable[[Path], None], keep: int) -> Path:
         """Write a checkpoint folder under a temporary name, rename it, and drop the oldest beyond `keep`.
 
-        At any moment there is a whole checkpoint under its name, or `claim` gives it its name again.
+        At every moment a whole checkpoint exists. If a kill leaves it under another name, `claim` renames it back.
         """
         target = self.checkpoint(iteration)
         temporary, old = (self.checkpoints / f"{kind}{iteration:06d}" for kind in (UNFINISHED, REPLACED))
@@ -194,14 +199,14 @@ class RunFolder:
         sync_folder(self.checkpoints)
         shutil.rmtree(old, ignore_errors=True)
         for stale in self.list_checkpoints()[:-keep]:
-            # One that is half removed must not pass for a checkpoint.
+            # A half-removed folder must not look like a checkpoint.
             dropped = self.checkpoints / f"{DROPPED}{stale.name}"
             os.replace(stale, dropped)
             shutil.rmtree(dropped, ignore_errors=True)
         return target
 
     def checkpoint(self, iteration: int) -> Path:
-        """Where the state before an iteration is, or would be."""
+        """The folder of the checkpoint before an iteration; it may not exist."""
         return self.checkpoints / f"iter-{iteration:06d}"
 
     def list_checkpoints(self) -> list[Path]:
@@ -210,16 +215,16 @@ class RunFolder:
         return [path for _, path in sorted((int(match[1]), path) for match, path in found if match)]
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Rename a checkpoint that is not whole, so that none takes it for one; returns its new place."""
+        """Rename a damaged checkpoint, so that it no longer looks like a checkpoint; returns its new path."""
         target = _unused(self.checkpoints / f"{DAMAGED}{checkpoint.name}")
         os.replace(checkpoint, target)
         return target
 
 
 def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]:
-    """Lines of metrics or index with what they say, and the numbers of lines that cannot be read, from 1.
+    """Readable lines of metrics or index with their records, and the numbers of unreadable lines, from 1.
 
-    What follows the last line end is neither: a crash cut it short.
+    Text after the last line end is left out, because a crash cut the line short.
     """
     records, broken = [], []
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
@@ -235,13 +240,13 @@ def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]
 
 
 def _unused(path: Path) -> Path:
-    """This name, or with a number if it is taken."""
+    """This path, or if it exists, the path with a number."""
     names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))
     return next(name for name in names if not name.exists())
 
 
 def pixels(image: Tensor) -> NDArray[np.uint8]:
-    """[H, W, 3] of an image [3, H, W] in [0, 1]; a video [F, 3, H, W] is its frames side by side."""
+    """[H, W, 3] bytes of an image [3, H, W] in [0, 1]; the frames of a video [F, 3, H, W] are side by side."""
     if image.ndim == 4:
         image = torch.cat(list(image), dim=-1)
     array = to_bytes(image).permute(1, 2, 0).numpy()
@@ -262,7 +267,7 @@ def save_image(path: Path, image: Tensor) -> None:
 
 
 def _whole_lines(file: Path) -> list[str]:
-    """Lines that were written to their end; a crash can cut the last one."""
+    """Lines that are complete; a crash can cut the last line short."""
     lines = []
     for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
         try:

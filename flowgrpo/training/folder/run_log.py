@@ -1,4 +1,4 @@
-"""`run.log` of a run folder: what the run said, with the times, and the warnings beside it."""
+"""`run.log` of a run folder: the lines that the run printed, with their times, and warnings."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from types import TracebackType
 from typing import Any
 
 NAME = "run.log"
-# The root, and those that keep their messages from it.
+# The root logger, and the loggers that do not pass their messages on to it.
 _LOGGERS = ("", "diffusers", "torch", "transformers")
 
 
 class RunLog:
-    """Appends to `run.log`; each line begins with the local time and its distance from UTC.
+    """Appends to `run.log`; each line begins with the local time and its offset from UTC.
 
-    Within its context the log also gets the warnings of Python and of libraries, and what ended the run. Lines from
-    before `open` wait for it. Where the log cannot be written, the standard error says so once, and the run goes on.
+    Within its context, the log also gets the warnings of Python and of libraries, and the error that ended the run.
+    Lines that are written before `open` are kept until then. If the log cannot be written, the standard error says so
+    once, and the run goes on.
 
     Args:
-        active: whether this process writes; only the main one should.
+        active: whether this process writes; only the main process should.
     """
 
     def __init__(self, active: bool = True) -> None:
@@ -37,7 +38,7 @@ class RunLog:
         self._showwarning: Any = None
 
     def open(self, folder: Path) -> None:
-        """Append to the log of a run folder from here on."""
+        """From now on, append to the log of this run folder."""
         with self._lock:
             self.path = folder / NAME
             waiting, self._waiting = self._waiting, ""
@@ -60,7 +61,7 @@ class RunLog:
                 file.write(lines)
         except OSError as error:
             self.active = False
-            print(f"{self.path} is not written any more, and the run goes on: {error}", file=sys.stderr)
+            print(f"{self.path} is no longer written, and the run goes on: {error}", file=sys.stderr)
 
     def __enter__(self) -> RunLog:
         """Listen to warnings."""
@@ -73,7 +74,7 @@ class RunLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop listening, and write what ended the run, if it was an error."""
+        """Stop listening. If an error ended the run, write the error."""
         warnings.showwarning = self._showwarning
         for name in _LOGGERS:
             logging.getLogger(name).removeHandler(self._handler)

@@ -15,9 +15,9 @@ from .run_folder import RunFolder
 def save_samples(
     batch: Batch | None, phase: str, iteration: int, run: RunFolder, processes: Processes, accelerator: Accelerator
 ) -> None:
-    """Each process writes its samples, the main one the index of all. All must call it.
+    """Write the samples of this process; the main process writes the index of all. Every process must call it.
 
-    A process has no batch where there are fewer prompts than processes.
+    A process has no batch if there are fewer prompts than processes.
     """
     owners = [] if batch is None else batch.owners
     numbers = processes.pool(owners, owners)[1]

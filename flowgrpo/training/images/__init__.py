@@ -1,1 +1,1 @@
-"""Images as a task of the one loop."""
+"""Images as a task of the training loop."""

@@ -16,7 +16,10 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def call_parameters(folder: str) -> Parameters | None:
-    """Parameters of the call of a pipeline in a folder; None if only loading it tells (a hub id, an own class)."""
+    """Parameters of the call of a pipeline in a folder; None if the pipeline must be loaded to know them.
+
+    A pipeline must be loaded if `folder` is a hub id, or if the pipeline brings its own class.
+    """
     index = Path(folder) / "model_index.json"
     kind: Any = pipeline_class(Path(folder)) if index.is_file() else None
     return None if kind is None else inspect.signature(kind.__call__).parameters
@@ -32,8 +35,8 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
         parameters: of the pipeline's call.
 
     Raises:
-        ValueError: a picture that is missing or cannot be read, none where the pipeline needs one, or pictures whose
-            different sizes would become those of the samples.
+        ValueError: a picture is missing or cannot be read, the pipeline needs a picture and there is none, or pictures
+            of different sizes would give the samples different sizes.
     """
     if IMAGE not in parameters:
         return
@@ -44,7 +47,7 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
     missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]
     if len(sizes) > 1 and missing:
         raise ValueError(
-            f"the pictures of the prompts have {len(sizes)} different sizes, and samples must have one: set "
+            f"the pictures of the prompts have {len(sizes)} different sizes, and samples must all have one size; set "
             f"{' and '.join(missing)}"
         )
 
@@ -53,7 +56,7 @@ def illustrated(rows: list[PromptRow], source: str, call: Mapping[str, Any], par
     """The prompts of a file with their pictures, if the pipeline's call takes any.
 
     Raises:
-        ValueError: a picture that is missing or cannot be read, or none where the pipeline needs one.
+        ValueError: a picture is missing or cannot be read, or the pipeline needs a picture and there is none.
     """
     if IMAGE not in parameters:
         return rows
@@ -61,13 +64,13 @@ def illustrated(rows: list[PromptRow], source: str, call: Mapping[str, Any], par
     needed = parameters[IMAGE].default is inspect.Parameter.empty and IMAGE not in call
     if needed and not all(row.pictures for row in found):
         raise ValueError(
-            f"the pipeline needs a picture for each prompt, and {source} has none; give it a column `{IMAGE}` with "
-            f"paths of pictures, or model.call.{IMAGE} one for all"
+            f"the pipeline needs a picture for each prompt, and {source} names none; give the file a column `{IMAGE}` "
+            f"with paths of pictures, or set model.call.{IMAGE} to one picture for all prompts"
         )
     return found
 
 
 def _deciding(row: PromptRow) -> Picture:
-    """Of several pictures the last: it gives the size where the call does not."""
+    """The picture that gives the size of the samples where the call does not: the last of several."""
     assert row.pictures is not None
     return row.pictures if isinstance(row.pictures, Picture) else row.pictures[-1]

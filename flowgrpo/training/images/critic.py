@@ -1,7 +1,7 @@
-"""A critic: a small network that predicts, from a noisy latent and its prompt, the reward of the image it becomes.
+"""A critic: a small network that predicts the reward of an image from its noisy latent and its prompt.
 
-AC-Flow (2510.18072) takes its prediction as the baseline of a step, Euphonium its gradient as a drift of the sampler.
-Neither paper's network is public; this one is as small as the task allows.
+AC-Flow (2510.18072) uses the prediction as the baseline of a step. Euphonium uses the gradient of the prediction as a
+drift of the sampler. The networks of both papers are not public; this one is as small as the task allows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = 
 
 
 class _Network(nn.Module):
-    """Latents [N, C, ...] (packed ones [N, L, C]), noise levels [N] and prompt features [N, F] to values [N]."""
+    """Values [N] from latents [N, C, ...] or packed latents [N, L, C], noise levels [N] and prompt features [N, F]."""
 
     def __init__(self, shape: Sequence[int], features: int, width: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _Network(nn.Module):
 
 
 def check_guide(plan: Plan) -> None:
-    """Refuse a plan without noise that a guide could move; raises ValueError."""
+    """Refuse a plan whose main line has no noise, because a guide moves this noise; raises ValueError."""
     if plan.first_stochastic is None:
         raise ValueError(
             "sampler.guide moves the noise of the main line, and with this sampler.plan the main line has none; use a "
@@ -66,9 +66,9 @@ class Critic:
     Args:
         settings: of the recipe.
         shape: of a latent, without batch.
-        features: a prompt as a vector [F].
-        prompt: any prompt, for the size of that vector.
-        seed: of the first weights.
+        features: makes a vector [F] of a prompt.
+        prompt: any prompt, for the size of the vector.
+        seed: of the initial weights.
         device: of the network.
     """
 
@@ -104,16 +104,16 @@ class Critic:
         return (rewards - mean) / std
 
     def values(self, experience: Experience, x: Tensor, sigma: float, prompts: Sequence[int]) -> Tensor:
-        """[N] expected standardised reward of states at a noise level; `prompts` index the experience's."""
+        """[N] expected standardised reward of states at a noise level; `prompts` are indices of the experience's."""
         with torch.no_grad():
             return self._values(x, sigma, [experience.prompts[p] for p in prompts])
 
     def fit(self, experience: Experience, rewards: Tensor) -> float:
-        """Learn from the states of a rollout; returns the mean squared error in standardised units, before it.
+        """Learn from the states of a rollout; returns the mean squared error of the first pass, in standardised units.
 
         Args:
             experience: a rollout with trained transitions.
-            rewards: [L], NaN left out.
+            rewards: [L]; NaN is left out.
         """
         rewards = rewards.masked_fill(~experience.outcomes, torch.nan)
         known = rewards[~rewards.isnan()].double()
@@ -143,10 +143,11 @@ class Critic:
         return float(loss.detach())
 
     def guide(self, settings: GuideConfig, prompts: Sequence[str], plan: Plan) -> Guide | None:
-        """Euphonium's drift: the direction in which the value rises, at `settings.scale` of the noise; None in warm-up.
+        """Euphonium's drift along the gradient of the value; None during warm-up.
 
-        The paper adds a multiple of the gradient over its norm to the mean. In units of the step's noise, and per
-        element, one scale serves every step and latent size.
+        The size of the drift is `settings.scale` of the noise. The paper adds a multiple of the normalised gradient to
+        the mean. Here the drift is in units of the step's noise, per element, so one scale fits every step and every
+        latent size.
         """
         check_guide(plan)
         if not self.ready:
@@ -171,7 +172,7 @@ class Critic:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs to go on as if never interrupted."""
+        """Everything that `load_state_dict` needs to continue without a difference."""
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),

@@ -1,4 +1,4 @@
-"""Images without noise in the steps: those of a run's evaluations, and the same ones outside of it."""
+"""Images that are sampled without noise in the steps: for the evaluations of a run, and the same outside of a run."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..data import PromptRow
 from ..reporting.clock import Clock
 
 Seen = Callable[[int], None]
-"""Told how many samples are there."""
+"""Called with the number of samples that are done."""
 
 
 def company_of(recipe: Recipe) -> int:
-    """Images that are made together, counted from the first: whole batches of the denoiser and of the decoder."""
+    """How many images are made together: whole batches of the denoiser and of the decoder, from the first image on."""
     return math.lcm(recipe.rollout.batch, recipe.rollout.decode_batch)
 
 
 class Evaluator:
-    """Makes images as the evaluations of a recipe do.
+    """Makes the images of the evaluations of a recipe.
 
-    An image is the same to the last bit where it is made beside the same others, see `company_of`.
+    An image is the same to the last bit if it is made together with the same other images, see `company_of`.
 
     Args:
         recipe: for noise levels and seeds.
@@ -38,7 +38,7 @@ class Evaluator:
         self.recipe, self.policy = recipe, policy
 
     def plan(self, roots: int) -> Plan:
-        """A deterministic plan over the evaluation's noise levels, with so many images of a prompt."""
+        """A deterministic plan over the evaluation's noise levels, with `roots` images per prompt."""
         given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
         sigmas = tuple(given or self.policy.denoiser.probe.sigmas)
         return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=roots)
@@ -46,7 +46,15 @@ class Evaluator:
     def evaluation(
         self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None = None
     ) -> Experience:
-        """Images of held-out prompts, `keys` address the noises of each; with `seen` some at a time, the same ones."""
+        """Images of held-out prompts.
+
+        Args:
+            rows: the prompts.
+            keys: a number for each prompt that addresses its noises.
+            clock: measures where the time goes.
+            seen: called with the number of images that are done. If given, the images are made some at a time; they are
+                the same images.
+        """
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
         plan, parts = self.plan(seeds), []
         size = None if seen is None else math.lcm(company_of(self.recipe), seeds) // seeds
@@ -61,7 +69,7 @@ class Evaluator:
         return join_experiences(parts)
 
     def images(self, prompts: Sequence[str], noises: Sequence[int], seen: Seen | None = None) -> Tensor:
-        """Images [N, 3, H, W] in [0, 1] of N prompts, on the CPU; each from the noise of its own seed.
+        """[N, 3, H, W] images in [0, 1] of N prompts, on the CPU, each from the noise of its own seed.
 
         Videos are [N, F, 3, H, W].
         """

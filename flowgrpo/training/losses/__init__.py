@@ -1,1 +1,1 @@
-"""What an update of images computes on a rollout: one file for each objective, and what they have in common."""
+"""The losses of images on a rollout: one file for each objective, and what objectives have in common."""

@@ -1,4 +1,4 @@
-"""What objectives have in common that train the recorded edges of a rollout."""
+"""The base class of objectives that train the recorded edges of a rollout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class EdgeObjective(Unmeasured, ABC):
-    """Edges with noise, scored again; one of these has a `loss` of its own.
+    """An objective that scores the stochastic edges of a rollout again; a subclass gives the `loss`.
 
     Args:
         setting: of the run.
@@ -38,12 +38,12 @@ class EdgeObjective(Unmeasured, ABC):
         self.penalties = Penalties(setting.recipe.penalties, setting.elements)
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
-        """Trained edges of one part."""
+        """How many trained edges one part has."""
         nodes = [t.node[t.edges_of(b)] for t, b in experience.batches(part)]
         return sum(len(n) if keep is None else int(keep[n].sum()) for n in nodes)
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
-        """Recorded batches of states with an edge that is kept."""
+        """Recorded batches of states that have a kept edge."""
         return experience.batches(part, keep)
 
     def backward(
@@ -78,11 +78,11 @@ class EdgeObjective(Unmeasured, ABC):
             scored: the edges under the present policy.
             advantage: [E].
             mask: [E, 1] bool, the edges that are trained; None for all.
-            penalty: [E, 1] sum of the penalties, with their weights; None where there is none.
-            rows: edges of the whole optimizer step: the loss is a sum over the batch, divided by it.
+            penalty: [E, 1] weighted sum of the penalties; None if there are no penalties.
+            rows: the number of edges of the whole optimizer step. The loss is a sum over the batch, divided by `rows`.
 
         Returns:
-            The loss, a number with gradient; and metrics, name -> [sum, count], with "loss" among them.
+            The loss, a number with a gradient, and metrics, name -> [sum, count]. One metric is "loss".
         """
 
     def more_metrics(self, scored: ScoredEdges, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -90,12 +90,12 @@ class EdgeObjective(Unmeasured, ABC):
         return {}
 
     def held(self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None) -> Tensor | None:
-        """[E, 1] bool: edges without a gradient because of a bound; None for none."""
+        """[E, 1] bool: edges that have no gradient because of a bound; None if the objective has no bounds."""
         return None
 
 
 def edges_of(scored: ScoredEdges, step: int, advantage: Tensor, mask: Tensor | None) -> Edges:
-    """Scored edges of a denoising step as penalties see them, with advantages [E] and a mask [E, 1]."""
+    """The input of penalties: scored edges of a denoising step, with advantages [E] and a mask [E, 1]."""
     return Edges(
         step=step,
         std=scored.std,

@@ -1,4 +1,4 @@
-"""Losses of the forward process, on finished images that are noised again."""
+"""Losses of the forward process. They take finished images and noise them again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffu
 
 @dataclass(frozen=True)
 class _Images:
-    """Whole groups of images at one noise level: leaves as indices into the rollout's, and the step."""
+    """Whole groups of images at one noise level: indices into the rollout's leaves, and the step of the level."""
 
     leaves: Tensor
     step: int
@@ -43,23 +43,23 @@ def _whole_groups_in_a_call(recipe: Any, choice: Choice) -> list[str]:
     if batch >= group:
         return []
     return [
-        f"objective {choice.short} takes whole groups in a call: rollout.batch is {batch} for groups of {group}; use "
-        f"at least {group}"
+        f"objective {choice.short} takes whole groups in a call, and rollout.batch is {batch} for groups of {group}; "
+        f"use at least {group}"
     ]
 
 
 @needs(_whole_groups_in_a_call)
 class ForwardObjective(Unmeasured):
-    """A loss of the forward process on the images of a rollout, which may be of any sampler.
+    """A loss of the forward process on the images of a rollout; any sampler may have made the images.
 
-    Noise levels are those of the rollout's own table, for which every replay variant of the denoiser is exact;
-    the released codes also draw levels between them. The last level before 0 is never drawn.
+    The noise levels are the levels of the rollout, because every replay variant of the denoiser is exact for them.
+    The released codes also draw levels in between. The last level before 0 is never drawn.
 
     Args:
         setting: of the run.
-        loss: Of the predictions for noised images.
-        times: Noise levels for each image, drawn anew in every iteration; all if left out.
-        old: The policy that samples is this average of the weights; it is the weights themselves if left out.
+        loss: The loss of the predictions for noised images.
+        times: How many noise levels each image gets, drawn anew in every iteration; all if left out.
+        old: An average of the weights that samples; if left out, the trained weights themselves sample.
     """
 
     trains = "images"
@@ -74,7 +74,7 @@ class ForwardObjective(Unmeasured):
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
         self.loss = loss
-        # The surrogate of the ratio tells what is clipped.
+        # The metrics ask the surrogate which images are clipped.
         self.surrogate: Callable[..., Tensor] | None = None
         if isinstance(loss, partial):
             self.surrogate = loss.keywords.get("surrogate")
@@ -84,7 +84,7 @@ class ForwardObjective(Unmeasured):
         self._before: dict[tuple[int, int], Tensor] = {}
 
     def prepare(self, experience: Experience) -> None:
-        """Predictions of the policy before it moves, where several updates will need them."""
+        """Keep the predictions of the policy before it moves, if the rollout has several updates."""
         self._before = {}
         if not self.several:
             return
@@ -95,11 +95,11 @@ class ForwardObjective(Unmeasured):
                     self._before[batch.step, int(batch.leaves[0])] = self._velocity(experience, batch, x)
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
-        """(Image, noise level) pairs of one part."""
+        """How many pairs of an image and a noise level one part has."""
         return sum(self._kept(experience, b, keep) for b in self.batches(experience, part, keep))
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
-        """Whole groups at one of the drawn noise levels."""
+        """Batches of whole groups, each at one of the drawn noise levels."""
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         count = max(self.policy.batch // self.recipe.rollout.group, 1)
@@ -146,14 +146,14 @@ class ForwardObjective(Unmeasured):
         )
 
     def _held(self, log_ratio: Tensor, advantage: Tensor) -> Tensor | None:
-        """[N] bool: images whose ratio has no gradient because of a bound; None for none."""
+        """[N] bool: images whose ratio has no gradient because of a bound; None if the loss has no surrogate."""
         if self.surrogate is None:
             return None
         column = log_ratio[:, None]
         return held_columns(column, torch.zeros_like(column), advantage, surrogate=self.surrogate)[:, 0]
 
     def _steps(self, experience: Experience) -> list[int]:
-        """Levels of this rollout, rising; drawn once for all its prompts, whichever process has them."""
+        """Noise levels of this rollout as steps, rising. They are the same for all its prompts, on every process."""
         total = experience.plan.num_steps - 1
         if self.times is None or self.times >= total:
             return list(range(total))
@@ -165,7 +165,7 @@ class ForwardObjective(Unmeasured):
         return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
 
     def _noised(self, experience: Experience, batch: _Images) -> tuple[Tensor, Tensor, Tensor]:
-        """Clean latents, noise (one for the images of a prompt, as DGPO has it) and noised latents."""
+        """Clean latents, noise and noised latents. All images of a prompt have the same noise, as in DGPO."""
         rollout = experience.rollout
         x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
         keys = [address(experience.keys[p], -1, batch.step) for p in rollout.leaf_prompt[batch.leaves].tolist()]
@@ -193,12 +193,12 @@ class ForwardObjective(Unmeasured):
 
 
 def _edges(noised: Noised, step: int, log_ratio: Tensor) -> Edges:
-    """Noised images as penalties see them."""
+    """The input of penalties for noised images."""
 
     def to_reference() -> Tensor:
         if noised.reference is None:
             raise ValueError(
-                "a penalty reads `from_reference` and does not say so; mark it with @compares of flowgrpo.parts.traits"
+                "a penalty reads `from_reference`, but is not marked; mark it with @compares of flowgrpo.parts.traits"
             )
         return noised.velocity.float() - noised.reference.float()
 

@@ -1,4 +1,4 @@
-"""The ratio of a choice among the next states of a group, for trajectories without noise."""
+"""The objective of trajectories without noise: the ratio of a choice among the next states of a group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _without_penalties(recipe: Any, choice: Choice) -> list[str]:
     if not recipe.penalties:
         return []
     named = ", ".join(penalty.short for penalty in recipe.penalties)
-    return [f"objective {choice.short} chooses among states and takes no penalty; leave {named} out of penalties"]
+    return [f"objective {choice.short} chooses among states and accepts no penalty; leave {named} out of penalties"]
 
 
 def _of_neighbours(recipe: Any, choice: Choice) -> list[str]:
@@ -54,7 +54,7 @@ def _of_neighbours(recipe: Any, choice: Choice) -> list[str]:
 @whole_groups
 @needs(
     _of_neighbours,
-    Need("select", ([],), "compares each sample with all of its group", mend="leave select out"),
+    Need("select", ([],), "compares each sample with its whole group", mend="leave select out"),
     _without_penalties,
 )
 class NeighbourObjective(Unmeasured):
@@ -62,7 +62,7 @@ class NeighbourObjective(Unmeasured):
 
     Args:
         setting: of the run.
-        surrogate: Of the ratio.
+        surrogate: The surrogate of the ratio.
         p: Exponent of the quasi-norm that advantages are divided by.
     """
 
@@ -72,7 +72,7 @@ class NeighbourObjective(Unmeasured):
         self.policy, self.surrogate, self.p = setting.policy, surrogate, p
 
     def rows(self, experience: Experience, part: int, keep: Tensor | None) -> int:
-        """Anchors of one part: its trained states."""
+        """How many anchors one part has; an anchor is a trained state."""
         return sum(b.stop - b.start for _, b in experience.batches(part, keep))
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[Batch]:
@@ -82,7 +82,7 @@ class NeighbourObjective(Unmeasured):
     def backward(
         self, experience: Experience, batch: Batch, advantages: Tensor, keep: Tensor | None, rows: Tensor
     ) -> Outcome:
-        """Add the gradient of one recorded batch of anchors, each over the samples of its group."""
+        """Add the gradient of one recorded batch of anchors; an anchor is compared with the samples of its group."""
         transitions, states = batch
         policy, c = self.policy, transitions.coefficients
         policy.bind(experience.plan)

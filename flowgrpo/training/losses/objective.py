@@ -1,4 +1,4 @@
-"""What every objective has, and what an objective of images is made with."""
+"""The protocol of objectives, and the arguments of an objective of images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...core.penalties import PENALTIES, Edges
 from ...parts.choice import Choice
 
 if TYPE_CHECKING:
-    # These import the libraries of models, without which a recipe is read.
+    # These import the libraries of models, and a recipe is read without them.
     from ...configs.schema import Recipe
     from ...pipelines.policy import FlowPolicy
     from ..controls import Controls
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """What one batch contributed.
+    """The results of one batch.
 
     Attributes:
         statistics: [steps, 2, 5], see `core.diagnostics.step_statistics`.
@@ -36,37 +36,37 @@ class Outcome:
 
 
 class Objective(Protocol):
-    """A form of loss over the rows of a rollout."""
+    """A loss over the rows of a rollout."""
 
     def prepare(self, experience: Any) -> None:
-        """Whatever must be computed before the weights move."""
+        """Compute what is needed before the weights move."""
 
     def measure(self, experience: Any, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """What an optimizer step must know of all its batches before the first: sums of this rank, None for nothing."""
+        """Sums over this rank's batches that an optimizer step needs before its first batch; None if it needs none."""
 
     def settle(self, sums: Tensor) -> None:
-        """Take what was measured, added over ranks."""
+        """Use the sums of `measure`, added over ranks."""
 
     def rows(self, experience: Any, part: int, keep: Tensor | None) -> int:
-        """Rows of one part that enter the loss, on this rank."""
+        """How many rows of one part enter the loss, on this rank."""
 
     def batches(self, experience: Any, part: int, keep: Tensor | None) -> Iterator[Any]:
-        """Batches of them."""
+        """Batches of the rows of one part."""
 
     def backward(self, experience: Any, batch: Any, advantages: Tensor, keep: Tensor | None, rows: Tensor) -> Outcome:
-        """Add one batch's gradient of the loss over `rows`, the count of the whole optimizer step."""
+        """Add the gradient of one batch. The loss is divided by `rows`, the count of the whole optimizer step."""
 
 
 @dataclass(frozen=True)
 class ObjectiveSetting:
-    """What an objective of images is made with beside its options.
+    """The arguments of an objective of images, apart from its options.
 
     Attributes:
         recipe: of the run.
         policy: what is trained.
         elements: numbers in a latent.
         controls: coefficients that move.
-        old: a context in which the policy is the one that sampled, where that lags behind; None where it does not.
+        old: a context in which the policy is the sampling policy. None if the sampling policy does not lag behind.
     """
 
     recipe: Recipe
@@ -77,13 +77,13 @@ class ObjectiveSetting:
 
 
 class Unmeasured:
-    """An objective whose optimizer steps need to know nothing of all their batches."""
+    """An objective whose optimizer steps need no sums over their batches."""
 
     def prepare(self, experience: Any) -> None:
-        """Nothing: the rollout has recorded it."""
+        """Do nothing: the rollout has recorded everything."""
 
     def measure(self, experience: Any, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Nothing."""
+        """None: nothing is measured."""
         return None
 
     def settle(self, sums: Tensor) -> None:
@@ -91,7 +91,7 @@ class Unmeasured:
 
 
 class Penalties:
-    """The penalties of a recipe, added up in one order, however a recipe lists them.
+    """The penalties of a recipe. They are always added in the same order, whatever the order of the recipe.
 
     Args:
         chosen: of the recipe.
@@ -104,10 +104,10 @@ class Penalties:
         self._each = [(one.short, one["weight"], one.make(elements=elements)) for one in ordered]
 
     def of(self, edges: Edges) -> dict[str, Tensor]:
-        """Name -> [E, 1], without its weight.
+        """Name -> [E, 1] penalty, without its weight.
 
         Raises:
-            ValueError: a penalty that gives no value for each edge.
+            ValueError: a penalty does not return one value for each edge.
         """
         found, count = {}, len(edges.log_ratio)
         for name, _, penalty in self._each:
@@ -121,10 +121,10 @@ class Penalties:
         return found
 
     def weighted(self, values: dict[str, Tensor]) -> list[Tensor]:
-        """[E, 1] of each, times its weight."""
+        """[E, 1] penalties, each times its weight."""
         return [weight * values[name] for name, weight, _ in self._each]
 
 
 def pair(values: Tensor) -> Tensor:
-    """[2] sum and count of some values, as metrics have them."""
+    """[2] sum and count of some values, the form of metrics."""
     return torch.stack([values.sum(), values.new_tensor(float(values.numel()))])

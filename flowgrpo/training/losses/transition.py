@@ -1,4 +1,4 @@
-"""The ratio of the steps' own transitions: what most methods of the GRPO family train."""
+"""The importance ratio of the denoising steps' transitions. Most methods of the GRPO family train it."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ def _noisy(recipe: Any, choice: Choice) -> list[str]:
 
 
 def _ratio_of_a_kernel(recipe: Any, choice: Choice) -> list[str]:
-    """What the two ratios need that are no densities of the sampled step."""
+    """Needs of ratio `guard` and ratio `cps_released`: they are not ratios of densities of the sampled step."""
     kernel, ratio, weight = recipe.sampler.kernel.name, choice["ratio"], choice["weight"]
     faults = []
     if ratio == "guard" and kernel == "cps" and weight == "none":
-        faults.append("objective.ratio guard with kernel cps needs objective.weight guard: scales differ by step")
+        faults.append(
+            "objective.ratio guard with kernel cps needs objective.weight guard, because scales differ by step"
+        )
     if ratio != "cps_released":
         return faults
     if kernel != "cps":
         faults.append(f"objective.ratio cps_released belongs to kernel cps, not {kernel}; use gaussian")
     if weight in ("guard", "equalise"):
         faults.append(
-            f"objective.weight {weight} evens the gradient of a density, and the released CPS log-prob is none: it "
-            "lacks the division by 2 s²; use weight none, or ratio gaussian"
+            f"objective.weight {weight} evens the gradient of a density, and the released CPS log-prob is not a "
+            "density: it lacks the division by 2 s²; use weight none, or ratio gaussian"
         )
     if choice["trust_nats"] is not None:
-        faults.append("objective.trust_nats is a divergence of densities; use ratio gaussian with it")
+        faults.append("objective.trust_nats bounds a divergence of densities; use ratio gaussian with it")
     return faults
 
 
@@ -65,18 +67,19 @@ def _ratio_of_a_kernel(recipe: Any, choice: Choice) -> list[str]:
     moves("variance", "r2vpo", "the price", "lam"),
 )
 class TransitionObjective(EdgeObjective):
-    """The ratio of the steps' own transitions under a surrogate (Flow-GRPO 2505.05470 and what came of it).
+    """A surrogate of the importance ratio of each step's transition (Flow-GRPO 2505.05470 and later methods).
 
     Args:
         setting: of the run.
-        surrogate: Of the ratio.
-        ratio: `gaussian`: the transition's own, to the power 1/D for latents of D elements. `guard`: GRPO-Guard's
-            (2510.22319, Eq. 8). `cps_released`: that of the CPS code.
-        weight: Of a step: `guard` is 1/|J|, `noise` s over its mean (TempFlow-GRPO), `equalise` s/|J| over its median
-            (SAGE-GRPO).
-        trust_nats: Flow-DPPO (2606.11025): steps that moved further and still move away are left out; none if left out.
-        balance: Surrogate `bapo`: search its bounds at each optimizer step; fixed if left out.
-        variance: Surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.
+        surrogate: The surrogate of the ratio.
+        ratio: `gaussian`: the transition's own ratio, to the power 1/D for latents of D elements. `guard`: the ratio of
+            GRPO-Guard (2510.22319, Eq. 8). `cps_released`: the ratio of the CPS code.
+        weight: The weight of a step: `guard` is 1/|J|, `noise` is s over its mean (TempFlow-GRPO), `equalise` is s/|J|
+            over its median (SAGE-GRPO).
+        trust_nats: Flow-DPPO (2606.11025): a step whose divergence is at least this many nats, and that would move
+            further away, is left out. No step is left out if the option is left out.
+        balance: For surrogate `bapo`: search its bounds at each optimizer step; fixed if left out.
+        variance: For surrogate `r2vpo`: move its `lam` until the ratio's variance is at a target; fixed if left out.
     """
 
     def __init__(
@@ -96,20 +99,20 @@ class TransitionObjective(EdgeObjective):
         self._moved = False
 
     def prepare(self, experience: Experience) -> None:
-        """Nothing is computed: the rollout has recorded it."""
+        """Start a rollout. Nothing is computed, because the rollout has recorded everything."""
         self._moved = False
         if self.controls.variance is not None:
             self.surrogate = partial(r2vpo, lam=self.controls.variance.value)
 
     def measure(self, experience: Experience, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Contributions of trained edges to the gradient under each pair of bounds, where the recipe searches them."""
+        """Contributions of trained edges to the gradient under each pair of bounds; None if bounds are not searched."""
         if self.balance is None:
             return None
         moved, self._moved = self._moved, True
         total = self.balance.nothing(self.policy.device)
         for transitions, states in self.batches(experience, part, keep):
             node = transitions.node[transitions.edges_of(states)]
-            # Before the weights move every ratio is 1.
+            # Until the weights move, every ratio is 1.
             log_ratio = torch.zeros(len(node), 1, device=self.policy.device)
             if moved:
                 with torch.no_grad():
@@ -120,7 +123,7 @@ class TransitionObjective(EdgeObjective):
         return total
 
     def settle(self, sums: Tensor) -> None:
-        """Take the bounds that the contributions ask for."""
+        """Choose the bounds by the contributions."""
         assert self.balance is not None
         self.balance.settle(sums)
         self.surrogate = self.balance.surrogate
@@ -128,7 +131,7 @@ class TransitionObjective(EdgeObjective):
     def loss(
         self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None, penalty: Tensor | None, rows: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The surrogate's, weighted by step."""
+        """The loss of the surrogate, weighted by step."""
         return policy_loss(
             scored.log_ratio,
             torch.zeros_like(scored.log_ratio),
@@ -142,7 +145,7 @@ class TransitionObjective(EdgeObjective):
         )
 
     def more_metrics(self, scored: ScoredEdges, mask: Tensor | None, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Bounds of the ratio that were found, and its variance."""
+        """The bounds that were found, and the variance of the ratio."""
         found = {} if self.balance is None else self.balance.metrics(metrics["loss"][1])
         if self.controls.variance is not None:
             detached = scored.log_ratio.detach()
@@ -150,7 +153,7 @@ class TransitionObjective(EdgeObjective):
         return found
 
     def held(self, scored: ScoredEdges, advantage: Tensor, mask: Tensor | None) -> Tensor:
-        """What the surrogate holds back."""
+        """[E, 1] bool: edges that the surrogate leaves without a gradient."""
         detached = scored.log_ratio.detach()
         return held_columns(detached, torch.zeros_like(detached), advantage, mask, surrogate=self.surrogate)
 

@@ -1,1 +1,1 @@
-"""What a run says of itself: its lines on a terminal, its metrics, its symptoms."""
+"""What a run reports: its lines on a terminal, its metrics, its symptoms."""

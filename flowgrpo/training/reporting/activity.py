@@ -1,4 +1,4 @@
-"""What a run is doing at the moment, on the last line of a terminal; a file or a pipe gets nothing of it."""
+"""The last line of a terminal: it shows what a run is doing. A file or a pipe does not get this line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _BAR, _NAME = 24, 12
 
 
 class Activity:
-    """A line that says what is done, for how long by now, and with a bar of how long it should take.
+    """A line that shows the current activity, its time so far, and a bar of the time that it should take.
 
     Args:
-        console: where lines are printed; others appear above this one.
+        console: prints this line; other lines appear above it.
     """
 
     def __init__(self, console: Console) -> None:
@@ -31,30 +31,30 @@ class Activity:
         self._began, self._expected = 0.0, None  # type: float, float | None
 
     def begin(self, text: str, expected: float | None = None) -> None:
-        """Say that something begins, which should take `expected` seconds, where that is known."""
+        """Show that an activity begins. It should take `expected` seconds, if that is known."""
         self._text, self._part, self._began, self._expected = text, "", time.perf_counter(), expected
         if self.shown and self._live is None:
             self._live = Live(self, console=self.console, transient=True, refresh_per_second=4)
             self._live.start()
-            # A process that is killed would leave the terminal without its cursor.
+            # Otherwise a killed process would leave the terminal without a cursor.
             self.console.show_cursor(True)
 
     def part(self, name: str) -> None:
-        """Say which part of it is done now."""
+        """Show which part of the activity runs now."""
         self._part = name
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def line(self, width: int) -> RenderableType:
-        """What is shown, in at most `width` columns (40 or more)."""
+        """The line, in at most `width` columns (40 or more)."""
         elapsed, expected = time.perf_counter() - self._began, self._expected
         text = f"{self._text}: {self._part}" if self._part else self._text
         clock = duration(elapsed) if expected is None else f"{duration(elapsed)} of about {duration(expected)}"
-        # The end of a long one is not known by its length so far.
+        # If the activity takes longer than expected, nobody knows when it ends.
         known = expected is not None and elapsed < expected
         room = width - len(clock) - 2
         bar = max(min(_BAR, room - _NAME), 1)
@@ -67,5 +67,5 @@ class Activity:
         return grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Drawn anew a few times a second."""
+        """Draw the line; rich calls this a few times a second."""
         yield self.line(options.max_width)

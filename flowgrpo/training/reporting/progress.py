@@ -1,4 +1,4 @@
-"""Live progress of a run, a line per iteration: the same on a terminal, in a pipe and in the run's log."""
+"""Live progress of a run: one line per iteration, the same on a terminal, in a pipe and in the run's log."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PREFIX = "reward/"
 
 
 class ConsoleReporter:
-    """Prints what a person wants to know while a run goes on. As a context it takes away its last, moving line.
+    """Prints the progress of a run. As a context manager, it removes the moving line at the end.
 
     Args:
         console: where to print.
         main: whether this process prints at all.
-        log: gets every line too.
+        log: also gets every line.
     """
 
     def __init__(self, console: Console, main: bool = True, log: RunLog | None = None) -> None:
@@ -50,17 +50,17 @@ class ConsoleReporter:
         self._columns: list[Column] = []
 
     def __enter__(self) -> ConsoleReporter:
-        """Itself."""
+        """This reporter."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take away the moving line."""
+        """Remove the moving line."""
         self.activity.end()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print one line; a terminal that is too narrow for it gets it folded between words."""
+        """Print one line. If a terminal is too narrow, the line is wrapped between words."""
         if self.console.is_terminal and cell_len(text) > self.console.width:
             shown = textwrap.fill(
                 text, self.console.width - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -70,12 +70,12 @@ class ConsoleReporter:
         self._print(Text(shown, style), text)
 
     def doing(self, text: str) -> None:
-        """Show on a terminal what is done until something else is said to be."""
+        """Show on a terminal what the run is doing, until the next call."""
         if self.main:
             self.activity.begin(text)
 
     def started(self, trainer: Trainer) -> None:
-        """Say what will be done."""
+        """Print what the run will do."""
         recipe, task = trainer.recipe, trainer.task
         self._first, self._total = trainer.next_iteration, recipe.run.iterations
         self._samples, self._noun = task.samples_per_iteration(), task.noun
@@ -94,7 +94,7 @@ class ConsoleReporter:
         self._expect(trainer.next_iteration)
 
     def iteration(self, record: Mapping[str, Any]) -> None:
-        """A line of the table; with several rewards all of them follow, with their names."""
+        """Print a line of the table. If there are several rewards, their names and values follow."""
         if (reward := record.get("reward/total")) is not None:
             self._rewards.append(reward)
         done, seconds = record["iteration"] + 1, sum(v for key, v in record.items() if key.startswith("time/"))
@@ -143,20 +143,20 @@ class ConsoleReporter:
             self._print(Text(" " * INDENT + part, "dim"))
 
     def alarm(self, alarm: Alarm) -> None:
-        """A line for what an evaluation shows, and what follows from it."""
-        end = "the run ends here, its weights are saved" if alarm.ends else "the run goes on"
+        """Print an alarm of an evaluation, and what follows from it."""
+        end = "the run ends here, and its weights are saved" if alarm.ends else "the run goes on"
         self.say(f"{alarm}; {end}", "bold red" if alarm.ends else "yellow")
 
     def note(self, text: str) -> None:
-        """A line that begins so that it is seen."""
+        """Print a note."""
         self.say(f"note: {text}")
 
     def symptom(self, symptom: Symptom) -> None:
-        """A line for what the run should not show."""
+        """Print a symptom as a warning."""
         self.say(f"warning: {symptom}")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
-        """A line for an evaluation."""
+        """Print the results of an evaluation."""
         self.pace.evaluated(time.perf_counter())
         self._heldout = next(iter(record.values()), None)
         means = {name.removeprefix("eval/"): value for name, value in record.items()}
@@ -165,7 +165,7 @@ class ConsoleReporter:
         self._expect(iteration, evaluated=True)
 
     def _expect(self, done: int, evaluated: bool = False) -> None:
-        """Show what follows on so many iterations."""
+        """Show the activity that follows after `done` iterations."""
         if not self.main:
             return
         if not evaluated and self.pace.evaluates(done):

@@ -1,4 +1,4 @@
-"""The table of a run's iterations: what its columns are, and how they fit a terminal of a given width."""
+"""The table of a run's iterations: its columns, and how they fit a terminal of a given width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from rich.text import Text
 
 INDENT = 11
-"""Of lines that go on under an iteration's, in columns."""
+"""Indentation of the lines that continue the line of an iteration, in columns."""
 _NOTHING = "–"
 
 
@@ -22,7 +22,7 @@ class Column:
     Attributes:
         name: its header.
         width: in characters.
-        rank: where a terminal is too narrow, columns of the highest rank are left out first; those of 0 always stay.
+        rank: if a terminal is too narrow, columns with the highest rank are left out first. Columns of rank 0 stay.
     """
 
     name: str
@@ -34,10 +34,10 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
     """The columns of a run.
 
     Args:
-        record: metrics of an iteration; what a recipe does not measure has no column.
+        record: metrics of an iteration; a metric that the run does not have gets no column.
         total: iterations of the run.
         noun: what a sample is called, in the plural.
-        heldout: whether an evaluation is one number.
+        heldout: whether an evaluation has exactly one number.
     """
     measured = {
         "held-out": heldout,
@@ -61,7 +61,7 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """The columns that stay in a terminal of `width` characters, whose last one is left free."""
+    """The columns that fit a terminal of `width` characters; the last character stays free."""
     kept = list(columns)
     while sum(column.width + 1 for column in kept) > width:
         last = max(kept, key=lambda column: column.rank)
@@ -72,7 +72,7 @@ def fitting(columns: Sequence[Column], width: int) -> list[Column]:
 
 
 def row(cells: Mapping[str, str], columns: Sequence[Column], styles: Mapping[str, str]) -> Text:
-    """A line of the table, each cell at the right of its column."""
+    """A line of the table; cells are aligned to the right."""
     line = Text()
     for column in columns:
         line.append(" " if line.plain else "")
@@ -87,9 +87,9 @@ def header(columns: Sequence[Column]) -> Text:
 
 
 def number(value: float | None, width: int, digits: int) -> str:
-    """A number in at most `width` characters (5 or more): at most `digits` decimals, or an exponent where it must be.
+    """A number in at most `width` characters (5 or more): at most `digits` decimals, or an exponent if needed.
 
-    A value that is not 0 never reads as 0.
+    A value that is not 0 is never shown as 0.
     """
     if value is None or not math.isfinite(value):
         return _NOTHING
@@ -108,12 +108,12 @@ def number(value: float | None, width: int, digits: int) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in [0, 1] as per cent, in at most 6 characters."""
+    """A share in [0, 1] in per cent, in at most 6 characters."""
     return _NOTHING if value is None or not math.isfinite(value) else f"{number(100 * value, 5, 1)}%"
 
 
 def duration(seconds: float) -> str:
-    """A stretch of time in at most 6 characters: `0:06`, `59:59`, `1h02m`, `3d04h`, `412d`."""
+    """A duration in at most 6 characters: `0:06`, `59:59`, `1h02m`, `3d04h`, `412d`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -125,13 +125,13 @@ def duration(seconds: float) -> str:
 
 
 def named(values: Mapping[str, float | None], width: int) -> list[str]:
-    """Each value with its name, `gold 0.7408`, in at most `width` columns; of a longer name the middle is left out."""
+    """Each value with its name, `gold 0.7408`, in at most `width` columns; a long name loses its middle."""
     cells = {name: number(value, 10, 4) for name, value in values.items()}
     return [f"{shortened(name, width - len(cell) - 1)} {cell}" for name, cell in cells.items()]
 
 
 def folded(items: Sequence[str], width: int) -> Iterator[str]:
-    """Items with two spaces between them, in lines of at most `width` columns, each item on one line."""
+    """Lines of at most `width` columns, with items separated by two spaces; no item is broken."""
     line = ""
     for item in items:
         if line and cell_len(line) + 2 + cell_len(item) > width:
@@ -143,7 +143,7 @@ def folded(items: Sequence[str], width: int) -> Iterator[str]:
 
 
 def shortened(name: str, width: int) -> str:
-    """A name in at most `width` columns: a longer one keeps its beginning and its end."""
+    """A name in at most `width` columns; a longer name keeps its beginning and its end."""
     if cell_len(name) <= width:
         return name
     end = (width - 1) // 2

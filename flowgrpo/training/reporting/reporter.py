@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The protocol of reporters, which show the progress of a run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alarm:
-    """What an evaluation shows and should not.
+    """A warning about the results of an evaluation.
 
     Attributes:
         text: a sentence for a person.
-        metric: what is 1 in the metrics of the evaluation, such as "guard/NAME".
-        ends: whether the run ends before its last iteration.
+        metric: the name of a metric of the evaluation that is set to 1, such as "guard/NAME".
+        ends: whether the alarm ends the run before its last iteration.
     """
 
     text: str
@@ -31,22 +31,22 @@ class Alarm:
 
 
 class Reporter(Protocol):
-    """Whatever shows the progress of a run."""
+    """Shows the progress of a run."""
 
     def started(self, trainer: Trainer) -> None:
         """Called once, before the first iteration."""
 
     def iteration(self, record: Mapping[str, Any]) -> None:
-        """Called after each iteration with what goes into the metrics."""
+        """Called after each iteration with its metrics."""
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Called after each evaluation."""
 
     def symptom(self, symptom: Symptom) -> None:
-        """Called with what a run should not show, when it has lasted for some time."""
+        """Called when a symptom has lasted for some time."""
 
     def alarm(self, alarm: Alarm) -> None:
-        """Called when an evaluation shows what it should not."""
+        """Called when an extension gives an alarm after an evaluation."""
 
     def note(self, text: str) -> None:
         """Called with a sentence that a person should read before the run goes on."""

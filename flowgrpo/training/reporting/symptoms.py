@@ -1,7 +1,7 @@
-"""Symptoms of a run that learns nothing, or that has unlearned what it could: said early, and in words.
+"""Symptoms of a run that learns nothing, or that loses what it could do. They are reported early, in words.
 
-Everything is told from what the metrics hold, so a run that is resumed goes on where its lines end. A symptom is said
-when it has lasted for some iterations, and then again only after it has lasted twice as long.
+Symptoms follow from the metrics alone, so a resumed run continues where its lines end. A symptom is reported when it
+has lasted for some iterations. It is reported again only after it has lasted twice as long.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from ...configs.reward_sections import RewardConfig
 
 NEGLIGIBLE = 1e-6
-"""Largest advantage with which nothing is compared; rounding leaves less."""
+"""A smaller largest advantage means that nothing is compared; rounding leaves advantages below this bound."""
 DIVERGENCE = 1.0
-"""`approx_kl` of ratios that no clip keeps near 1: that of a ratio of 3.1, or of 0.16, everywhere."""
+"""`approx_kl` of ratios that no clip keeps near 1: the value if all ratios are 3.1, or if all are 0.16."""
 FINITE = ("loss", "grad_norm", "ratio/mean", "approx_kl", "kl")
 FACTOR = 1000.0
 SETTLED = 3
@@ -27,12 +27,12 @@ ERRORS, DEVIATIONS = 4.0, 0.5
 
 @dataclass(frozen=True)
 class Symptom:
-    """Something that should not be.
+    """Something that a healthy run does not show.
 
     Attributes:
         name: in the metrics, after `symptom/`.
-        count: iterations, or evaluations, for which it has lasted.
-        text: what is seen, what usually causes it, and what to change.
+        count: iterations or evaluations for which the symptom has lasted.
+        text: what is seen, the usual cause, and what to change.
     """
 
     name: str
@@ -44,12 +44,12 @@ class Symptom:
 
 
 def marks(symptoms: Iterable[Symptom]) -> dict[str, float | None]:
-    """What the metrics say of symptoms."""
+    """The metrics of symptoms."""
     return {f"symptom/{symptom.name}": float(symptom.count) for symptom in symptoms}
 
 
 class _Lasting:
-    """How long something has lasted, and whether it is time to say so."""
+    """How long a symptom has lasted, and whether it is due to be reported."""
 
     def __init__(self, first: int) -> None:
         self.count, self.due = 0, first
@@ -63,10 +63,10 @@ class _Lasting:
 
 
 class Symptoms:
-    """Looks at the metrics of a run.
+    """Finds symptoms in the metrics of a run.
 
     Args:
-        weights: reward -> its weight in training; 0 for those that only record.
+        weights: reward -> its weight in training; 0 for a reward that is only recorded.
         prompts: held-out prompts of an evaluation.
     """
 
@@ -81,14 +81,14 @@ class Symptoms:
         self._start: dict[str, tuple[float, float]] = {}
 
     def replay(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Remember lines of the metrics, oldest first, without saying anything."""
+        """Read lines of the metrics, oldest first, without reporting anything."""
         for record in records:
             self.evaluation(record)
             if "reward/total" in record:
                 self.iteration(record)
 
     def iteration(self, record: Mapping[str, Any]) -> list[Symptom]:
-        """What is to be said of an iteration, by its line of the metrics."""
+        """The symptoms to report after an iteration, from its line of the metrics."""
         scored = any(record.get(f"reward/{name}") is not None for name in self.signs)
         compared = (record.get("advantage/largest") or 0.0) > NEGLIGIBLE
         lost = [name for name in FINITE if name in record and record[name] is None]
@@ -102,7 +102,7 @@ class Symptoms:
         return self._said(found, "iterations")
 
     def evaluation(self, record: Mapping[str, Any]) -> list[Symptom]:
-        """What is to be said of an evaluation, by its line of the metrics; nothing of a line without one."""
+        """The symptoms to report after an evaluation, from its line of the metrics; none for a line without one."""
         means = {
             name.removeprefix("eval/"): (float(value), float(error))
             for name, value in record.items()
@@ -111,14 +111,14 @@ class Symptoms:
         }  # fmt: skip
         if not means or self.prompts < LEAST_PROMPTS:
             return []
-        # Where none of them is trained for, all are taken to be better the higher they are.
+        # If no evaluation reward is trained for, a higher value of each counts as better.
         signs = {name: self.signs[name] for name in means if name in self.signs} or dict.fromkeys(means, 1.0)
         fallen, risen = [], False
         for name, sign in signs.items():
             mean, error = means[name]
             first, first_error = self._start.setdefault(name, (mean, error))
             change, unit = sign * (mean - first), math.hypot(error, first_error)
-            # In units of the standard error, and of the deviation between prompts, which is its √prompts-fold.
+            # The limit is in standard errors, and in standard deviations between prompts, which are √prompts as large.
             if -change > unit * max(ERRORS, DEVIATIONS * math.sqrt(self.prompts / 2)):
                 fallen.append(f"{name} went from {first:.4g} ± {first_error:.2g} to {mean:.4g} ± {error:.2g}")
             risen |= change > 2 * unit
@@ -133,7 +133,7 @@ class Symptoms:
         usual = median(self._norms)
         if usual / FACTOR <= norm <= usual * FACTOR:
             return ""
-        return GRADIENT.format(norm=norm, usual=usual, how="vanished" if norm < usual else "grown beyond all measure")
+        return GRADIENT.format(norm=norm, usual=usual, how="vanished" if norm < usual else "exploded")
 
     def _said(self, found: Mapping[str, str], unit: str) -> list[Symptom]:
         said = []
@@ -148,23 +148,23 @@ class Symptoms:
 
 NO_DIFFERENCE = (
     "no reward tells two samples of a group apart, so nothing is learned: the task is too hard or too easy, a reward "
-    "gives one value to everything, or the model makes one thing of every prompt, as after too high a learning rate. "
-    "Look at the samples; use a reward with degrees, other prompts, a larger rollout.group, or a lower "
+    "gives all samples the same value, or the model makes the same sample of every prompt, as after too high a "
+    "learning rate. Look at the samples; use a reward with degrees, other prompts, a larger rollout.group, or a lower "
     "optimizer.learning_rate"
 )
 GRADIENT = (
-    "the gradient has {how}, to {norm:.2g} from {usual:.2g} at the beginning: mostly the learning rate is too high and "
-    "the weights are where nothing makes the samples better. Compare the samples with those of the beginning; start "
-    "again with a lower optimizer.learning_rate or optimizer.max_grad_norm"
+    "the gradient has {how}, to {norm:.2g} from {usual:.2g} at the beginning: usually the learning rate is too high, "
+    "and the weights have reached a place where no small change makes the samples better. Compare the samples with the "
+    "first samples of the run; start again with a lower optimizer.learning_rate or optimizer.max_grad_norm"
 )
 
 
 def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: int) -> Symptoms:
-    """What looks at the metrics of a run.
+    """The `Symptoms` of a run.
 
     Args:
         rewards: of the recipe.
-        names: under which they are reported.
+        names: the names under which the rewards are reported.
         prompts: held-out prompts of an evaluation.
     """
     return Symptoms(
@@ -174,16 +174,16 @@ def symptoms_of(rewards: Sequence[RewardConfig], names: Sequence[str], prompts: 
 
 def _no_score(names: Iterable[str]) -> str:
     return (
-        f"no reward ({', '.join(names)}) has scored any sample, so nothing is learned: it returns NaN or None for all "
-        "of them, as where a column of the prompt file is empty or an answer cannot be read. Try the reward on a saved "
-        "sample, with `flowgrpo rewards check`"
+        f"no reward ({', '.join(names)}) has scored any sample, so nothing is learned: all values are NaN or None, as "
+        "when a column of the prompt file is empty or an answer cannot be read. Try the reward on a saved sample, with "
+        "`flowgrpo rewards check`"
     )
 
 
 def _not_finite(names: Iterable[str]) -> str:
     return (
-        f"{', '.join(names)} is not finite: numbers have grown beyond all measure. Lower optimizer.learning_rate, use "
-        "fewer optimizer.updates, or model.dtype float32 or bfloat16"
+        f"{', '.join(names)} is not finite: numbers have overflowed. Lower optimizer.learning_rate, use fewer "
+        "optimizer.updates, or use model.dtype float32 or bfloat16"
     )
 
 
@@ -197,7 +197,7 @@ def _ratio(record: Mapping[str, Any]) -> str:
 
 def _heldout(fallen: Iterable[str]) -> str:
     return (
-        f"held-out {', '.join(fallen)}, far below where it began: mostly the learning rate is too high; else the "
-        "reward is being gamed. Look at the pictures or completions of the evaluation; lower "
+        f"held-out {', '.join(fallen)}, far below its first value: usually the learning rate is too high, or the "
+        "policy exploits the reward. Look at the pictures or completions of the evaluation; lower "
         "optimizer.learning_rate, add a penalty (penalties.kl.weight=0.005), and begin again from before the fall"
     )

@@ -1,1 +1,1 @@
-"""Completions of language models as a task of the one loop."""
+"""Completions of language models as a task of the training loop."""

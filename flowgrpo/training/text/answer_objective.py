@@ -1,4 +1,4 @@
-"""The objective over whole answers, which compares those of one prompt; and all objectives of text by name."""
+"""The objective over whole answers, which compares the answers of a prompt, and all objectives of text by name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .text_objective import ScoredTokens, TextObjective
 from .token_objective import PENALISED, TokenObjective
 
 if TYPE_CHECKING:
-    # These import the libraries of models, without which a recipe is read.
+    # These import the libraries of models, and a recipe is read without them.
     from ...configs.schema import TextRecipe
     from ..controls import Controls
     from .text_policy import Completions, TextPolicy
@@ -28,11 +28,11 @@ ANSWERED = ("logp", "ref_logp", "old_logp", "lengths", "log_ratio", "advantages"
 
 
 def _of_answers(recipe: TextRecipe, choice: Choice) -> list[str]:
-    """Of what belongs to an objective of tokens alone, and of what the loss asks for."""
+    """Faults of a recipe: it uses what only objective tokens has, or the loss asks for what a run does not give."""
     told = f"text objective {choice.short}"
     faults = [
-        f"token penalty {penalty.short} is of tokens, and {told} of whole answers; leave it out of penalties, or use "
-        "objective tokens"
+        f"token penalty {penalty.short} works on tokens, and {told} works on whole answers; leave it out of penalties, "
+        "or use objective tokens"
         for penalty in recipe.penalties
     ]
     if recipe.select:
@@ -44,14 +44,16 @@ def _of_answers(recipe: TextRecipe, choice: Choice) -> list[str]:
 class AnswerObjective(TextObjective):
     """A loss of the completions of each prompt, divided by the number of prompts or of completions.
 
-    Winner and loser of a prompt are its answers of highest and lowest advantage; a prompt whose answers are all equal
-    has none. The reference is the base model, and the policy that sampled has its log-probs from the training engine.
+    The winner of a prompt is the answer with the highest advantage, and the loser is the answer with the lowest. A
+    prompt whose advantages are all equal has no winner and no loser. The reference is the base model. The training
+    engine gives the log-probs of the policy that sampled.
 
     Args:
         recipe: what to do.
-        policy: scores.
-        controls: coefficients that move; there are none here.
-        loss: of the answers of a prompt: the best against the worst, advantages predicted, or right told from wrong.
+        policy: scores completions.
+        controls: coefficients that move; this objective has none.
+        loss: the loss of the answers of a prompt: it compares the best answer with the worst, predicts advantages, or
+            tells right answers from wrong ones.
         drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
     """
 
@@ -70,26 +72,26 @@ class AnswerObjective(TextObjective):
         self._each = _per_answer(loss)
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
-        """Prompts of a part; for a loss of each answer its completions."""
+        """How many prompts a part has; for a loss with one value per answer, how many completions."""
         mine = [row for rows in self.batches(experience, part, None) for row in rows]
         if self._each:
             return int(self._counted(experience, keep)[mine].sum())
         return len({experience.prompt_of_sample[row] for row in mine})
 
     def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
-        """Whole groups.
+        """Batches of whole groups.
 
         Raises:
-            ValueError: a group that is longer than the token budget.
+            ValueError: a group has more tokens than a batch may have.
         """
         groups = experience.groups
         for batch in super().batches(experience, part, keep):
             whole = int(torch.isin(groups, groups[batch]).sum())
             if whole != len(batch):
                 raise ValueError(
-                    f"objective answers compares the {whole} completions of a prompt, which are more than "
-                    f"rollout.tokens {self.recipe.rollout.tokens} takes at once; raise it, or lower rollout.group or "
-                    "generation.max_tokens"
+                    f"objective answers compares the {whole} completions of a prompt, which have more tokens than "
+                    f"rollout.tokens {self.recipe.rollout.tokens} allows; raise rollout.tokens, or lower rollout.group "
+                    "or generation.max_tokens"
                 )
             yield batch
 
@@ -131,16 +133,16 @@ def _per_answer(loss: Callable[..., Tensor]) -> bool:
 
 
 def compares(recipe: TextRecipe) -> bool:
-    """Whether a part of a recipe asks for the log-probs of the reference."""
+    """Whether a part of the recipe asks for the log-probs of the reference."""
     kinds = ("token penalty", "answer loss")
     return any("ref_logp" in asked(choice.target) for _, choice in choices(recipe) if choice.kind in kinds)
 
 
 def tried(recipe: TextRecipe) -> None:
-    """Call what a recipe has chosen once, on two answers of a token each, so that it can refuse its options.
+    """Call the chosen parts of a recipe once, on two answers of one token each, so that they can refuse their options.
 
     Raises:
-        ValueError: options out of range or that do not go together, or something that does not return what it should.
+        ValueError: options are out of range or do not fit together, or a part does not return what it should.
     """
     objective, nothing, column = recipe.objective, torch.zeros(2), torch.zeros(2, 1)
     if (surrogate := objective.get("surrogate")) is not None:
@@ -170,6 +172,6 @@ def _shaped(found: Any, shape: tuple[int, ...], choice: Choice, wanted: str) -> 
         return
     has = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{found!r:.60}"
     raise ValueError(
-        f"{choice.kind} {choice.short} returns {has} for two answers of a token each, where {shape} is due; return "
-        f"{wanted}"
+        f"{choice.kind} {choice.short} returns {has} for two answers of a token each, and the shape must be {shape}; "
+        f"return {wanted}"
     )

@@ -1,4 +1,4 @@
-"""The parts of completions in a loss of tokens: their ratios, their equal share, and what a surrogate asks of them."""
+"""The parts of completions in a loss of tokens: their ratios, their equal weight, and what a surrogate asks for."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 GIVEN = ("units", "entropy", "mean_entropy")
-"""What a surrogate of text may ask for: numbers of parts [R, T], entropies [R, T] as sampled, and their mean."""
+"""What a surrogate of text may ask for: numbers of parts [R, T], entropies [R, T] when sampled, and their mean."""
 
 
 class PartRatios:
-    """What the objective of a recipe asks of the parts of completions.
+    """The objective's use of the parts of completions.
 
     Args:
         level: what has a ratio.
         reduce: what the loss is a mean of.
-        surrogate: with its options bound; what it asks for it is given for each batch.
+        surrogate: with its options bound. It gets the other values that it asks for with each batch.
 
     Attributes:
-        guided: whether the surrogate asks how uncertain the policy was before the weights moved.
+        guided: whether the surrogate asks for the entropy of the policy before the weights moved.
 
     Raises:
         ValueError: an option of the surrogate is out of range.
@@ -50,24 +50,24 @@ class PartRatios:
 
     @property
     def asked(self) -> bool:
-        """Whether anything is."""
+        """Whether the objective uses parts at all."""
         return self._pooled or self._even or bool(self._asks)
 
     def forget(self) -> None:
-        """Begin with another rollout."""
+        """Forget the entropies of the last rollout."""
         self._entropy = {}
 
     def remember(self, rows: Sequence[int], entropy: Tensor | None) -> None:
-        """Keep the entropies [R, T] of some completions, 0 in the padding, by the policy that sampled."""
+        """Keep the entropies [R, T] of some completions under the policy that sampled, 0 in the padding."""
         if entropy is not None:
             self._entropy |= dict(zip(rows, entropy))
 
     def entropies(self, lengths: Tensor, rows: Sequence[int], device: torch.device) -> Tensor:
-        """[2] sum and number of the entropies of the tokens of some completions.
+        """[2] the sum of the token entropies of some completions, and the number of tokens.
 
         Args:
             lengths: [B] of all completions.
-            rows: which of them; may be none.
+            rows: the chosen completions; may be empty.
             device: of the result.
         """
         total = as_precise(torch.zeros(2, device=device))
@@ -77,14 +77,14 @@ class PartRatios:
         return total
 
     def settle(self, sums: Tensor) -> None:
-        """Take what `entropies` adds up to over an optimizer step as that to which a part's is compared."""
+        """Take the mean entropy of an optimizer step from the sums of `entropies`."""
         self._mean = sums[0] / sums[1].clamp(min=1)
 
     def surrogate(self, plain: Callable[..., Tensor], units: Tensor, batch: Sequence[int]) -> Callable[..., Tensor]:
         """The surrogate of a batch.
 
         Args:
-            plain: that of tokens.
+            plain: the surrogate of tokens.
             units: [R, T], see `units_of`.
             batch: R rows of the rollout.
         """
@@ -92,16 +92,16 @@ class PartRatios:
         if "entropy" in self._asks:
             given["entropy"] = torch.stack([self._entropy[row] for row in batch])
         made = partial(plain, **{name: given[name] for name in self._asks}) if self._asks else plain
-        # A surrogate that is given the parts pools by itself.
+        # A surrogate that gets the parts pools by itself.
         return per_unit(made, units) if self._pooled and "units" not in self._asks else made
 
     def weight(self, units: Tensor, mask: Tensor) -> Tensor | None:
-        """[R, T] weights under which every part counts once; None where the recipe does not ask for that."""
+        """[R, T] weights with which every part counts once; None if the recipe does not ask for them."""
         return unit_weights(units, mask) if self._even else None
 
 
 def units_of(experience: Completions, batch: Sequence[int], device: torch.device) -> Tensor:
-    """[R, T] numbers of the parts of a batch's tokens, 0 in the padding; all 0 where completions are not cut."""
+    """[R, T] the number of the part of each token, 0 in the padding; all 0 if completions are not cut."""
     if experience.parts is None:
         return torch.zeros(len(batch), int(experience.lengths[list(batch)].max()), dtype=torch.long, device=device)
     return right_padded([experience.parts.ids[row] for row in batch], 0, device)[0]

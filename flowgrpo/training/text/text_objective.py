@@ -16,24 +16,24 @@ from ...text.scoring import right_padded_values
 from ..losses.objective import Outcome
 
 if TYPE_CHECKING:
-    # These import the libraries of models, without which a recipe is read.
+    # These import the libraries of models, and a recipe is read without them.
     from ...configs.schema import TextRecipe
     from .text_policy import Completions, TextPolicy
 
 
 @dataclass(frozen=True)
 class ScoredTokens:
-    """A batch of R completions, by the training engine.
+    """A batch of R completions, scored by the training engine.
 
     Attributes:
         batch: R rows of the rollout.
-        log_probs: [R, T] with gradient.
-        old: [R, T] before the weights moved.
+        log_probs: [R, T] with a gradient.
+        old: [R, T] log-probs before the weights moved.
         mask: [R, T] bool, tokens that count.
-        gap: [R, T] of `old` to the sampler's, 0 where nothing counts.
-        advantage: [R], or [R, T] where tokens have their own.
-        entropy: [R, T] with gradient, where the recipe steers it.
-        weight: [R, T] of tokens, where the recipe leaves some out or stresses some.
+        gap: [R, T] `old` minus the log-probs of the sampler, 0 for tokens that do not count.
+        advantage: [R], or [R, T] where tokens have advantages of their own.
+        entropy: [R, T] with a gradient; None if the recipe does not use it.
+        weight: [R, T] weights of tokens; None if all tokens have the same weight.
     """
 
     batch: list[int]
@@ -47,9 +47,10 @@ class ScoredTokens:
 
 
 def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list[int]]:
-    """Completions scored together: as many of whole groups as a budget of tokens takes, one group cut if it must.
+    """Completions that are scored together: as many whole groups as fit into a budget of tokens.
 
-    What is left out of training still belongs to its batch, so that a batch is the same whatever is selected.
+    A group is cut only if it alone is larger than the budget. Completions that are not trained stay in their batch, so
+    a selection does not change the batches.
     """
     low, high = experience.part(part)
     groups: dict[int, list[int]] = {}
@@ -71,21 +72,20 @@ def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list
 
 
 def _size(experience: Completions, rows: Sequence[int], of: int = 1) -> int:
-    """Tokens of a batch of completions with their prompts, padding included; `of` rows take the longest's."""
+    """Tokens of a batch of completions with their prompts, padding included."""
     longest = max(len(experience.sampled.ids[row]) for row in rows)
     head = max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows)
     return len(rows) * (head + longest)
 
 
 class TextObjective(ABC):
-    """What the objectives of completions have in common: batches, log-probs, statistics.
+    """The base class of objectives of completions: batches, log-probs, statistics.
 
-    One of them has `rows` and `_loss` of its own, and says by `entropy_before` and `entropy_now` which entropies it
-    asks for.
+    A subclass gives `rows` and `_loss`, and says with `entropy_before` and `entropy_now` which entropies it needs.
 
     Args:
         recipe: what to do.
-        policy: scores.
+        policy: scores completions.
     """
 
     entropy_before = entropy_now = False
@@ -96,7 +96,7 @@ class TextObjective(ABC):
         self._before: dict[int, Tensor] = {}
 
     def prepare(self, experience: Completions) -> None:
-        """Log-probs before the weights move, by the training engine, where they will be needed."""
+        """Keep the training engine's log-probs before the weights move, if they will be needed."""
         self._before = {}
         if not (self.several or self.entropy_before):
             return
@@ -107,23 +107,23 @@ class TextObjective(ABC):
                     self._before |= dict(zip(rows, found.log_probs))
                     self._prepared(rows, found.entropy)
 
-    # The two empty methods below are for those objectives alone that need them.
+    # Only some objectives override the empty methods below.
     def _prepared(self, rows: list[int], entropy: Tensor | None) -> None:  # noqa: B027
         """Take the entropies [R, T] of some completions before the weights move."""
 
     def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Nothing needs to be known of all batches of a step."""
+        """None: nothing is measured."""
         return None
 
     def settle(self, sums: Tensor) -> None:  # noqa: B027
-        """Never called where nothing is measured."""
+        """Never called, because nothing is measured."""
 
     @abstractmethod
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
-        """What the loss of a part is divided by on this rank."""
+        """This rank's share of the number that divides the loss of a part."""
 
     def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
-        """Completions scored together, see `batches_of`."""
+        """Completions that are scored together, see `batches_of`."""
         return batches_of(experience, part, self.recipe.rollout.tokens)
 
     def _counted(self, experience: Completions, keep: Tensor | None) -> Tensor:
@@ -168,10 +168,10 @@ class TextObjective(ABC):
         """The loss of a batch over the `rows` of the optimizer step, and metrics as [sum, count]."""
 
     def _held(self, experience: Completions, scored: ScoredTokens) -> Tensor:
-        """[R, T] bool: tokens without a gradient because of a bound; none where there is no bound."""
+        """[R, T] bool: tokens that have no gradient because of a bound; all False if there is no bound."""
         return torch.zeros_like(scored.mask)
 
     def _reference(self, experience: Completions, scored: ScoredTokens) -> Tensor:
-        """[R, T] log-probs by the reference."""
+        """[R, T] log-probs under the reference."""
         with torch.no_grad(), self.policy.reference():
             return self.policy.log_probs(experience, scored.batch)[0]

@@ -1,4 +1,4 @@
-"""A causal language model as a policy: completions of prompts, and their log-probs by the training engine."""
+"""A causal language model as a policy: it samples completions, and the training engine gives their log-probs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..data import PromptRow
 from ..distributed.processes import Processes
 
 STRETCHES = 8
-"""Parts of equal length of the longest completion, by which the drift of the ratio is reported."""
+"""The longest completion is divided into this many stretches of equal length. Metrics report the ratio of each."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Completions:
 
     Attributes:
         prompts: P lists of token ids.
-        sampled: ids, log-probs under the sampler, and whether each ended.
+        sampled: ids, log-probs under the sampler, and whether each completion ended.
         samples: B texts.
-        prompt_of_sample: [B], rising.
-        updates: how many parts of whole prompts the rollout is cut into.
+        prompt_of_sample: [B] index of the prompt of each completion, rising.
+        updates: how many parts of whole prompts the rollout is cut into, one for each optimizer step.
         drop_truncated: whether completions that did not end are left out.
-        parts: of the completions, where the recipe cuts them.
-        cuts: first prompts of the parts after the first; nearly equal parts if left out.
+        parts: the parts of the completions; None if the recipe does not cut them.
+        cuts: the first prompt of each part of the rollout after the first; nearly equal parts if left out.
     """
 
     prompts: list[list[int]]
@@ -50,23 +50,23 @@ class Completions:
     columns: int = field(default=STRETCHES, init=False)
 
     def part(self, update: int) -> tuple[int, int]:
-        """Range of prompts in part `update`; it may be empty."""
+        """First prompt and end of part `update` of the rollout; the range may be empty."""
         bounds = part_bounds(len(self.prompts), self.updates, self.cuts)
         return bounds[update], bounds[update + 1]
 
     @cached_property
     def groups(self) -> Tensor:
-        """[B] prompts."""
+        """[B] indices of prompts."""
         return torch.tensor(self.prompt_of_sample)
 
     @cached_property
     def lengths(self) -> Tensor:
-        """[B] tokens, the ending one included."""
+        """[B] numbers of tokens, including the end token."""
         return torch.tensor([len(ids) for ids in self.sampled.ids])
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """[B] of whole completions, by the sampler."""
+        """[B] log-probs of whole completions under the sampler."""
         return torch.tensor([sum(one) for one in self.sampled.log_probs], dtype=torch.float64)
 
     @cached_property
@@ -76,11 +76,11 @@ class Completions:
         return ended if self.drop_truncated else torch.ones_like(ended)
 
     def origins(self) -> list[dict[str, Any]]:
-        """[B] nothing: a completion follows from its prompt and its number."""
+        """[B] empty: the prompt and the number of a completion say everything."""
         return [{} for _ in self.samples]
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
-        """The advantages as they are: a completion is its own node."""
+        """The advantages unchanged, because a completion is a node."""
         return leaf
 
     def siblings(self, among: str) -> Tensor:
@@ -88,11 +88,11 @@ class Completions:
         return self.groups
 
     def kept(self, chosen: Tensor) -> Tensor:
-        """The chosen."""
+        """`chosen` unchanged, because a completion is a node."""
         return chosen
 
     def record(self) -> dict[str, float]:
-        """Tokens sampled, mean length, the share that was cut at the longest length, and mean number of parts."""
+        """Tokens sampled, mean length, share of completions cut at the longest length, and mean number of parts."""
         lengths, ended = self.lengths.float(), torch.tensor(self.sampled.ended)
         return {
             "tokens": float(lengths.sum()),
@@ -114,7 +114,7 @@ def complete(
     sampler: Sampler = sample_completions,
     seen: Callable[[int], None] | None = None,
 ) -> Completions:
-    """`complete_seeded`, with the seeds of `group` completions from the key of each prompt."""
+    """`complete_seeded` with seeds that come from the key of each prompt."""
     seeds = completion_keys(keys, group)
     return complete_seeded(
         language, rows, seeds, group, settings, temperature=temperature, batch=batch, sampler=sampler, seen=seen
@@ -133,7 +133,7 @@ def complete_seeded(
     sampler: Sampler = sample_completions,
     seen: Callable[[int], None] | None = None,
 ) -> Completions:
-    """`group` completions of each prompt, as many of whole groups at a time as `batch` takes.
+    """`group` completions of each prompt. Whole groups are sampled together, as many as fit into `batch`.
 
     Args:
         language: the model.
@@ -143,8 +143,8 @@ def complete_seeded(
         settings: lengths and filters.
         temperature: 0 takes the likeliest token.
         batch: completions sampled at once.
-        sampler: what samples them.
-        seen: told after each batch how many completions are there.
+        sampler: samples a batch.
+        seen: called after each batch with the number of completions so far.
     """
     prompts = [language.encode(row.text, row.messages) for row in rows]
     owner = [p for p in range(len(rows)) for _ in range(group)]
@@ -165,11 +165,11 @@ def complete_seeded(
 
 
 def sampler_of(language: LanguageModel, recipe: TextRecipe) -> Sampler:
-    """What samples in a run.
+    """The sampler of a run.
 
     Raises:
         ImportError: the engine is not installed.
-        ValueError: an option of the engine that is not for recipes, or an engine in a run of several processes.
+        ValueError: a recipe must not set an option of the engine, or the engine does not run in several processes.
     """
     settings = recipe.generation
     if settings.engine == "transformers":
@@ -192,7 +192,7 @@ class TextPolicy:
 
     Args:
         language: the model.
-        weights: what of it is trained.
+        weights: its trained weights.
         recipe: lengths, temperature, batches.
     """
 
@@ -212,8 +212,8 @@ class TextPolicy:
         batch: int,
         seen: Callable[[int], None] | None = None,
     ) -> Completions:
-        """`group` completions of each prompt, from the key of each, see `complete`."""
-        # Another engine cuts into batches by itself.
+        """`group` completions of each prompt, addressed by the key of the prompt, see `complete`."""
+        # Other engines make batches by themselves.
         size = batch if self.sampler is sample_completions else max(len(rows) * group, 1)
         found = complete(
             self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
@@ -226,12 +226,12 @@ class TextPolicy:
         return replace(found, parts=cut_completions(found.samples, found.sampled.ids, self.language.decode, pattern))
 
     def log_probs(self, completions: Completions, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Log-probs [R, T] of some completions and their mask, at the temperature of sampling."""
+        """Log-probs [R, T] and mask [R, T] of some completions, at the temperature of sampling."""
         found = self.statistics(completions, rows)
         return found.log_probs, found.mask
 
     def statistics(self, completions: Completions, rows: Sequence[int], *, entropy: bool = False) -> Statistics:
-        """Log-probs of some completions, and if asked the entropies of their tokens, at the temperature of sampling."""
+        """Log-probs of some completions, and with `entropy` also entropies, at the temperature of sampling."""
         owners = [completions.prompt_of_sample[row] for row in rows]
         known = list(dict.fromkeys(owners))
         model = self.recipe.model
@@ -241,7 +241,7 @@ class TextPolicy:
             [completions.sampled.ids[row] for row in rows],
             [known.index(p) for p in owners],
             temperature=self.recipe.generation.temperature,
-            # Recomputing activations in the backward pass has no cache to go on from.
+            # A backward pass that recomputes activations cannot use the cache of a shared prefix.
             shared_prefix=model.shared_prefix and not model.gradient_checkpointing,
             entropy=entropy,
         )

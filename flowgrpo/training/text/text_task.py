@@ -1,4 +1,4 @@
-"""Completions of a causal language model as a task of the one loop."""
+"""Completions of a causal language model as a task of the training loop."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class TextTask(PolicyTask):
 
     @property
     def result(self) -> str:
-        """`lora`, or for full weights `model`."""
+        """`lora`, or `model` for full weights."""
         return "lora" if self.weights.kind == "lora" else "model"
 
     def followers(self) -> dict[str, EmaConfig | None]:
-        """None."""
+        """No averages."""
         return {}
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """That of the recipe."""
+        """The loss of the recipe."""
         engine = self.recipe.generation.engine
         made: Objective = self.recipe.objective.make(self.recipe, self.policy, self.controls, engine=engine)
         return made
@@ -59,7 +59,7 @@ class TextTask(PolicyTask):
         cuts: Sequence[int],
         decoded: Decoded | None = None,
     ) -> Completions:
-        """A group of completions of each prompt, all in one chunk."""
+        """Sample a group of completions of each prompt, all in one chunk."""
         recipe = self.recipe
         with clock.part("sampling"):
             found = self.policy.sample(
@@ -75,7 +75,7 @@ class TextTask(PolicyTask):
         clock: Clock,
         seen: Callable[[int], None] | None = None,
     ) -> Completions:
-        """Completions at the temperature of evaluations; `seen` is told how many are there."""
+        """Sample completions at the temperature of evaluations; `seen` is called with the number so far."""
         settings = self.recipe.evaluate
         with clock.part("sampling"):
             return self.policy.sample(
@@ -84,18 +84,18 @@ class TextTask(PolicyTask):
             )  # fmt: skip
 
     def learn(self, experience: Completions, scores: RewardBatch) -> dict[str, float]:
-        """Nothing."""
+        """Nothing: only the policy learns."""
         return {}
 
     def credit_model(self) -> None:
-        """None."""
+        """None: there is no critic of completions."""
 
     def parts(self) -> dict[str, Stateful]:
         """The coefficients that move."""
         return self.controls.parts()
 
     def describe(self) -> Iterator[str]:
-        """Model, sizes and the clip."""
+        """Lines on the model, sizes and the clip."""
         recipe, optimizer = self.recipe, self.recipe.optimizer
         surrogate = recipe.objective.get("surrogate")
         low, high = (math.inf, math.inf) if surrogate is None else clip_of(surrogate.make())
@@ -116,10 +116,13 @@ class TextTask(PolicyTask):
         if recipe.generation.engine != "transformers":
             correction = recipe.objective.get("correction")
             kind = "none" if correction is None else correction.short
-            yield f"completions by {recipe.generation.engine}, correction {kind}: see sampler_gap in the metrics"
+            yield (
+                f"{recipe.generation.engine} samples the completions, with correction {kind}; see sampler_gap in the "
+                "metrics"
+            )
         if steps == 1 and surrogate is not None and surrogate.name == "clip":
             yield "note: one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds"
 
     def samples_per_iteration(self) -> int:
-        """Completions."""
+        """Completions of all processes in an iteration."""
         return self.recipe.rollout.prompts * self.recipe.rollout.group

@@ -29,7 +29,7 @@ from .part_ratios import GIVEN, PartRatios, units_of
 from .text_objective import ScoredTokens, TextObjective
 
 if TYPE_CHECKING:
-    # These import the libraries of models, without which a recipe is read.
+    # These import the libraries of models, and a recipe is read without them.
     from ...configs.schema import TextRecipe
     from .text_policy import Completions, TextPolicy
 
@@ -38,21 +38,22 @@ PENALISED = ("logp", "ref_logp", "old_logp", "mask", "adv")
 
 
 def _of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
-    """Of what a surrogate and the penalties ask for, and of the parts that a ratio or a share of the loss is of."""
+    """Faults of a recipe: a surrogate or a penalty asks for what a run does not give, or parts are used and not cut."""
     faults = list[str]()
     asked = [f"objective.{name} part" for name in ("level", "reduce") if choice.get(name) == "part"]
     surrogate = choice.get("surrogate")
     if surrogate is not None:
         wanted = given_names(surrogate.target)
         faults += [
-            f"surrogate {surrogate.short} asks for {name!r}, and a run of text gives {', '.join(GIVEN)}; use another"
+            f"surrogate {surrogate.short} asks for {name!r}, and a run of text gives {', '.join(GIVEN)}; use another "
+            "surrogate"
             for name in wanted
             if name not in GIVEN
         ]
         asked += [f"surrogate {surrogate.short}"] if "units" in wanted else []
     if recipe.parts is None:
         faults += [
-            f"{name} is of the parts of completions, and nothing says how they are cut; add a section such as "
+            f"{name} works on the parts of completions, and nothing says how they are cut; add a section such as "
             "parts: {cut: lines}"
             for name in asked
         ]
@@ -76,20 +77,24 @@ class TokenObjective(TextObjective):
 
     Args:
         recipe: what to do.
-        policy: scores.
+        policy: scores completions.
         controls: coefficients that move; none do if left out.
-        surrogate: of the ratio.
-        level: what has a ratio, the geometric mean of its tokens': a token, a part (Rank-GRPO's) or an answer (GSPO's).
-        reduce: over tokens, row means, or row sums; `part` is row means in which each part counts once.
+        surrogate: the surrogate of the ratio.
+        level: what has a ratio: a token, a part (Rank-GRPO) or an answer (GSPO). The ratio of a part or an answer is
+            the geometric mean of the ratios of its tokens.
+        reduce: what the loss is a mean of: tokens, row means, or row sums; `part` is row means in which each part
+            counts once.
         constant: with `sum`, divide by rows × generation.max_tokens (Dr. GRPO) in place of rows.
         correction: weight of tokens by the ratio of training engine and sampler, whose log-probs may differ.
-        conflict: weight of a good answer's tokens that a bad answer of the prompt has in the same place, counted from
-            the start or the end; the bad answer's have 0 (GTPO, 2508.03772). 2 in the paper; all are 1 if left out.
-        confident: train on answers whose mean entropy is at most so many nats (GTPO has 0.693); on all if left out.
+        conflict: weight of a good answer's token if a bad answer of the prompt has the same token in the same place,
+            counted from the start or the end (GTPO, 2508.03772). The token of the bad answer has weight 0. The paper
+            uses 2. If left out, all weights are 1.
+        confident: train only on answers whose mean entropy is at most this many nats (0.693 in GTPO); on all if left
+            out.
         drop_truncated: leave out completions that hit generation.max_tokens (DAPO).
-        entropy: a bonus held at a target of entropy; none if left out.
-        balance: surrogate `bapo`, search its bounds at each optimizer step; fixed if left out.
-        variance: surrogate `r2vpo`, move its `lam` until the ratio's variance is at a target; fixed if left out.
+        entropy: a bonus that holds the entropy at a target; none if left out.
+        balance: for surrogate `bapo`, search its bounds at each optimizer step; fixed if left out.
+        variance: for surrogate `r2vpo`, move its `lam` until the ratio's variance is at a target; fixed if left out.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class TokenObjective(TextObjective):
         self._moved = False
 
     def prepare(self, experience: Completions) -> None:
-        """Log-probs before the weights move, by the training engine, where several updates will need them."""
+        """Keep the training engine's log-probs before the weights move, if several updates will need them."""
         self._moved = False
         self.parts.forget()
         if self.controls.variance is not None:
@@ -134,10 +139,12 @@ class TokenObjective(TextObjective):
         self.parts.remember(rows, entropy)
 
     def measure(self, experience: Completions, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Contributions of tokens to the gradient under each pair of bounds, where the recipe searches them.
+        """The sums that an optimizer step needs before its first batch.
 
-        From the second optimizer step of a rollout on, that takes another pass over its completions. Where the clip
-        follows the entropy of parts, sum and number of the entropies of the step's tokens.
+        If the recipe searches bounds, the sums are the contributions of tokens to the gradient under each pair of
+        bounds. From the second optimizer step of a rollout on, the search takes another pass over its completions. If
+        the clip follows the entropy of parts, the sums are the sum and the number of the entropies of the step's
+        tokens.
         """
         if self.parts.guided:
             counted = self._counted(experience, keep)
@@ -152,7 +159,7 @@ class TokenObjective(TextObjective):
                 with torch.no_grad():
                     scored = self._scored(experience, batch, advantages, keep)
                 log_ratio, mask = scored.log_probs - scored.old, scored.mask
-            else:  # before the weights move every ratio is 1
+            else:  # until the weights move, every ratio is 1
                 lengths = experience.lengths[batch] * self._counted(experience, keep)[batch]
                 mask = (torch.arange(int(experience.lengths[batch].max())) < lengths[:, None]).to(total.device)
                 log_ratio = torch.zeros_like(mask, dtype=torch.float32)
@@ -161,7 +168,7 @@ class TokenObjective(TextObjective):
         return total
 
     def settle(self, sums: Tensor) -> None:
-        """Take the bounds that the contributions ask for, or the mean entropy."""
+        """Choose the bounds by the contributions, or take the mean entropy."""
         if self.parts.guided:
             return self.parts.settle(sums)
         assert self.balance is not None
@@ -169,8 +176,10 @@ class TokenObjective(TextObjective):
         self.surrogate = self.balance.surrogate
 
     def rows(self, experience: Completions, part: int, keep: Tensor | None) -> int:
-        """What the loss of a part is divided by on this rank: its tokens, its completions, or with `constant` those
-        times the longest length."""
+        """This rank's share of the number that divides the loss: tokens or completions of a part of the rollout.
+
+        With `constant`, it is the number of completions times the longest length.
+        """
         counted = self._counted(experience, keep)
         mine = [row for rows in self.batches(experience, part, None) for row in rows if counted[row]]
         if self.reduce == "token":
@@ -190,7 +199,7 @@ class TokenObjective(TextObjective):
         return replace(scored, weight=weight)
 
     def _conflicts(self, experience: Completions, batch: list[int], advantages: Tensor, boost: float) -> Tensor:
-        """[R, T] weights by the whole groups of a batch, of which it may hold a part."""
+        """[R, T] weights of a batch. They follow from whole groups, even if the batch holds a part of a group."""
         groups = experience.groups
         rows = torch.isin(groups, groups[batch]).nonzero().flatten().tolist()
         device = self.policy.device
@@ -199,7 +208,7 @@ class TokenObjective(TextObjective):
         first, last = (
             conflict_weights(ids, advantages[rows], of, mask, boost=boost, align=align) for align in ALIGNMENTS
         )
-        # A token in conflict from both ends is so but once.
+        # A token that is in conflict from both ends counts once.
         found = torch.where(first.minimum(last) == 0, 0.0, first.maximum(last))
         return found[[rows.index(row) for row in batch]]
 
@@ -213,7 +222,7 @@ class TokenObjective(TextObjective):
         correction = None if corrected is None else corrected[0]
         weights = [one for one in (correction, scored.weight, shares) if one is not None]
         weight = torch.stack(weights).prod(0) if weights else None
-        # A part's share of the row is a weight.
+        # With reduce part, a weight gives each part its share of the row.
         reduce = "sequence" if self.reduce == "part" else self.reduce
         loss, metrics = policy_loss(
             scored.log_probs, scored.old, scored.advantage, mask, surrogate=surrogate, level=self._level,
@@ -232,25 +241,25 @@ class TokenObjective(TextObjective):
 
     @property
     def _level(self) -> str:
-        """What the loss pools by itself: the ratio of a part is a surrogate of tokens."""
+        """The level at which the loss pools ratios. For parts it is the token: the surrogate pools their ratios."""
         return "token" if self.level == "part" else self.level
 
     def _held(self, experience: Completions, scored: ScoredTokens) -> Tensor:
-        """[R, T] bool: tokens without a gradient because of a bound."""
+        """[R, T] bool: tokens that have no gradient because of a bound."""
         surrogate, _ = self._by_part(experience, scored)
         return held_columns(
             scored.log_probs, scored.old, scored.advantage, scored.mask, surrogate=surrogate, level=self._level
         )
 
     def _by_part(self, experience: Completions, scored: ScoredTokens) -> tuple[Callable[..., Tensor], Tensor | None]:
-        """The surrogate of a batch, and [R, T] weights of its tokens, as the recipe has them by parts."""
+        """The surrogate of a batch, and [R, T] weights of its tokens, where the recipe uses parts."""
         if not self.parts.asked:
             return self.surrogate, None
         units = units_of(experience, scored.batch, scored.mask.device)
         return self.parts.surrogate(self.surrogate, units, scored.batch), self.parts.weight(units, scored.mask)
 
     def _penalties(self, experience: Completions, scored: ScoredTokens) -> dict[str, tuple[float, Tensor]]:
-        """Factor and [R, T] of what is added to the loss, by the name of its metric."""
+        """Factor and values [R, T] of each term that is added to the loss, by the name of its metric."""
         has: dict[str, Callable[[], Any]] = {
             "logp": lambda: scored.log_probs,
             "ref_logp": lambda: self._reference(experience, scored),
@@ -265,9 +274,9 @@ class TokenObjective(TextObjective):
 
 
 def penalties_of(recipe: TextRecipe) -> dict[str, tuple[float, Callable[..., Tensor]]]:
-    """Weight and function of each penalty by the name of its metric, in one order, however a recipe lists them."""
+    """Weight and function of each penalty by the name of its metric, always in the same order."""
     known = list(TOKEN_PENALTIES)
     chosen = sorted(recipe.penalties, key=lambda one: known.index(one.name) if one.name in known else len(known))
-    # One from elsewhere cannot take the place of another metric.
+    # The prefix keeps a user's penalty from taking the name of another metric.
     names = [one.name if one.name == one.short else f"penalty/{one.short}" for one in chosen]
     return {name: (one["weight"], one.make()) for name, one in zip(names, chosen)}
