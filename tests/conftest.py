@@ -36,10 +36,13 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever works on the random pipeline is slow."""
+    """Whatever works on the random pipeline is slow, and files with slow tests come first."""
     for item in items:
         if "random_pipeline" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    # Files that take long come first, so that with `-n` no worker is left alone with one of them at the end.
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -110,6 +110,10 @@ def bapo(
     return -adv * pessimistic(log_ratio, adv, *_logs(lower, upper)).exp()
 
 
+MOST_PAIRS = 1000
+"""Largest number of pairs of bounds: the memory for a batch grows with it."""
+
+
 def balance_path(
     *,
     lower: tuple[float, float] = (0.6, 0.9),
@@ -129,12 +133,18 @@ def balance_path(
         upper_step: how far the upper bound moves at a time, above 0.
 
     Raises:
-        ValueError: bounds out of order, or a step that is not positive.
+        ValueError: bounds out of order, a step that is not positive, or more than `MOST_PAIRS` pairs.
     """
     if not (0 < lower[0] <= lower[1] <= 1 <= upper[0] <= upper[1] < math.inf):
         raise ValueError(f"bounds are lower={lower}, upper={upper}; use 0 < lower <= 1 <= upper, each rising")
     if not (lower_step > 0 and upper_step > 0):
         raise ValueError(f"steps are lower_step={lower_step}, upper_step={upper_step}; use positive numbers")
+    count = (upper[1] - upper[0]) / upper_step + (lower[1] - lower[0]) / lower_step
+    if count > MOST_PAIRS:
+        raise ValueError(
+            f"lower_step={lower_step}, upper_step={upper_step} make {count:.3g} pairs of bounds, and every batch is "
+            f"compared under each; use larger steps, for at most {MOST_PAIRS} pairs"
+        )
     highs, lows = _rising(*upper, upper_step), _rising(*lower, lower_step)
     return [(lows[0], high) for high in highs] + [(low, highs[-1]) for low in lows[1:]]
 

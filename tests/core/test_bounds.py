@@ -168,6 +168,7 @@ def test_without_bad_tokens_or_any_the_first_bounds_stay():
         (lambda: balance_path(lower=(0.9, 0.6)), "lower <= 1 <= upper"),
         (lambda: balance_path(upper=(0.9, 1.5)), "lower <= 1 <= upper"),
         (lambda: balance_path(upper_step=0.0), "upper_step=0.0"),
+        (lambda: balance_path(upper_step=1e-7), "1.8e.07 pairs of bounds.*at most 1000"),
         (lambda: balance_path(lower_step=-1.0), "lower_step=-1.0"),
         (lambda: balanced_bounds(torch.zeros(3, 2), PATH, 1.0), "`target` is 1.0"),
         (lambda: balanced_bounds(torch.zeros(2, 2), PATH), r"shape \(2, 2\).*3 pairs"),

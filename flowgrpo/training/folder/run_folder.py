@@ -264,15 +264,3 @@ def save_image(path: Path, image: Tensor) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-
-
-def _whole_lines(file: Path) -> list[str]:
-    """Lines that are complete; a crash can cut the last line short."""
-    lines = []
-    for line in file.read_text(encoding="utf-8").split("\n")[:-1]:
-        try:
-            json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        lines.append(line)
-    return lines

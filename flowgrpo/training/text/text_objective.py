@@ -65,13 +65,13 @@ def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list
         if _size(experience, rows) <= budget:
             batch = batch + rows
             continue
-        count = max(budget // _size(experience, rows[:1], len(rows)), 1)
+        count = max(budget // _size(experience, rows[:1]), 1)
         yield from (rows[k : k + count] for k in range(0, len(rows), count))
     if batch:
         yield batch
 
 
-def _size(experience: Completions, rows: Sequence[int], of: int = 1) -> int:
+def _size(experience: Completions, rows: Sequence[int]) -> int:
     """Tokens of a batch of completions with their prompts, padding included."""
     longest = max(len(experience.sampled.ids[row]) for row in rows)
     head = max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows)
