@@ -58,8 +58,7 @@ def as_frames(images: Tensor, most: int | None = None) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Convert floats in [0, 1] to the uint8 levels of a saved picture. They are rounded, because truncation would
-    darken it."""
+    """Convert floats in [0, 1] to 8-bit levels, uint8. They are rounded, because truncation would darken the image."""
     return (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
 
 

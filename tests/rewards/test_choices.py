@@ -99,7 +99,7 @@ def test_choices_by_a_coin_are_refused_and_said_to_be_chance(coins: Path) -> Non
     )
     with pytest.raises(ValueError, match=message):
         Choices(str(coins), regularisation=10.0)
-    with pytest.warns(UserWarning, match=r"choices: no better than chance: .*; what it prefers may be noise"):
+    with pytest.warns(UserWarning, match=r"choices: no better than chance: .*; the preferences of this reward may"):
         reward = Choices(str(coins), allow_chance=True, regularisation=10.0)
     low, high = reward.held_out.interval
     assert low < 0.5 < high

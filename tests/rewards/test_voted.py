@@ -103,7 +103,7 @@ def test_too_few_decided_pairs(tmp_path: Path) -> None:
     run = run_of(tmp_path, 7)
     vote_on(run, 7, "prompt 7", (shade(200), shade(201)), "tie")
     assert len(read_voted([run], 7).pairs) == 8
-    with pytest.raises(ValueError, match=r"votes\.jsonl: 7 pairs of which one picture was preferred, and 8 needed"):
+    with pytest.raises(ValueError, match=r"votes\.jsonl: 7 pairs in which one picture was preferred, but 8 are needed"):
         read_voted([run], 8)
 
 

@@ -110,10 +110,10 @@ def load_detector(
     """A detector for a reward, shared with others that ask for the same one.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: folder or model id of a `Mask2FormerForUniversalSegmentation` for instances.
         device: where it runs.
-        dtype: of the weights.
+        dtype: data type of the weights.
         resolution: the shorter side that images are scaled to; the longer one becomes at most 1333.
 
     Raises:

@@ -169,7 +169,7 @@ def load_transformers(
     """A transformers model, frozen, in evaluation mode.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         kind: its class, such as `CLIPModel`.
         source: folder or model id; with `weights`, only what they are called in messages.
         dtype: of its weights.

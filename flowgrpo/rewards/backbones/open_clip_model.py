@@ -32,13 +32,13 @@ def open_clip_towers(
     """Towers of an open_clip model.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: an open_clip architecture ("ViT-L-14-quickgelu"), the path of a `.json` architecture file, a
             folder in open_clip's format (also written "local-dir:FOLDER"), or "hf-hub:ORG/NAME".
         pretrained: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for the
             architecture, which it downloads. Not with a folder or hub model, which bring their own.
         device: where it runs.
-        dtype: of the weights.
+        dtype: data type of the weights.
         preprocess: replaces entries of the model's own preprocessing: size, mean, std, interpolation,
             resize_mode ("shortest", "longest" or "squash"), fill_color.
         allow_random: take untrained weights (always the same ones) if there are none to load.

@@ -25,7 +25,7 @@ class TokenScorer:
     """A Qwen2-VL that scores what it sees at special tokens of its text.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: a `Qwen2VLModel`.
         head: hidden state to outputs, in float32.
         processor: with the special tokens.
@@ -102,14 +102,14 @@ def load_scorer(
     """The scorer of a checkpoint.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         state: weights of the language and vision models, under old or new names.
         base: folder or model id with the configuration and processor of the Qwen2-VL that was fine-tuned.
         tokens: special tokens, which are added to the tokenizer.
         head: see `TokenScorer`.
         origin: what the checkpoint is called in messages.
         device: where it runs.
-        dtype: of the weights; the head stays in float32.
+        dtype: data type of the weights; the head stays in float32.
 
     Raises:
         ValueError: the weights do not fit the configuration or the tokenizer.
@@ -150,7 +150,7 @@ def read_rubric(reward: str, path: str, constants: Sequence[str], tokens: Sequen
     """The text that asks for scores, with `{text_prompt}` where the prompt goes.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         path: of a text file; or of the Python file of the model's release that holds the text, which is parsed and not
             run.
         constants: names of the constants in such a Python file, whose texts are joined.

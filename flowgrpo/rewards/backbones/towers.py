@@ -66,7 +66,7 @@ class Towers:
 
         Args:
             images: [N, 3, H, W] in [0, 1].
-            batch_size: most images in one forward pass.
+            batch_size: largest number of images in one forward pass.
             remember: keep the embeddings of the latest images, for another reward that asks for the same ones.
 
         Returns:
@@ -110,7 +110,7 @@ class TowerReward:
 
     Args:
         lease: the towers.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
         frames: most frames of a video that are looked at, evenly spaced; None is all.
 
     Raises:
@@ -145,7 +145,7 @@ class TowerReward:
         return (self.embeddings(images) * text.unsqueeze(1)).sum(-1).mean(1)
 
     def close(self) -> None:
-        """Let the towers go; they leave memory with the last reward that uses them."""
+        """Release the towers. They stay in memory while another reward uses them."""
         self.lease.close()
 
 
@@ -164,11 +164,11 @@ def transformers_towers(
     encoder's length: SigLIP reads its output at the last place, and CLIP does not look past the end of a text.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: folder or model id.
         processor: folder or model id of image processor and tokenizer; None is `model`.
         device: where it runs.
-        dtype: of the weights.
+        dtype: data type of the weights.
         lowercase: texts are turned to lower case first.
 
     Raises:

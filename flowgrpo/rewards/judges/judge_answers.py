@@ -30,7 +30,7 @@ class ScoreReader:
     """Reads one number from an answer and brings it to [0, 1].
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         pattern: a regular expression with one group around the number; the last place that matches counts. `.`
             matches line ends too, and case does not count. It runs in a process of its own, for 2 seconds at most.
         field: in place of a pattern, the name of a field of a JSON object in the answer, with dots between levels.

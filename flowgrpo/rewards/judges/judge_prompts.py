@@ -17,7 +17,7 @@ class Template:
     Braces around anything but a single word stay, so JSON needs no escaping.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         name: of the option.
         text: the template.
 
