@@ -258,7 +258,7 @@ def test_features_that_are_no_model(run: Path, tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_the_votes_is_said(run: Path, tmp_path: Path) -> None:
     few = copied(run, tmp_path / "few", lambda rows: rows[:10])
-    with pytest.raises(ValueError, match=r"choices: .*few/votes\.jsonl: \d+ pairs .* 20 needed\. Vote on more"):
+    with pytest.raises(ValueError, match=r"choices: .*few/votes\.jsonl: \d+ pairs .* 20 are needed\. Vote on more"):
         Choices(few)
     texts = [Side("run", ".", at, "0", 0, None, f"text {at}", "") for at in (0, 10)]
     append_vote(tmp_path / "text.jsonl", make_vote(0, "a prompt", texts[0], texts[1], "left"))

@@ -151,7 +151,7 @@ def test_files_that_do_not_fit(original: Original, files: dict[str, str], tmp_pa
         (short, "set base to the model that was fine-tuned"),
         (part, "no fitting weights for language_model.norm.weight"),
         (bare, "has no head"),
-        ({key: value for key, value in state.items() if "rm_head" in key}, "is no Qwen2-VL"),
+        ({key: value for key, value in state.items() if "rm_head" in key}, "is not a Qwen2-VL model"),
     ]:
         save_file(weights, tmp_path / "weights.safetensors")
         with pytest.raises(ValueError, match=message):

@@ -92,7 +92,7 @@ def test_of_few_prompts_pictures_that_were_compared_belong_together(tmp_path: Pa
     # Links the pictures of two pairs.
     linked = [side(tmp_path, f"samples/iter-000000/eval-000{number}.png", number, 0) for number in (0, 1)]
     append_vote(tmp_path / "votes.jsonl", make_vote(9, "one prompt", linked[0], linked[1], "left"))
-    with pytest.raises(ValueError, match="the votes are on 1 prompts, and their pictures were all compared"):
+    with pytest.raises(ValueError, match="the votes are on 1 prompts, and comparisons link their pictures"):
         read_voted([tmp_path], 5)
     vote_on(tmp_path, 5, "one prompt", (shade(50), shade(51)), "left")
     units = dict(zip(read_voted([tmp_path], 5).pairs, read_voted([tmp_path], 5).units.tolist()))

@@ -29,22 +29,22 @@ def open_clip_towers(
     preprocess: Mapping[str, Any] | None = None,
     allow_random: bool = False,
 ) -> Lease[Towers]:
-    """Towers of an open_clip model.
+    """Return the towers of an open_clip model.
 
     Args:
         reward: name of the reward, for messages.
         model: an open_clip architecture ("ViT-L-14-quickgelu"), the path of a `.json` architecture file, a
             folder in open_clip's format (also written "local-dir:FOLDER"), or "hf-hub:ORG/NAME".
-        pretrained: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for the
-            architecture, which it downloads. Not with a folder or hub model, which bring their own.
+        pretrained: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for the architecture,
+            which open_clip downloads. Leave it out for a folder or hub model, which has its own weights.
         device: where it runs.
         dtype: data type of the weights.
-        preprocess: replaces entries of the model's own preprocessing: size, mean, std, interpolation,
+        preprocess: values that replace entries of the model's own preprocessing: size, mean, std, interpolation,
             resize_mode ("shortest", "longest" or "squash"), fill_color.
-        allow_random: take untrained weights (always the same ones) if there are none to load.
+        allow_random: if there are no weights to load, use untrained weights (always the same ones).
 
     Raises:
-        ValueError: no such model or checkpoint, or weights that do not fit the architecture.
+        ValueError: there is no such model or checkpoint, or the weights do not fit the architecture.
     """
     unknown = sorted(set(preprocess or {}) - set(_PREPROCESS))
     if unknown:
@@ -97,7 +97,7 @@ def _load(
 
 
 def _model_name(reward: str, model: str) -> str:
-    """open_clip's name for an architecture, an architecture file or a folder.
+    """Return open_clip's name for an architecture, an architecture file or a folder.
 
     Raises:
         ValueError: there is no such architecture, file or folder.
@@ -140,10 +140,10 @@ def _add_architecture(reward: str, path: Path) -> str:
 
 
 def _check_weights(reward: str, name: str, pretrained: str | None, allow_random: bool) -> bool:
-    """Whether there are weights to load, found out before anything is built.
+    """Return whether there are weights to load; this check runs before anything is built.
 
     Raises:
-        ValueError: there are none and `allow_random` is off, or they are named twice or do not exist.
+        ValueError: there are no weights and `allow_random` is false, or the weights are named twice or do not exist.
     """
     import open_clip
 

@@ -138,7 +138,7 @@ def _units(pairs: Collection[VotedPair]) -> tuple[NDArray[np.int64], str]:
     parts, labels = connected_components(graph, directed=False)
     if parts < LEAST_UNITS:
         raise ValueError(
-            f"the votes are on {len(prompts)} prompts, and almost all of their pictures are linked by comparisons, so no "
-            f"pairs can be held out for a test; vote on {LEAST_UNITS} prompts or more"
+            f"the votes are on {len(prompts)} prompts, and comparisons link their pictures into too few separate "
+            f"sets, so no pairs can be held out for a test; vote on {LEAST_UNITS} prompts or more"
         )
     return np.asarray(labels[ends[:, 0]], dtype=np.int64), "pictures"
