@@ -466,7 +466,7 @@ def test_a_port_that_is_taken_is_said_before_the_reward_is_loaded(tmp_path: Path
     path.write_text("raise AssertionError('loaded')")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be listened at .*choose another --port"):
+        with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port} .*choose another --port"):
             serve(f"{path}:reward", port=port)
 
 
