@@ -136,7 +136,7 @@ def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
         (packed(header(samples={"encoding": "pickle"})), "the encoding is 'pickle'"),
         (packed(header(), b"x" * 11), "11 bytes are not"),
         (packed(header(samples={"encoding": "png", "sizes": [3, 4]}), b"x" * 7), "must be 1 sizes"),
-        (packed(header(samples={"encoding": "png", "sizes": [6]}), b"x" * 7), "the files should have 6 bytes, but 7 were received"),
+        (packed(header(samples={"encoding": "png", "sizes": [6]}), b"x" * 7), "should have 6 bytes, but 7 were"),
         (of_png(b"no picture"), "frame 0 is not a PNG file as declared"),
         (of_png(picture()[:-30]), "frame 0 is not a PNG file as declared"),
         (of_png(picture("RGBA")), "it is RGBA of 2×2"),

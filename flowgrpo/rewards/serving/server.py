@@ -231,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"version": wire.VERSION, "declaration": declaration.as_json(), "limits": limits}
 
     def _abandoned(self) -> bool:
-        """Whether the client has hung up: a client sends nothing after its request, except for the end of the stream."""
+        """Whether the client has hung up: after its request, a client sends nothing but the end of the stream."""
         try:
             readable, _, _ = select.select([self.connection], [], [], 0)
             return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
