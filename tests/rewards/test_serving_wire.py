@@ -111,7 +111,7 @@ def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
     ("body", "message"),
     [
         (b"", "the header should have 0 bytes"),
-        (b"\xff" * 8, "and the request has 8 in all"),
+        (b"\xff" * 8, "but the whole request has 8"),
         (packed(b"{"), "it is not JSON"),
         (packed(b"[" * 100_000), "it is not JSON"),
         (packed([1]), "a JSON list, not an object"),

@@ -83,8 +83,10 @@ def canonical(answer: str) -> Fraction | str:
 
 
 def as_number(text: str) -> Fraction | None:
-    """Return the exact number that a text represents; None if there is no number or the text has more than 1000
-    characters."""
+    """Return the exact number that a text represents, or None; see `canonical`.
+
+    A text of more than 1000 characters gives None.
+    """
     if len(text) > LONGEST_NUMBER:
         return None
     text = text.strip().lower().replace("\u2212", "-").replace("{,}", ",").replace("\\!", "").replace("\\%", "%")
