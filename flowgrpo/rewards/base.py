@@ -174,7 +174,7 @@ class Reward:
             )
         called = function if inspect.isroutine(function) else type(function).__call__
         if inspect.iscoroutinefunction(called):
-            raise ValueError(f"reward {name!r} is async, and rewards are called without awaiting; write `def`")
+            raise ValueError(f"reward {name!r} is async, but rewards are called without `await`; write `def`")
         self.function, self.name, self.weight, self.limit = function, name, float(weight), limit
         self._owner = function if owner is None else owner
         self.whole_group = bool(getattr(self._owner, "whole_group", False))
@@ -191,7 +191,7 @@ class Reward:
 
     @property
     def takes_groups(self) -> bool:
-        """Whether group ids are passed on."""
+        """Whether the plug-in gets the group ids."""
         return "groups" in self._parameters or (self.whole_group and self._takes_any)
 
     @property
@@ -320,7 +320,7 @@ class Reward:
                 self._within_limit(partial(_call_contained, close))
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).rstrip('.')}"
-            raise RewardError(f"reward {self.name!r} failed as it was closed: {said}.", self.name) from error
+            raise RewardError(f"reward {self.name!r} failed while it was closed: {said}.", self.name) from error
         finally:
             self.stop()
 

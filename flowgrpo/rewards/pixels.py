@@ -22,7 +22,7 @@ def load_picture(path: Path) -> Tensor:
     try:
         with Image.open(path) as opened:
             if opened.mode.startswith(("I", "F")):
-                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits a colour")
+                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits for each colour")
             image = ImageOps.exif_transpose(opened)
             if image.has_transparency_data:
                 white = Image.new("RGBA", image.size, "white")

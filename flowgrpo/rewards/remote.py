@@ -189,12 +189,14 @@ class Remote:
         try:
             told = json.loads(self._persist(lambda: self._client.request("GET", "/info")).body)
             if told["version"] != wire.VERSION:
-                raise ValueError(f"it speaks version {told['version']!r}, and this one {wire.VERSION}")
+                raise ValueError(
+                    f"it speaks version {told['version']!r}, but this client speaks version {wire.VERSION}"
+                )
             return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])
         except Unavailable as error:
             raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
         except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"remote: {url} is no usable server of a reward: {error}") from None
+            raise ValueError(f"remote: {url} is not a usable server of a reward: {error}") from None
 
     def _persist(self, attempt: Callable[[], Any]) -> Any:
         return persist(attempt, self.patience, sleep=self.sleep, clock=self.clock)

@@ -225,15 +225,15 @@ class RewardSet:
             parts.append(f"It was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
             hint = "" if isinstance(error, TimedOut) else "; if memory ran out, lower the reward's batch_size"
-            parts.append(f"No single sample reproduces it alone{hint}.")
+            parts.append(f"No single sample reproduces the failure{hint}.")
         saved = None
         if self.quarantine is not None:
             try:
                 saved = keep(self.quarantine, reward.name, inputs, rows, error)
-                parts.append(f"Kept in {saved}.")
+                parts.append(f"The samples are in {saved}.")
             except OSError as problem:
                 # The failure of the reward itself must be reported. This second failure is only added to its message.
-                parts.append(f"The samples could not be kept in {self.quarantine}: {problem}.")
+                parts.append(f"The samples could not be saved in {self.quarantine}: {problem}.")
         return RewardError(" ".join(parts), reward.name, index, numbers, prompt, saved)
 
 

@@ -85,7 +85,7 @@ class TimeLimit:
             TimedOut: this call or an earlier call took longer.
         """
         if self.given_up:
-            raise TimedOut(f"a call before this one hangs: {self._given_up}")
+            raise TimedOut(f"an earlier call hangs: {self._given_up}")
         line = self._made()
         future, thread = line.put(call), line.thread
         try:

@@ -228,7 +228,7 @@ def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, b
     strange = sorted(set(judge.needed) & set(RESERVED) - {"prompts"})
     if strange or not all(judge.takes(word) for word in PAIR):
         raise ValueError(
-            f"win_rate: the judge {name!r} compares by {inspect.signature(compare)}; it is called with `first`, "
-            "`second`, `prompts` and columns of the prompts: write `compare(self, first, second, prompts, **columns)`"
+            f"win_rate: the judge {name!r} compares with the arguments {inspect.signature(compare)}, but it is called "
+            "with `first`, `second`, `prompts` and columns; write `compare(self, first, second, prompts, **columns)`"
         )
     return judge, True

@@ -142,14 +142,14 @@ def _lines(path: Path) -> Iterator[Vote | str]:
     for line, record in iterate_jsonl(path):
         where = f"{path}, line {line}"
         if record is None:
-            yield f"{where} is cut short, or no JSON object"
+            yield f"{where} is cut short, or is not a JSON object"
             continue
         try:
             yield _vote(record, path.parent, where, line)
         except KeyError as error:
-            yield f"{where} is no vote: it has no {error.args[0]!r}"
+            yield f"{where} is not a vote: it has no {error.args[0]!r}"
         except TypeError as error:
-            yield f"{where} is no vote: {error}"
+            yield f"{where} is not a vote: {error}"
         except ValueError as error:
             yield str(error)
 
@@ -171,7 +171,7 @@ def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
         line=line,
     )
     if vote.choice not in CHOICES or len(vote.key) != 2:
-        raise ValueError(f"{where}: no choice between two samples")
+        raise ValueError(f"{where} is not a choice between two samples")
     return vote
 
 
@@ -179,7 +179,7 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
     image = _typed(record, "image", str) if "image" in record else None
     completion = _typed(record, "completion", str) if "completion" in record else None
     if (image is None) == (completion is None):
-        raise ValueError(f"{where}: neither an image nor a completion, or both")
+        raise ValueError(f"{where}: a side must have either an image or a completion")
     folder = _typed(record, "folder", str)
     if image is not None:
         if not image.startswith("samples/"):

@@ -244,12 +244,12 @@ def test_features_of_a_folder_are_shared_with_the_reward_that_has_it(kind: str, 
 
 
 def test_features_that_are_no_model(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"choices: features='\./nowhere' is no folder"):
+    with pytest.raises(ValueError, match=r"choices: features='\./nowhere' is not a folder"):
         Choices(run, features="./nowhere")
     with pytest.raises(ValueError, match="holds no config"):
         Choices(run, features=str(tmp_path))
     (tmp_path / "open_clip_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"choices: .* holds no weights"):
+    with pytest.raises(ValueError, match=r"choices: .* has no weights"):
         Choices(run, features=str(tmp_path))
 
 

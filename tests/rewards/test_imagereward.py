@@ -159,7 +159,7 @@ def test_checkpoints_that_are_something_else(original: Original, files: dict[str
     faults: list[tuple[Any, str]] = [
         ({"weight": torch.zeros(2)}, "is not an ImageReward checkpoint"),
         (part, "it lacks encoder"),
-        ({**original.state(), "blip.text_encoder.more": torch.zeros(1)}, "it has more, which the model does not"),
+        ({**original.state(), "blip.text_encoder.more": torch.zeros(1)}, "it has more, which the model does not have"),
     ]
     for state, message in faults:
         torch.save(state, tmp_path / "other.pt")

@@ -243,7 +243,7 @@ def test_one_failure_of_many_is_repeated_without_asking_the_others_again(stub: S
     ("given", "message"),
     [
         ({"pattern": "score"}, r"pattern 'score' has 0 groups"),
-        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "("}, "is not a regular expression"),
         ({"pattern": "(.)", "field": "x"}, "give `pattern`, a regular expression, or `field`"),
         ({"field": ""}, "field is ''"),
         ({"scale": [5, 1]}, r"scale is \[5, 1\]"),

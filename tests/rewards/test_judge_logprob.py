@@ -84,7 +84,7 @@ def test_a_log_probability_that_is_none_makes_no_score(stub: Stub, logprob: floa
 
 
 def test_a_server_without_log_probabilities_is_told_of(stub: Stub):
-    with pytest.raises(RewardError, match="gives no log-probabilities of tokens; use a server that does"):
+    with pytest.raises(RewardError, match="returns no log-probs of tokens; use a server that does"):
         score(stub(None, None), 2)
 
 

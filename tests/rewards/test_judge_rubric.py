@@ -155,7 +155,7 @@ def test_one_verdict_may_come_without_its_list():
         ([{"text": "a", "weight": "2"}], "'2'"),
         ([{"text": "a", "weight": math.inf}], "inf"),
         ([{"text": "a", "weight": -1}], "no criterion with a weight above 0"),
-        (["a", "a"], "two criteria of one name"),
+        (["a", "a"], "two criteria of the same name"),
         (["met"], "called 'met'"),
         ([str(k) for k in range(51)], "at most 50 criteria"),
     ],

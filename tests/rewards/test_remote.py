@@ -292,9 +292,9 @@ def test_the_token_is_sent_and_asked_for(serve, monkeypatch):
         (b"", "Expecting value"),
         (b"[]", "list indices"),
         (b'{"version": 2}', "version 2"),
-        (b'{"version": 1, "declaration": {}, "limits": {}}', "declares no reward"),
-        (b'{"version": 1, "declaration": null, "limits": {}}', "declares no reward"),
-        (b"[" * 100_000, "no usable server"),
+        (b'{"version": 1, "declaration": {}, "limits": {}}', "does not declare a reward"),
+        (b'{"version": 1, "declaration": null, "limits": {}}', "does not declare a reward"),
+        (b"[" * 100_000, "not a usable server"),
     ],
 )
 def test_what_is_no_server_of_a_reward_is_refused(monkeypatch, told, message):

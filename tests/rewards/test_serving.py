@@ -173,7 +173,7 @@ def test_a_request_that_trickles_in_has_a_deadline(served: Callable[..., Served]
     server = served()
     ticks = iter(range(0, 10_000_000, 400))
     server.server.clock = lambda: float(next(ticks))
-    assert "did not come in time" in error(ask(server, b"x" * 3_000_000))
+    assert "were not received in time" in error(ask(server, b"x" * 3_000_000))
 
 
 def test_a_request_for_another_reward_is_told_what_is_served(served: Callable[..., Served]):

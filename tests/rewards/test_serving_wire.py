@@ -134,7 +134,7 @@ def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
         (packed(header(samples={"shape": [1, 5, 3, 2, 2]})), "5 frames are more than 4"),
         (packed(header(samples={"shape": [10**9, 3, 64, 64]})), "too many for a limit"),
         (packed(header(samples={"encoding": "pickle"})), "the encoding is 'pickle'"),
-        (packed(header(), b"x" * 11), "11 bytes are not"),
+        (packed(header(), b"x" * 11), "11 bytes do not fit"),
         (packed(header(samples={"encoding": "png", "sizes": [3, 4]}), b"x" * 7), "must be 1 sizes"),
         (packed(header(samples={"encoding": "png", "sizes": [6]}), b"x" * 7), "should have 6 bytes, but 7 were"),
         (of_png(b"no picture"), "frame 0 is not a PNG file as declared"),

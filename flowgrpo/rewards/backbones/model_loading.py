@@ -43,7 +43,7 @@ def find_file(reward: str, option: str, name: str) -> Path:
     if not name.startswith(HUB):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise ValueError(f"{reward}: {option}={name!r} is no file (nor '{HUB}ORG/NAME/FILE')")
+            raise ValueError(f"{reward}: {option}={name!r} is not a file; give a path or '{HUB}ORG/NAME/FILE'")
         return path.resolve()
     from huggingface_hub import hf_hub_download
 
@@ -75,12 +75,12 @@ def read_state(reward: str, path: Path) -> dict[str, Tensor]:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"{reward}: {path} cannot be read as weights ({error}). A pickle of more than tensors is not opened; "
-            "convert such a file to safetensors"
+            f"{reward}: {path} cannot be read as weights ({error}). A pickle with other objects than tensors "
+            "is not opened; convert the file to safetensors"
         ) from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{reward}: {path} holds no table of weights by name")
+        raise ValueError(f"{reward}: {path} does not contain weights by name")
     return dict(state)
 
 
@@ -92,9 +92,9 @@ def fit(reward: str, module: nn.Module, state: Mapping[str, Tensor], source: Pat
     """
     own = module.state_dict()
     problems = [f"it lacks {key}" for key in own if key not in state]
-    problems += [f"it has {key}, which the model does not" for key in state if key not in own]
+    problems += [f"it has {key}, which the model does not have" for key in state if key not in own]
     problems += [
-        f"{key} is {list(state[key].shape)} where the model has {list(value.shape)}"
+        f"{key} has shape {list(state[key].shape)}, but the model has {list(value.shape)}"
         for key, value in own.items()
         if key in state and state[key].shape != value.shape
     ]
@@ -153,7 +153,9 @@ def source_name(reward: str, option: str, name: str) -> str:
     if path.is_dir():
         return str(path.resolve())
     if path.is_absolute() or name.startswith((".", "~")) or path.is_file() or name.count("/") > 1:
-        raise ValueError(f"{reward}: {option}={name!r} is no folder; give one, or a model id such as 'org/name'")
+        raise ValueError(
+            f"{reward}: {option}={name!r} is not a folder; give a folder, or a model id such as 'org/name'"
+        )
     return name
 
 
@@ -188,11 +190,11 @@ def load_transformers(
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{reward}: {source} does not load as {kind.__name__}: {error}") from error
+        raise ValueError(f"{reward}: {source} cannot be loaded as {kind.__name__}: {error}") from error
     lost = sorted(str(key) for key in [*report["missing_keys"], *report["mismatched_keys"]])
     if lost:
         raise ValueError(
-            f"{reward}: {source} has no fitting weights for {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)} "
+            f"{reward}: {source} has no weights that fit {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)} "
             f"of {kind.__name__}; is it another kind of model?"
         )
     return model.to(device).eval().requires_grad_(False)

@@ -48,7 +48,7 @@ def open_clip_towers(
     """
     unknown = sorted(set(preprocess or {}) - set(_PREPROCESS))
     if unknown:
-        raise ValueError(f"{reward}: no preprocess entry {unknown[0]!r}; there are {', '.join(_PREPROCESS)}")
+        raise ValueError(f"{reward}: preprocess has no entry {unknown[0]!r}; its entries are {', '.join(_PREPROCESS)}")
     check_dtype(reward, dtype)
     name = _model_name(reward, model)
     if pretrained is not None:
@@ -79,7 +79,7 @@ def _load(
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{reward}: {pretrained or name} does not load as {name!r}: {error}") from error
+        raise ValueError(f"{reward}: {pretrained or name} cannot be loaded as {name!r}: {error}") from error
     kind = check_dtype(reward, dtype)
     model.to(kind).eval().requires_grad_(False)
     tokenizer = open_clip.get_tokenizer(name)
@@ -111,7 +111,7 @@ def _model_name(reward: str, model: str) -> str:
     folder = Path(model.removeprefix("local-dir:")).expanduser()
     if model.startswith("local-dir:") or folder.is_dir():
         if not (folder / "open_clip_config.json").is_file():
-            raise ValueError(f"{reward}: {folder} is no open_clip folder: it has no open_clip_config.json")
+            raise ValueError(f"{reward}: {folder} is not an open_clip folder: it has no open_clip_config.json")
         return f"local-dir:{folder.resolve()}"
     known = open_clip.list_models()
     if model.replace("/", "-") not in known:
@@ -130,10 +130,10 @@ def _add_architecture(reward: str, path: Path) -> str:
     config = json.loads(path.read_text(encoding="utf-8"))
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in config]
     if missing:
-        raise ValueError(f"{reward}: {path} is no open_clip architecture: it lacks {', '.join(missing)}")
+        raise ValueError(f"{reward}: {path} is not an open_clip architecture: it lacks {', '.join(missing)}")
     known = open_clip.get_model_config(path.stem)
     if known is not None and known != config:
-        raise ValueError(f"{reward}: open_clip knows another architecture {path.stem!r}; rename {path.name}")
+        raise ValueError(f"{reward}: open_clip already has another architecture {path.stem!r}; rename {path.name}")
     if known is None:
         open_clip.add_model_config(path)
     return path.stem
@@ -150,27 +150,27 @@ def _check_weights(reward: str, name: str, pretrained: str | None, allow_random:
     random_hint = "(or `allow_random: true`, for tests)"
     if name.startswith(("local-dir:", "hf-hub:")):
         if pretrained is not None:
-            raise ValueError(f"{reward}: {name} brings its own weights; leave `pretrained` out")
+            raise ValueError(f"{reward}: {name} has its own weights; leave `pretrained` out")
         folder = Path(name.removeprefix("local-dir:"))
         if name.startswith("hf-hub:") or any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
             return True
         if allow_random:
             return False
-        raise ValueError(f"{reward}: {folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}")
+        raise ValueError(f"{reward}: {folder} has no weights; add a file ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
         if allow_random:
             return False
         raise ValueError(
-            f"{reward}: no weights for {name!r}: set `pretrained` to a checkpoint file"
+            f"{reward}: there are no weights for {name!r}; set `pretrained` to a checkpoint file"
             f"{f' or one of {chr(44).join(tags)}' if tags else ''} {random_hint}"
         )
     if Path(pretrained).is_file():
         return True
     if not open_clip.is_pretrained_cfg(name, pretrained):
         raise ValueError(
-            f"{reward}: pretrained={pretrained!r} is no file"
-            f"{f' and none of the tags of {name!r}: {chr(44).join(tags)}' if tags else ''}"
+            f"{reward}: pretrained={pretrained!r} is not a file"
+            f"{f' and not one of the tags of {name!r}: {chr(44).join(tags)}' if tags else ''}"
         )
     quick = bool(open_clip.get_pretrained_cfg(name, pretrained).get("quick_gelu", False))
     if quick != bool(open_clip.get_model_config(name).get("quick_gelu", False)):

@@ -83,7 +83,7 @@ class TokenScorer:
             if counts != [1] * len(self.ids):
                 raise ValueError(
                     f"{self.reward}: the text has its special tokens {counts} times instead of once each; does the "
-                    f"prompt name one? {texts[row][-200:]!r}"
+                    f"prompt contain one? {texts[row][-200:]!r}"
                 )
         return found.int().argmax(-1)
 
@@ -173,7 +173,7 @@ def read_rubric(reward: str, path: str, constants: Sequence[str], tokens: Sequen
         text = "".join(found[name] for name in constants)
     for needed in (PLACE_OF_PROMPT, *tokens):
         if text.count(needed) != 1:
-            raise ValueError(f"{reward}: {file} has {needed} {text.count(needed)} times; it must stand there once")
+            raise ValueError(f"{reward}: {file} has {needed} {text.count(needed)} times; it must have it exactly once")
     return text
 
 

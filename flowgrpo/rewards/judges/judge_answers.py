@@ -95,7 +95,7 @@ class ScoreReader:
         value = read_object(text)
         for name in str(self.field).split("."):
             if not isinstance(value, Mapping) or name not in value:
-                raise Unreadable(f"its JSON has no field {self.field}")
+                raise Unreadable(f"the JSON of the answer has no field {self.field}")
             value = value[name]
         return as_score(value)
 
@@ -110,9 +110,9 @@ def readable(answer: JudgeReply) -> str:
     if answer.refused:
         raise Unreadable(f"no answer: {answer.refused}")
     if answer.cut:
-        raise Unreadable("the answer was cut at max_tokens; allow more of them")
+        raise Unreadable("the answer was cut off at max_tokens; raise max_tokens")
     if len(answer.text) > LONGEST_ANSWER:
-        raise Unreadable(f"the answer has {len(answer.text)} characters")
+        raise Unreadable(f"the answer is too long: it has {len(answer.text)} characters")
     text = answer.text.rpartition(_THOUGHT)[2].strip()
     if not text or text.startswith("<think>"):
         raise Unreadable("the answer is empty")
@@ -144,7 +144,7 @@ def as_score(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unreadable(f"{str(value)[:40]!r} is no score")
+        raise Unreadable(f"{str(value)[:40]!r} is not a score")
     return number
 
 
@@ -177,9 +177,9 @@ def check_pattern(reward: str, name: str, pattern: Any, groups: int) -> None:
     try:
         compiled = re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise ValueError(f"{reward}: {name} {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{reward}: {name} {pattern!r} is not a regular expression: {error}") from None
     if compiled.groups != groups:
-        raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...); give it {groups}")
+        raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...), but must have {groups}")
 
 
 def note_of(answer: JudgeReply, problem: str = "") -> str:
@@ -197,6 +197,6 @@ def refuse_if_none(reward: str, values: Sequence[float], notes: Sequence[str]) -
     """
     if len(values) >= FEWEST_FOR_A_VERDICT and all(math.isnan(value) for value in values):
         raise InvalidScores(
-            f"{reward}: none of {len(values)} answers has a score; see whether prompt, pattern and max_tokens fit the "
-            f"model. The first: {notes[0]:.300}"
+            f"{reward}: none of {len(values)} answers has a score; check whether prompt, pattern and max_tokens fit "
+            f"the model. The first answer: {notes[0]:.300}"
         )

@@ -139,7 +139,7 @@ class JudgeReply:
 
 
 class JudgeClient:
-    """Asks one model, many questions at a time.
+    """Asks one model many questions at the same time.
 
     The latest 4096 answers are remembered. If a call fails half-way, its repetition asks only the questions that have
     no answer yet.

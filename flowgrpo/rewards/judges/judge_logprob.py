@@ -114,7 +114,7 @@ class JudgeLogprob:
         answers = self.client.ask(questions)
         if answers and not any(answer.first or answer.refused for answer in answers):
             raise InvalidScores(
-                f"judge_logprob: {self.client.server.url} gives no log-probabilities of tokens; use a server that does "
+                f"judge_logprob: {self.client.server.url} returns no log-probs of tokens; use a server that does "
                 "(vLLM, SGLang), or the reward judge"
             )
         found = scored(self.name, answers, self._expected)
@@ -140,7 +140,7 @@ class JudgeLogprob:
         probabilities = self._probabilities(answer)
         mass = math.fsum(probabilities.values())
         if math.isnan(mass):
-            raise Unreadable("an answer has a log-probability above 0, or one that is no number")
+            raise Unreadable("an answer has a log-prob above 0, or one that is not a number")
         if not mass or mass < self.least_mass:
             raise Unreadable(f"the answers have a total probability of {mass:.3g}")
         mean = math.fsum(self.answers[word] * value for word, value in probabilities.items())

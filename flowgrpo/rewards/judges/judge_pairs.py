@@ -43,7 +43,7 @@ def read_preference(text: str) -> float:
         return {"1": 1.0, "2": 0.0}.get(said[-1], 0.5)
     scores = [(number, float(score)) for number, score in _SCORES.findall(part)]
     if not scores or [number for number, _ in scores] != ["1", "2"] * (len(scores) // 2):
-        raise Unreadable("the answer names none as better")
+        raise Unreadable("the answer does not say which sample is better")
     if any(not 0 <= score < math.inf for _, score in scores):
         raise Unreadable("a score is below 0, or too large to be read")
     axes = [(scores[k][1], scores[k + 1][1]) for k in range(0, len(scores), 2)]

@@ -232,7 +232,7 @@ def _read_list(value: Any, count: int) -> list[CriterionVerdict]:
         # Servers that force JSON output allow only an object, and then models put the list into an object.
         value = next(iter(value.values()))
     if not isinstance(value, list) or len(value) != count:
-        raise Unreadable(f"the JSON is no list of {count} verdicts")
+        raise Unreadable(f"the JSON is not a list of {count} verdicts")
     found = []
     for number, entry in enumerate(value, start=1):
         met = entry.get("met") if isinstance(entry, Mapping) else None

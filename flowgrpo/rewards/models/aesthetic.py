@@ -50,13 +50,15 @@ class Aesthetic(TowerReward):
         numbered = {f"layers.0.{key}": value for key, value in state.items()} if "weight" in state else state
         layers = linear_stack(numbered, "layers.")
         if layers is None or layers[-1].out_features != 1:
-            raise ValueError(f"aesthetic: {path} holds no head: give layers.N.weight and layers.N.bias, ending in 1")
+            raise ValueError(
+                f"aesthetic: {path} has no usable head; it needs layers.N.weight and layers.N.bias, with 1 output"
+            )
         lease = transformers_towers("aesthetic", model, device=device, dtype=dtype)
         width = int(lease.value.model.config.projection_dim)
         if layers[0].in_features != width:
             lease.close()
             raise ValueError(
-                f"aesthetic: the head takes embeddings of {layers[0].in_features}, and {model} makes {width}; "
+                f"aesthetic: the head takes embeddings of size {layers[0].in_features}, but {model} makes {width}; "
                 "the published heads belong to openai/clip-vit-large-patch14"
             )
         super().__init__(lease, batch_size=batch_size, frames=frames)

@@ -118,7 +118,7 @@ def fit(pairs: Pairs, penalty: float, start: Array | None = None) -> Array:
         curvature = (x.T * (choices * chance * (1 - chance))) @ x + penalty * np.eye(len(weights))
         step = solve(curvature, gradient, assume_a="pos")
         promised = float(gradient @ step)
-        # Convergence is quadratic: a full step from here leaves no more than rounding.
+        # Convergence is quadratic, so a full step from here leaves only rounding errors.
         if promised <= _CLOSE * choices.sum():
             return np.asarray(weights - step)
         size, here = 1.0, total(weights)

@@ -67,7 +67,7 @@ class ClipScore(TowerReward):
         if backend == "transformers" or (backend is None and _is_transformers(model)):
             if pretrained is not None or preprocess or allow_random:
                 raise ValueError(
-                    "clip_score: a folder of transformers brings weights and preprocessing; leave `pretrained`, "
+                    "clip_score: a folder of transformers has its own weights and preprocessing; leave `pretrained`, "
                     "`preprocess` and `allow_random` out"
                 )
             lease = transformers_towers("clip_score", model, device=device, dtype=dtype)

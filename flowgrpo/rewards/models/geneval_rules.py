@@ -65,9 +65,11 @@ def read_wanted(entries: Any, labels: Sequence[str]) -> tuple[Wanted, ...]:
     try:
         entries = json.loads(entries) if isinstance(entries, str) else entries
     except ValueError:
-        raise ValueError(f"geneval: {entries!r:.80} is no list of objects") from None
+        raise ValueError(
+            f"geneval: {entries!r:.80} is not a list of objects such as [{{class: dog, count: 1}}]"
+        ) from None
     if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ValueError(f"geneval: {entries!r:.80} is no list of objects")
+        raise ValueError(f"geneval: {entries!r:.80} is not a list of objects such as [{{class: dog, count: 1}}]")
     return tuple(_read_entry(entry, place, labels) for place, entry in enumerate(entries))
 
 
@@ -75,11 +77,11 @@ def _read_entry(entry: Mapping[str, Any], place: int, labels: Sequence[str]) -> 
     label, count, colour = entry.get("class"), entry.get("count", 1), entry.get("color")
     relation, other = entry.get("position") or (None, 0)
     if not isinstance(label, str) or label not in labels:
-        raise ValueError(f"geneval: the detector knows no {label!r}{nearest(str(label), labels)}")
+        raise ValueError(f"geneval: the detector has no class {label!r}{nearest(str(label), labels)}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"geneval: the count of {label!r} is {count!r}; give 1 or more")
     if colour is not None and colour not in COLOURS:
-        raise ValueError(f"geneval: {colour!r} is none of the colours {', '.join(COLOURS)}")
+        raise ValueError(f"geneval: {colour!r} is not one of the colours {', '.join(COLOURS)}")
     if relation is not None and (relation not in RELATIONS or other not in range(place)):
         raise ValueError(
             f"geneval: the position of {label!r} is {[relation, other]!r}; give one of {', '.join(RELATIONS)} and the "
@@ -115,7 +117,7 @@ def judge(
         credits.append(max(0.0, 1 - abs(number - wanted.count) / wanted.count))
         enough, exact = number >= wanted.count, number == wanted.count
         if not exact:
-            faults.append(f"{number} {wanted.label} for {wanted.count}")
+            faults.append(f"{number} {wanted.label} instead of {wanted.count}")
         chosen = objects[: wanted.count]
         if wanted.colour is not None:
             seen = sorted(colours(chosen)) if enough else []
@@ -123,7 +125,7 @@ def judge(
             # With a wrong count it is not clear which objects are meant, so there is no credit.
             credits.append(right / wanted.count if exact else 0.0)
             if enough and right < wanted.count:
-                faults.append(f"{wanted.label} {', '.join(seen)} for {wanted.colour}")
+                faults.append(f"{wanted.label} {', '.join(seen)} instead of {wanted.colour}")
             enough, exact = enough and right == wanted.count, exact and right == wanted.count
         if wanted.relation is not None:
             holds = enough and _all_related(chosen, groups[wanted.other], wanted.relation)

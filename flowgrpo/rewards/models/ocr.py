@@ -105,7 +105,7 @@ class Ocr:
         """
         targets = self._targets(prompts, columns)
         frames = as_frames(images, self.frames)
-        # The engine takes arrays as blue, green, red.
+        # The engine expects the channels in the order blue, green, red.
         pictures = to_bytes(frames).flip(2).permute(0, 1, 3, 4, 2).cpu().contiguous().numpy()
         wanted = [row for row, target in enumerate(targets) if target]
         texts = list(self._pool.map(self._read, [frame for row in wanted for frame in pictures[row]]))
@@ -130,7 +130,9 @@ class Ocr:
         if self.column is None:
             return [plain(quoted(prompt)) for prompt in prompts]
         if self.column not in columns:
-            raise ValueError(f"ocr: the prompts have no column {self.column!r}; leave `column` out for quoted words")
+            raise ValueError(
+                f"ocr: the prompts have no column {self.column!r}; leave `column` out to use the quoted words"
+            )
         texts = columns[self.column]
         wrong = [text for text in texts if not isinstance(text, (str, type(None)))]
         if wrong:

@@ -191,7 +191,9 @@ def _lora_scale(settings: Mapping[str, Any], path: Path) -> float:
     lora = settings.get("peft_lora_config") or {}
     rank, alpha = lora.get("lora_r", 64), lora.get("lora_alpha", 128)
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
-        raise ValueError(f"videoalign: the settings beside {path} have lora_r {rank!r} and lora_alpha {alpha!r}")
+        raise ValueError(
+            f"videoalign: the settings beside {path} have lora_r {rank!r} and lora_alpha {alpha!r}; give numbers"
+        )
     return float(alpha) / (math.sqrt(rank) if lora.get("use_rslora") else rank)
 
 

@@ -41,7 +41,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Voted:
-    """What people chose.
+    """The choices of people in files of votes.
 
     Attributes:
         pairs: the different pairs with their counts. They are sorted, so neither the order of the lines nor the sides

@@ -100,7 +100,7 @@ def steps_of(tests: tuple[str, ...]) -> tuple[ProgramStep, ...]:
         try:
             body = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"the test {text!r:.200} is no Python: {error}") from None
+            raise ValueError(f"the test {text!r:.200} is not valid Python: {error}") from None
         if any(isinstance(statement, ast.Assert) for statement in body):
             steps += [_step(statement) for statement in body]
         else:
@@ -137,7 +137,7 @@ def run_tests(code: str, tests: Sequence[str], limits: Limits) -> Execution:
             step = steps[number]
             passed[number] = record.get("value") == step.expected if step.kind == "value" else "passed" in record
             if not passed[number]:
-                problems.append(f"test {asked.index(number) + 1}: another value")
+                problems.append(f"test {asked.index(number) + 1}: wrong value")
     if not any("end" in record or "step" not in record for record in records):
         problems.append(ending or "it ended before its tests")
     return Execution(tuple(passed.get(number, False) for number in asked), problems[0] if problems else "")
@@ -160,7 +160,7 @@ def run_cases(code: str, cases: Sequence[Mapping[str, str]], limits: Limits) -> 
         error = next((record["error"] for record in records if "error" in record), ending)
         same = _lines(printed.decode(errors="replace")) == _lines(case["output"])
         passed.append(same and not error)
-        note = note or ("" if passed[-1] else f"case {number + 1}: {error or 'other output'}")
+        note = note or ("" if passed[-1] else f"case {number + 1}: {error or 'wrong output'}")
         if error.startswith(OUT_OF_TIME):
             break
     return Execution((*passed, *[False] * (len(cases) - len(passed))), note)
@@ -244,7 +244,7 @@ def _execute(
     code = process.wait()
     if late.is_set():
         return f"{OUT_OF_TIME} after {seconds:g} s"
-    return f"it died of signal {-code}" if code < 0 else f"it ended with exit code {code}" if code else ""
+    return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}" if code else ""
 
 
 def _records(data: bytes, secret: str) -> list[dict[str, Any]]:

@@ -84,7 +84,7 @@ def plain(value: Any) -> Any:
         return ["set", sorted(json.dumps(plain(inner)) for inner in value)]
     if isinstance(value, dict):
         return ["dict", sorted((json.dumps(plain(key)), json.dumps(plain(inner))) for key, inner in value.items())]
-    raise TypeError(f"a {type(value).__name__} is no value of a built-in type")
+    raise TypeError(f"a {type(value).__name__} is not a value of a built-in type")
 
 
 def main() -> None:

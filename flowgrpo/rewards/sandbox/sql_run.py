@@ -52,7 +52,9 @@ def judge(schema: str, reference: str, query: str, seconds: float, most_rows: in
         return parts
     same = result == rows if _ordered(reference) else Counter(result) == Counter(rows)
     parts["execution"] = float(width == columns and same)
-    parts["note"] = "" if parts["execution"] else f"{len(result)} rows of {width} differ from the reference's result"
+    parts["note"] = (
+        "" if parts["execution"] else f"{len(result)} rows with {width} columns differ from the reference's result"
+    )
     return parts
 
 

@@ -117,4 +117,4 @@ class Declaration:
             _ = declaration.signature
             return declaration
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"it declares no reward: {type(error).__name__}: {error}") from None
+            raise ValueError(f"it does not declare a reward: {type(error).__name__}: {error}") from None

@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, _json(self._info()))
         gauges = {
             "admitted": ("Requests that are read, waiting or scored.", service.admitted),
-            "places": ("Most of them at a time.", service.waiting + 1),
+            "places": ("Largest number of these requests.", service.waiting + 1),
         }
         self._send(200, service.metrics.text(gauges).encode(), "text/plain; version=0.0.4")
 
@@ -216,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
                 count = 0
             start += count
             if not count or self.server.clock() > deadline:
-                raise Refused(408, f"{length - start} of {length} bytes did not come in time")
+                raise Refused(408, f"{length - start} of {length} bytes were not received in time")
         self.server.service.metrics.received(length)
         return body
 

@@ -191,7 +191,7 @@ def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tens
         return _unpack_files(about.get("sizes"), payload, shape)
     dtype = np.dtype("<f4" if encoding == "float32" else "u1")
     if len(payload) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(payload)} bytes are not {shape} numbers of {encoding}")
+        raise ValueError(f"{len(payload)} bytes do not fit the shape {shape} in {encoding}")
     # The array is copied, because the buffer of a request is read-only, and a reward may write into its images.
     array = np.frombuffer(payload, dtype=dtype).reshape(shape)
     if encoding == "float32":

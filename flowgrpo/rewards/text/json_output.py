@@ -125,7 +125,7 @@ class JsonOutput:
         except ValueError as error:
             return parts, f"no JSON: {error}", None
         parts.update(structure=1.0, format=float(alone))
-        notes = [] if alone else ["more than the JSON value"]
+        notes = [] if alone else ["text beside the JSON value"]
         if schema is not None:
             try:
                 parts["schema"] = self._schema(schema, value, "the schema")
@@ -139,7 +139,7 @@ class JsonOutput:
         try:
             return float(self._worker(schema, value, seconds=self.seconds))
         except ValueError as error:
-            raise ValueError(f"json_output: {where} is no JSON schema: {error}") from None
+            raise ValueError(f"json_output: {where} is not a JSON schema: {error}") from None
 
 
 def read_json(text: str) -> tuple[Any, bool]:
@@ -168,7 +168,7 @@ def _read(value: Any, where: str) -> Any:
     try:
         return _parse(value, False)
     except ValueError as error:
-        raise ValueError(f"json_output: {where} has {value!r:.80}, which is no JSON: {error}") from None
+        raise ValueError(f"json_output: {where} has {value!r:.80}, which is not JSON: {error}") from None
 
 
 def _parse(text: str, open_ended: bool) -> Any:
@@ -183,7 +183,7 @@ def _parse(text: str, open_ended: bool) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:

@@ -35,7 +35,7 @@ def share(schema: Any, value: Any) -> float:
     except SchemaError as error:
         raise ValueError(f"{error.message}, at {error.json_path}") from None
     except Unresolvable as error:
-        raise ValueError(f"the reference {error.ref!r} leads nowhere in the schema") from None
+        raise ValueError(f"the reference {error.ref!r} is not found in the schema") from None
 
 
 def _share(validator: Any, schema: Any, value: Any) -> float:

@@ -109,7 +109,7 @@ class Length:
         _refuse(
             asks and correct is None,
             f"`mode: {mode}`{' with tau' if tau is not None else ''} needs to know which completions are right; "
-            "name a reward that says so: `correct: answer`",
+            "name a reward that knows, such as `correct: answer`",
         )
         _refuse(
             not asks and correct is not None, "`correct` has no effect with `mode: linear` without tau; leave it out"

@@ -50,7 +50,7 @@ class TextFormat:
         try:
             re.compile(pattern or "")
         except (re.error, TypeError) as error:
-            raise ValueError(f"text_format: pattern {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"text_format: pattern {pattern!r} is not a regular expression: {error}") from None
         wrong = [tag for tag in tags if not (isinstance(tag, str) and _TAG_NAME.fullmatch(tag))]
         if isinstance(tags, str) or wrong or len(set(tags)) < len(tags):
             raise ValueError(
