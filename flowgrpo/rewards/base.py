@@ -1,6 +1,6 @@
 """What a reward is, how it is called, and what it may return.
 
-A reward is a plain function or an object with `__call__`, always called with keywords:
+A reward is a plain function or an object with `__call__`. It is always called with keyword arguments:
 
     def my_reward(images, prompts, **columns) -> scores         # [B, 3, H, W] or [B, F, 3, H, W], in [0, 1]
     def my_reward(completions, prompts, **columns) -> scores    # B strings

@@ -222,7 +222,7 @@ class RewardSet:
         )
         parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
-            parts.append(f"It was tried {attempts} times.")
+            parts.append(f"The call was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
             hint = "" if isinstance(error, TimedOut) else "; if memory ran out, lower the reward's batch_size"
             parts.append(f"No single sample reproduces the failure{hint}.")

@@ -223,7 +223,7 @@ def test_a_dead_server_stops_the_run_and_the_samples_are_kept(stub: Stub, tmp_pa
     server = stub(lambda request, number: said("Score: 5"))
     server.stop()
     reward = RewardSet([RewardSpec("judge", options=options(server))], quarantine=tmp_path, sleep=lambda seconds: None)
-    with pytest.raises(RewardError, match=r"Connection refused.*It was tried 4 times"):
+    with pytest.raises(RewardError, match=r"Connection refused.*The call was tried 4 times"):
         reward.score(grey(0, 9), ["a", "a"])
     assert len(list(tmp_path.rglob("*.png"))) == 2
 

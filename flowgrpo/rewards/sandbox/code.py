@@ -17,7 +17,7 @@ MOST_WORKERS = 8
 
 
 class Code:
-    """The share of its tests that a completion's Python code passes, run in a limited process.
+    """Share of the tests that the Python code in a completion passes; the code runs in a limited process.
 
     The code is the last fenced block of the completion, or the whole completion if there is no block. Two columns hold
     tests, and a sample may have both:

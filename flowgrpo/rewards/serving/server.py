@@ -124,7 +124,7 @@ class RewardServer(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do nothing: a broken connection is reported by the client."""
+        """Do nothing: the client notices a broken connection itself."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -73,7 +73,7 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """Number of requests that are now being read, waiting or being scored."""
+        """Number of requests that are being read, are waiting, or are being scored."""
         return self._admitted
 
     @contextmanager
