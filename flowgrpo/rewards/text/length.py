@@ -20,7 +20,7 @@ UNITS = ("characters", "words", "tokens")
 class Length:
     """A length budget: a penalty for long completions, or a reward for right answers that falls with the length.
 
-    L is the length of a completion. Another reward, `correct`, says which completions are right.
+    L is the length of a completion. If it matters which completions are right, another reward, `correct`, decides this.
 
     "linear" is the soft overlong punishment of DAPO (arXiv 2503.14476, Eq. 13). List it beside a reward for right
     answers. With L_max = `limit` and L_cache = `buffer`:
