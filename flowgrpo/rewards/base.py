@@ -1,19 +1,19 @@
 """What a reward is, how it is called, and what it may return.
 
-A reward is a plain function or an object with `__call__`, always called with keywords:
+A reward is a plain function or an object with `__call__`. It is always called with keyword arguments:
 
     def my_reward(images, prompts, **columns) -> scores         # [B, 3, H, W] or [B, F, 3, H, W], in [0, 1]
     def my_reward(completions, prompts, **columns) -> scores    # B strings
 
-Every column of the prompt file arrives by its name, as a list of B values; a reward gets only the columns
-its signature takes, or all of them if it has `**columns`. Where a recipe cuts completions, the column `parts` has
-B lists of the texts of their parts. An object (or function) may carry attributes:
+Every column of the prompt file is passed by its name, as a list of B values. A reward gets only the columns that its
+signature takes, or all of them if it has `**columns`. If the recipe cuts completions into parts, the column `parts` has
+B lists of the texts of the parts. An object (or function) may carry attributes:
 
-    name         what its metrics are called
-    device       where the images are put before the call
-    batch_size   most samples in one call (default: all)
-    whole_group  True: only complete groups come in one call; the ids arrive as `groups` (B ints) if the
-                 signature takes them, otherwise each group comes in a call of its own
+    name         the name of the reward in the metrics
+    device       the device to which the images are moved before the call
+    batch_size   the largest number of samples in one call (default: all)
+    whole_group  True: each call has complete groups only. If the signature takes `groups`, the group ids are passed
+                 as `groups` (B ints). Otherwise each call has exactly one group
     remote       True: a call that raises may be repeated
     close()      called once at the end
 """
@@ -69,14 +69,14 @@ class MissingDependency(ImportError):
 
 
 class RewardError(RuntimeError):
-    """A reward failed while scoring, or as it was closed. The original exception is `__cause__`.
+    """A reward failed while it scored, or while it was closed. The original exception is `__cause__`.
 
     Attributes:
         reward: the reward's name.
-        index: row of the offending sample among the samples given, or None if no single one was found.
-        indices: rows that were in the failing call (just `index`, where it is known).
-        prompt: prompt of the first of `indices`, empty where there are none.
-        saved: folder in which those samples were kept, or None.
+        index: row of the sample that made the reward fail, or None if no single sample was found.
+        indices: rows of the call that failed; `index` alone if `index` is known.
+        prompt: prompt of the first row in `indices`; empty if there are no rows.
+        saved: folder in which the samples of `indices` were saved, or None.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class RewardSpec:
 
     Attributes:
         name: a registered name, `path/to/file.py:name` or `package.module:name`.
-        weight: factor in the combined reward; 0 only records the reward.
-        options: keyword options for a class's constructor, or bound to a function's own parameters.
-        label: name under which it is reported, to tell two uses of one reward apart.
-        time_limit: seconds that one call may take; None for as long as it likes.
+        weight: factor in the combined reward; a reward of weight 0 is recorded and has no other effect.
+        options: keyword arguments for the constructor of a class; for a function, values bound to its parameters.
+        label: name under which the reward is reported; it tells two entries of the same reward apart.
+        time_limit: seconds that one call may take; None sets no limit.
     """
 
     name: str
@@ -113,7 +113,7 @@ class RewardSpec:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ValueError("a reward needs a `name`: see `flowgrpo rewards` for those known")
+            raise ValueError("a reward needs a `name`; `flowgrpo rewards` lists the known names")
         if isinstance(self.weight, bool) or not math.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r}: weight is {self.weight!r}; give a finite number")
         if self.time_limit is not None:
@@ -121,7 +121,7 @@ class RewardSpec:
 
 
 def missing_dependency(reward: str, error: ModuleNotFoundError) -> MissingDependency:
-    """The error to raise for a reward whose import of an optional package failed."""
+    """Return the error to raise if a reward could not import an optional package."""
     module = (error.name or str(error)).partition(".")[0]
     package = _PACKAGES.get(module, module)
     return MissingDependency(
@@ -130,13 +130,13 @@ def missing_dependency(reward: str, error: ModuleNotFoundError) -> MissingDepend
 
 
 def require(module: str) -> None:
-    """Raise the ModuleNotFoundError that importing a module would raise, without importing it."""
+    """Raise ModuleNotFoundError if a module is not installed, without importing the module."""
     if importlib.util.find_spec(module) is None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
-    """Parameters by name, or None if the callable does not tell (some built-ins)."""
+    """Return the parameters of a callable by name, or None if it has no readable signature (some built-ins)."""
     # nn.Module.__call__ hides the signature that its author wrote.
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
@@ -146,15 +146,16 @@ def parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] 
 
 
 class Reward:
-    """A scorer under one calling convention, whatever kind of plug-in it came from.
+    """A plug-in of any kind, called in one uniform way.
 
     Args:
-        function: what is called.
-        name: under which it is reported.
+        function: the callable that scores.
+        name: the name under which the reward is reported.
         weight: factor in the combined reward.
-        options: bound to parameters of `function`.
-        owner: the object that carries the attributes, where `function` is a method of it.
-        limit: what gives each call its time; None for calls in the caller's thread that take as long as they like.
+        options: values bound to parameters of `function`.
+        owner: the object that has the attributes, if `function` is one of its methods; None if `function` itself has
+            them.
+        limit: the time limit of each call; None makes the calls in the caller's thread, without a limit.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Reward:
             )
         called = function if inspect.isroutine(function) else type(function).__call__
         if inspect.iscoroutinefunction(called):
-            raise ValueError(f"reward {name!r} is async, and rewards are called without awaiting; write `def`")
+            raise ValueError(f"reward {name!r} is async, but rewards are called without `await`; write `def`")
         self.function, self.name, self.weight, self.limit = function, name, float(weight), limit
         self._owner = function if owner is None else owner
         self.whole_group = bool(getattr(self._owner, "whole_group", False))
@@ -190,12 +191,12 @@ class Reward:
 
     @property
     def takes_groups(self) -> bool:
-        """Whether group ids are passed on."""
+        """Whether the plug-in gets the group ids."""
         return "groups" in self._parameters or (self.whole_group and self._takes_any)
 
     @property
     def needed(self) -> list[str]:
-        """Arguments without which the plug-in cannot be called: no default, and no option bound to them."""
+        """Names of the arguments that the plug-in cannot do without: they have no default and no bound option."""
         return [
             p.name
             for p in self._parameters.values()
@@ -204,7 +205,7 @@ class Reward:
 
     @property
     def optional(self) -> list[str]:
-        """Arguments that are None where nothing is given for them: columns that it reads where they are there."""
+        """Names of the columns that the plug-in reads only if the prompt file has them: their default is None."""
         named = self._parameters.values()
         return [p.name for p in named if p.default is None and p.name not in (*RESERVED, *self._options)]
 
@@ -221,7 +222,8 @@ class Reward:
             grouped: whether group ids are known.
 
         Raises:
-            ValueError: a column or group ids the reward needs are absent, or its signature cannot be used.
+            ValueError: a column that the reward needs is missing, the group ids are missing, or the signature cannot be
+                used.
         """
         if self.whole_group and not grouped:
             raise ValueError(f"reward {self.name!r} compares whole groups: pass `groups`, B group ids")
@@ -237,8 +239,8 @@ class Reward:
         missing = [name for name in self.needed if name not in known]
         if "parts" in missing:
             raise ValueError(
-                f"reward {self.name!r} scores the `parts` of completions, and here these are not cut; add a section "
-                "such as parts: {cut: lines} to a recipe of text"
+                f"reward {self.name!r} scores the `parts` of completions, but this run does not cut completions; add a "
+                "section such as parts: {cut: lines} to a recipe of text"
             )
         other = "completions" if kind == "images" else "images"
         if other in missing:
@@ -268,10 +270,10 @@ class Reward:
             Scores with float32 values [B] on the CPU, NaN where the reward does not apply.
 
         Raises:
-            InvalidScores: what came back is not one finite number, NaN or None a sample.
+            InvalidScores: the reward did not return one finite number, NaN or None for each sample.
             MissingDependency: the reward imports a package that is not installed.
-            Quit: the reward raised what is no Exception, such as SystemExit.
-            TimedOut: it took longer than its time limit, or hangs in a call before this one.
+            Quit: the reward raised something that is not an `Exception`, such as `SystemExit`.
+            TimedOut: the call took longer than its time limit, or an earlier call still hangs.
         """
         arguments: dict[str, Any] = {"prompts": prompts}
         if isinstance(samples, Tensor):
@@ -284,12 +286,12 @@ class Reward:
         return self.call(arguments, len(prompts))
 
     def call(self, arguments: Mapping[str, Any], count: int) -> Scores:
-        """Call the plug-in with those of the `arguments` that it takes, for `count` numbers; see `score`."""
+        """Call the plug-in with the `arguments` that it takes, and return `count` scores; see `score`."""
         taken = {name: value for name, value in arguments.items() if self.takes(name)}
         return self._within_limit(partial(self._call, taken, count))
 
     def with_limit(self, seconds: float) -> Reward:
-        """The same scorer with another time limit, and with a thread of its own for its calls."""
+        """Return a copy of this reward with another time limit. The copy has its own thread for its calls."""
         other = copy.copy(self)
         other.limit = TimeLimit(seconds, self.name)
         return other
@@ -307,10 +309,10 @@ class Reward:
             return normalise(result, count, self.name, taken.get("parts"))
 
     def close(self) -> None:
-        """Release what the plug-in holds, if it says how, and unless it hangs.
+        """Call the plug-in's own `close`, if it has one. A plug-in that hangs is not closed.
 
         Raises:
-            RewardError: the plug-in raised in doing so, or took longer than its time limit.
+            RewardError: the plug-in's `close` raised, or took longer than the time limit.
         """
         close = getattr(self._owner, "close", None)
         try:
@@ -318,12 +320,12 @@ class Reward:
                 self._within_limit(partial(_call_contained, close))
         except Exception as error:
             said = f"{type(error).__name__}: {str(error).rstrip('.')}"
-            raise RewardError(f"reward {self.name!r} failed as it was closed: {said}.", self.name) from error
+            raise RewardError(f"reward {self.name!r} failed while it was closed: {said}.", self.name) from error
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """Let the thread of the time limit end, unless it hangs; what the plug-in holds stays."""
+        """Let the thread of the time limit end, unless it hangs. The plug-in itself is not closed."""
         if self.limit is not None:
             self.limit.close()
 

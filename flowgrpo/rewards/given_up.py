@@ -1,4 +1,4 @@
-"""Threads that hang and were given up, and how a process ends that still has some."""
+"""Threads that hang and were given up, and the end of a process in which such threads remain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _THREADS: list[threading.Thread] = []
 
 
 def give_up(thread: threading.Thread) -> None:
-    """Note that nobody waits for a thread any more."""
+    """Record that nobody waits for a thread any more."""
     _THREADS.append(thread)
 
 
 def still_hanging() -> bool:
-    """Whether a thread that was given up has not ended since."""
+    """Whether a thread that was given up is still running."""
     _THREADS[:] = [thread for thread in _THREADS if thread.is_alive()]
     return bool(_THREADS)
 
 
 def flush() -> None:
-    """Write out what was printed, as far as there is anything to write to."""
+    """Flush standard output and standard error. A stream that is missing or broken is skipped."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -32,9 +32,10 @@ def flush() -> None:
 
 @contextmanager
 def ended_for_sure() -> Iterator[None]:
-    """The whole of a command: at its end the process ends, whatever still hangs in it.
+    """Run a whole command in this context. When the command ends, the process ends, even if threads still hang.
 
-    Python's own end waits for every thread that a hanging reward has started, and may crash on one that computes.
+    When Python exits by itself, it waits for every thread that a hanging reward has started, and it may crash if one of
+    these threads still computes.
     """
     try:
         yield

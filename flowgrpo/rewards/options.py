@@ -1,4 +1,4 @@
-"""Checks of options that several rewards have, each with an error that says what to write."""
+"""Checks of options that several rewards share. The error of each check says what to write."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ def check_flag(reward: str, name: str, value: Any) -> None:
 
 
 def check_count(reward: str, name: str, value: Any, least: int = 1) -> None:
-    """Refuse an option that is no whole number of at least `least`."""
+    """Refuse an option that is not a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{reward}: {name} is {value!r}; give a whole number of {least} or more")
 
 
 def check_positive(reward: str, name: str, value: Any, example: str = "1") -> None:
-    """Refuse an option that is no positive, finite number."""
+    """Refuse an option that is not a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise ValueError(f"{reward}: {name} is {value!r}; give a number above 0, such as {example}")
 
 
 def check_seconds(reward: str, seconds: Any) -> None:
-    """Refuse a time limit that is no positive, finite number."""
+    """Refuse a time limit that is not a positive, finite number."""
     check_positive(reward, "seconds", seconds, "2")
 
 
 def check_memory(reward: str, memory_mb: Any) -> None:
-    """Refuse a memory limit that no interpreter could start with."""
+    """Refuse a memory limit under which no Python interpreter could start."""
     if isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 64:
         raise ValueError(f"{reward}: memory_mb is {memory_mb!r}; give a whole number of 64 or more, such as 512")
 
 
 def check_weights(reward: str, weights: Any, defaults: Mapping[str, float]) -> dict[str, float]:
-    """Weights of a reward's parts, those not named as in `defaults`.
+    """Return the weight of each part of a reward. A part that `weights` does not name has its weight of `defaults`.
 
     Raises:
-        ValueError: one is unknown, no number of 0 or more, or all are 0.
+        ValueError: a part is unknown, a weight is not a number of 0 or more, or all weights are 0.
     """
     if not isinstance(weights, (Mapping, type(None))):
         raise ValueError(f"{reward}: weights is {weights!r}; give part: weight for some of {', '.join(defaults)}")
@@ -60,7 +60,7 @@ def check_weights(reward: str, weights: Any, defaults: Mapping[str, float]) -> d
 
 
 def weighted(weights: Mapping[str, float], parts: Mapping[str, float]) -> float:
-    """Mean of the parts that are not NaN, by weight; NaN if there is none of a weight above 0."""
+    """Return the weighted mean of the parts that are not NaN; NaN if none of these parts has a weight above 0."""
     known = {part: value for part, value in parts.items() if not math.isnan(value)}
     total = math.fsum(weights[part] for part in known)
     return math.fsum(weights[part] * value for part, value in known.items()) / total if total else math.nan

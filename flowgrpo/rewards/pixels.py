@@ -1,4 +1,4 @@
-"""Images on their way into a scorer: files, frames of videos, 8-bit pictures, and resampling."""
+"""Preparation of images for a scorer: files, frames of videos, 8-bit pictures, and resampling."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def load_picture(path: Path) -> Tensor:
-    """A picture [3, H, W] in [0, 1], turned as its camera says; transparent parts are laid over white.
+    """Load a picture as [3, H, W] in [0, 1], rotated as its EXIF data say. Transparent areas become white.
 
     Raises:
-        ValueError: it cannot be read, or has more than 8 bits a colour.
+        ValueError: the file cannot be read, or has more than 8 bits for each colour.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -22,7 +22,7 @@ def load_picture(path: Path) -> Tensor:
     try:
         with Image.open(path) as opened:
             if opened.mode.startswith(("I", "F")):
-                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits a colour")
+                raise ValueError(f"{path} has pixels of mode {opened.mode}; save it with 8 bits for each colour")
             image = ImageOps.exif_transpose(opened)
             if image.has_transparency_data:
                 white = Image.new("RGBA", image.size, "white")
@@ -34,12 +34,12 @@ def load_picture(path: Path) -> Tensor:
 
 
 def as_frames(images: Tensor, most: int | None = None) -> Tensor:
-    """Images as videos of one frame; videos as they are, or thinned.
+    """Return images as videos of one frame, and videos as they are or with fewer frames.
 
     Args:
         images: [B, 3, H, W] or [B, F, 3, H, W].
-        most: frames to keep of a video that has more: evenly spaced ones, with the first and the last (the middle
-            one, if it is 1). None keeps all.
+        most: how many frames are kept of a video that has more. They are evenly spaced and include the first and the
+            last frame; 1 keeps the middle frame. None keeps all.
 
     Returns:
         [B, F, 3, H, W].
@@ -58,15 +58,15 @@ def as_frames(images: Tensor, most: int | None = None) -> Tensor:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Floats in [0, 1] as the 8-bit levels of a saved picture, uint8: rounded, where truncation would darken it."""
+    """Convert floats in [0, 1] to 8-bit levels, uint8. They are rounded, because truncation would darken the image."""
     return (images.float() * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def preprocess_images(images: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """open_clip's inference preprocessing, on float tensors.
+    """Apply open_clip's inference preprocessing to float tensors.
 
-    open_clip's own transform takes 8-bit PIL pictures; this is the same resampling (antialiased, clamped,
-    as 8-bit bicubic is) without the rounding, and without dividing by 255 what is in [0, 1] already.
+    open_clip's own transform takes 8-bit PIL pictures. This function does the same resampling: antialiased, and clamped
+    as 8-bit bicubic is. It does not round, and it does not divide by 255, because the images are in [0, 1] already.
 
     Args:
         images: [B, 3, H, W] in [0, 1].

@@ -60,16 +60,17 @@ BUILTIN: dict[str, str] = {
 }
 
 LIGHT = frozenset({"answer", "equations", "gold", "majority", "text_format"})
-"""Built-in classes whose making reads no weights and asks no server: making one checks the values of its options."""
+"""Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
+options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}
-"""Packages that built-in classes import when one is made."""
+"""Packages that the constructors of built-in classes import."""
 
 _REGISTERED: dict[str, Callable[..., Any]] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that gives a reward function or class a name for this process.
+    """Return a decorator that gives a reward function or class a name in this process.
 
     Raises:
         ValueError: the name is empty, has a ":", or belongs to another reward.
@@ -90,10 +91,10 @@ def register(name: str) -> Callable[[F], F]:
 
 
 def available() -> dict[str, str]:
-    """Name -> first line of the docstring, of every reward that has a name, sorted.
+    """Return the first line of the docstring of every named reward, by name and sorted by name.
 
-    Source files are parsed, not imported, so a listing stays cheap and cannot fail for a package that is
-    not installed; where no docstring is found the description is where the reward lives.
+    Source files are parsed, not imported. So a listing is cheap, and it does not fail if a package is not installed.
+    For a reward without a docstring, the description is `module:name`.
     """
     found = {point.name: describe(f"{point.module}:{point.attr}") for point in entry_points(ENTRY_POINT_GROUP)}
     found.update({name: describe(target) for name, target in BUILTIN.items()})
@@ -103,10 +104,10 @@ def available() -> dict[str, str]:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """The function or class that a name, `path/to/file.py:name` or `package.module:name` stands for.
+    """Return the function or class of a name, `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        ValueError: there is no such name, file, module or attribute; says what there is instead.
+        ValueError: there is no such name, file, module or attribute; the message lists the known ones.
         MissingDependency: the reward's module imports a package that is not installed.
     """
     try:
@@ -116,7 +117,7 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def build(spec: RewardSpec) -> Reward:
-    """Make the scorer of one recipe entry: construct a class with its options, or bind a function's.
+    """Make the reward of one recipe entry: construct a class with its options, or bind a function's options.
 
     Raises:
         ValueError: the name cannot be resolved, or an option is unknown or missing.
@@ -126,17 +127,19 @@ def build(spec: RewardSpec) -> Reward:
         scorer, name, bound = construct(spec)
         return Reward(scorer, name, spec.weight, bound)
     limit = TimeLimit(spec.time_limit, spec.label or spec.name)
-    # Databases and the like may be used only in the thread in which they were made.
+    # Some objects, such as database connections, may be used only in the thread in which they were made.
     scorer, name, bound = limit.unlimited(partial(construct, spec))
     return Reward(scorer, name, spec.weight, bound, limit=limit)
 
 
 def outline(spec: RewardSpec) -> Reward:
-    """A reward as its entry and its signature tell, for checks: no instance is made, which could read weights.
+    """Return a reward for checks, made from its entry and its signature alone.
+
+    No instance of a class is made, because the constructor could read weights.
 
     Raises:
-        ValueError: as `build`; or it can not be called.
-        MissingDependency: as `build`.
+        ValueError: as for `build`, or the instances of the class cannot be called.
+        MissingDependency: as for `build`.
     """
     target, short = resolve(spec.name), spec.name.rpartition(":")[2]
     try:
@@ -153,7 +156,7 @@ def outline(spec: RewardSpec) -> Reward:
 
 
 class _Outline:
-    """Stands for an instance of a reward's class, with the signature and the plain attributes that the class has."""
+    """A stand-in for an instance of a reward's class, with the signature and the plain attributes of the class."""
 
     def __init__(self, target: Any, name: str) -> None:
         if not any("__call__" in vars(kind) for kind in target.__mro__):
@@ -174,7 +177,7 @@ class _Outline:
 
 
 def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
-    """What `build` makes a scorer of: a function or an instance, its name, and the options to bind to its call.
+    """Return the callable from which `build` makes a reward, its name, and the options to bind to its call.
 
     Raises:
         ValueError: the name cannot be resolved, or an option is unknown or missing.
@@ -201,10 +204,10 @@ def construct(spec: RewardSpec) -> tuple[Any, str, Mapping[str, Any]]:
 
 
 def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
-    """Refuse options that `target` does not take, or lacks, naming the nearest that it does.
+    """Refuse unknown options, and missing options of a class. The message names the nearest known option.
 
     Raises:
-        ValueError: as said.
+        ValueError: an option is unknown or missing.
     """
     found = parameters(target)
     if found is None:
@@ -215,7 +218,7 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], name: 
     ]
     known = [p.name for p in named]
     anything = any(p.kind is p.VAR_KEYWORD for p in found.values())
-    # A function's **columns are the prompt file's, so a misspelt option must not vanish in them.
+    # A function's **columns are columns of the prompt file. A misspelt option must not be taken for one of them.
     unknown = [key for key in options if key not in known and not (anything and construct)]
     if unknown:
         raise ValueError(

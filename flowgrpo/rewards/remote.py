@@ -1,4 +1,4 @@
-"""A reward in another process or on another machine, as `flowgrpo rewards serve` serves it."""
+"""A reward in another process or on another machine, which `flowgrpo rewards serve` serves."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ MOST_REPLY_BYTES = 256 << 20
 class Remote:
     """A reward that another process serves with `flowgrpo rewards serve`, with the very same results.
 
-    It asks the server what it serves, and then is called as that reward would be: with the same columns, whole groups
-    where it compares them, and in batches of the same size. While the server cannot be reached, or is too busy, a
-    call waits and asks again; nothing is lost when it is killed and started anew. A server that comes back with
-    another reward, or the same with other options, is refused.
+    It first asks the server which reward it serves. Then it is called exactly as that reward would be: with the same
+    columns, in batches of the same size, and with whole groups if the reward compares them. While the server cannot be
+    reached or is too busy, a call waits and asks again. So nothing is lost if the server is killed and started again. A
+    server that comes back with another reward, or with other options, is refused.
 
     Args:
         url: the server's address, such as "http://127.0.0.1:8765".
-        token_env: environment variable with the token that the server asks for.
-        reward: refuse a server whose reward has another name in metrics.
-        timeout: seconds for one request: its way there, its turn in the queue, the scoring, and the way back.
-        patience: seconds for which a call tries to reach the server.
-        encoding: of images: "float32" bit for bit; "uint8", a quarter of the size, or "png", smaller still, both
-            rounded to the 256 levels of a picture file.
-        batch_size: most samples in one request, in place of what the served reward wants.
+        token_env: environment variable that holds the token, if the server asks for one.
+        reward: expected name of the served reward in the metrics; a server with another reward is refused.
+        timeout: seconds for one request: sending, waiting in the queue, scoring, and the reply.
+        patience: for how many seconds a call tries to reach the server.
+        encoding: how images are sent. "float32" keeps every bit. "uint8" takes a quarter of the size, and "png" still
+            less; both round to the 256 levels of a picture file.
+        batch_size: largest number of samples in one request, in place of the batch size of the served reward.
 
     Raises:
         ValueError: an option is wrong, no server answers, or it serves another reward than `reward`.
@@ -78,15 +78,15 @@ class Remote:
         """Scores of the served reward.
 
         Args:
-            arguments: those that it takes: `images` [B, 3, H, W] or [B, F, 3, H, W] in [0, 1], or `completions`, with
-                `prompts`, columns and `groups`.
+            arguments: the arguments that the served reward takes: `images` [B, 3, H, W] or [B, F, 3, H, W] in [0, 1],
+                or `completions`, with `prompts`, columns and `groups`.
 
         Returns:
-            What it returned, with the same float32 values.
+            What the served reward returned, with the same float32 values.
 
         Raises:
-            InvalidScores: it returned something unusable, or the server serves another reward by now.
-            RuntimeError: it raised, or the server could not be reached.
+            InvalidScores: the served reward returned something unusable, or the server now serves another reward.
+            RuntimeError: the served reward raised, or the server could not be reached.
             ValueError: the request is larger than the server allows, or a column cannot be sent.
         """
         inputs = self._inputs(arguments)
@@ -116,19 +116,19 @@ class Remote:
         )
 
     def close(self) -> None:
-        """Close the connection. The server goes on."""
+        """Close the connection. The server keeps running."""
         self._client.close()
 
     def _inputs(self, arguments: Mapping[str, Any]) -> Inputs:
         columns = {name: value for name, value in arguments.items() if name not in (*SAMPLES, "prompts", "groups")}
-        # What the signature offers by default has not been given.
+        # A column that is None was not given: None is the default in the signature.
         columns = {name: list(column) for name, column in columns.items() if column is not None}
         images, groups = arguments.get("images"), arguments.get("groups")
         samples = list(arguments.get("completions") or ()) if images is None else images
         return Inputs(samples, list(arguments["prompts"]), columns, None if groups is None else list(groups))
 
     def _parts(self, inputs: Inputs) -> Iterator[list[int]]:
-        """Rows of one request after another, as few as the limits allow; groups whole where they have to be."""
+        """Yield the rows of each request, in as few requests as the limits allow; groups stay whole if they must."""
         count = len(inputs.prompts)
         each = wire.sample_bytes(inputs.samples) + _text_bytes(inputs)
         most = min(self.limits.most_samples, self.limits.most_bytes // max(each, 1))
@@ -168,7 +168,7 @@ class Remote:
         return normalise(wire.unpack_scores(reply.body), len(rows), self.name)
 
     def _failure(self, error: ServerError, rows: list[int]) -> Exception:
-        """The exception that the served reward's failure is here."""
+        """Return the exception to raise here for a failure of the served reward."""
         try:
             told = json.loads(error.body)
             message, index = str(told["error"]), told.get("index")
@@ -189,18 +189,20 @@ class Remote:
         try:
             told = json.loads(self._persist(lambda: self._client.request("GET", "/info")).body)
             if told["version"] != wire.VERSION:
-                raise ValueError(f"it speaks version {told['version']!r}, and this one {wire.VERSION}")
+                raise ValueError(
+                    f"it speaks version {told['version']!r}, but this client speaks version {wire.VERSION}"
+                )
             return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])
         except Unavailable as error:
             raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
         except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"remote: {url} is no usable server of a reward: {error}") from None
+            raise ValueError(f"remote: {url} is not a usable server of a reward: {error}") from None
 
     def _persist(self, attempt: Callable[[], Any]) -> Any:
         return persist(attempt, self.patience, sleep=self.sleep, clock=self.clock)
 
 
 def _text_bytes(inputs: Inputs) -> int:
-    """Most bytes that the prompt and columns of one sample take."""
+    """Return the largest number of bytes that the prompt and the columns of one sample take."""
     columns = zip(*inputs.columns.values()) if inputs.columns else [()] * len(inputs.prompts)
     return max((12 * (len(text) + len(repr(row))) for text, row in zip(inputs.prompts, columns)), default=0) + 64

@@ -1,7 +1,7 @@
 """Scoring with several rewards: batching, whole groups, retries, and what happens when a reward fails.
 
-A failed score is never turned into a number. A remote reward is asked again, with growing pauses; a local
-one stops the run at once, with an error that names the reward and the sample, after the sample was kept.
+A failed score is never turned into a number. A remote reward is called again, with growing pauses. A local reward stops
+the run at once: the sample is saved, and the error names the reward and the sample.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ class RewardBatch:
         values: [B, K] float32 on the CPU; NaN where a reward does not apply.
         names: K names.
         weights: [K] float32.
-        sub_scores: reward -> name -> [B] floats, for rewards that have any.
-        notes: reward -> [B] strings, for rewards that write any.
+        sub_scores: reward -> name -> [B] floats, for rewards that have sub-scores.
+        notes: reward -> [B] strings, for rewards that write notes.
         seconds: reward -> time spent, retries included.
-        answers: reward -> [B] what it read in each sample, None for nothing; for rewards that say.
-        parts: reward -> [B] its scores of the parts of each completion, None for none; for rewards that give any.
+        answers: reward -> [B] strings, what the reward read in each sample, or None if it read nothing; for rewards
+            that give answers.
+        parts: reward -> [B] lists, the scores of the parts of each completion, or None; for rewards that score parts.
     """
 
     values: Tensor
@@ -48,14 +49,16 @@ class RewardBatch:
     parts: dict[str, list[list[float] | None]] = field(default_factory=dict)
 
     def counted(self) -> RewardBatch:
-        """Without the columns of rewards of weight 0, which are recorded and nothing else."""
+        """Return the batch without the columns of rewards of weight 0. These rewards are only recorded."""
         counts = self.weights != 0
         names = tuple(name for name, own in zip(self.names, counts.tolist()) if own)
         return replace(self, values=self.values[:, counts], names=names, weights=self.weights[counts])
 
     def record(self, row: int) -> dict[str, Any]:
-        """What is known of one sample, ready for JSON: `rewards`, `sub_scores`, `notes`, and `parts` where a reward
-        scored any; NaN becomes None."""
+        """Return the record of one sample for JSON: `rewards`, `sub_scores`, `notes`, and `parts` if they were scored.
+
+        NaN becomes None.
+        """
 
         def plain(value: float) -> float | None:
             return None if math.isnan(value) else value
@@ -80,15 +83,15 @@ class RewardSet:
     """Several rewards that score the same samples.
 
     Args:
-        specs: recipe entries, or rewards already built.
-        quarantine: folder in which the samples of a failed call are kept; None keeps none.
-        retries: how often a call of a remote reward is repeated after it raised, unless the error says by `final`
-            that it would be refused again.
+        specs: recipe entries, or rewards that are already built.
+        quarantine: folder in which the samples of a failed call are saved; None saves nothing.
+        retries: how often a call of a remote reward is repeated after it raised. A call is not repeated if the error's
+            attribute `final` is true, because it would be refused again.
         base_delay: seconds before the first repetition; each further pause is twice as long.
-        sleep: what waits, in seconds.
+        sleep: the function that waits; its argument is in seconds.
 
     Raises:
-        ValueError: a name or option is wrong (all such faults in one message), or two rewards share a name.
+        ValueError: a name or option is wrong (one message lists all of them), or two rewards have the same name.
         MissingDependency: a reward needs a package that is not installed.
     """
 
@@ -129,8 +132,9 @@ class RewardSet:
             samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
             prompts: B prompts.
             columns: the prompt file's further columns, name -> B values.
-            groups: B group ids, in any order; needed by rewards that compare whole groups.
-            first: number under which failures name the first of these samples, where others came before them.
+            groups: B group ids, in any order; rewards that compare whole groups need them.
+            first: the number of the first of these samples in error messages; above 0 if other samples came before
+                them.
 
         Returns:
             RewardBatch with values [B, K].
@@ -168,7 +172,7 @@ class RewardSet:
         return RewardBatch(values, self.names, self.weights, sub_scores, notes, seconds, answers=answers, parts=parts)
 
     def only(self, k: int) -> RewardSet:
-        """The k-th of these rewards, scored in the same way."""
+        """Return a set of the k-th reward alone, with the same settings."""
         return RewardSet(
             [self.rewards[k]],
             quarantine=self.quarantine,
@@ -178,7 +182,7 @@ class RewardSet:
         )
 
     def close(self) -> None:
-        """Let every reward release what it holds, even if one of them raises in doing so."""
+        """Close every reward, even if closing one of them raises."""
         with ExitStack() as stack:
             for reward in reversed(self.rewards):
                 stack.callback(reward.close)
@@ -218,18 +222,18 @@ class RewardSet:
         )
         parts = [f"reward {reward.name!r} failed on {where}: {type(error).__name__}: {str(error).rstrip('.')}."]
         if attempts > 1:
-            parts.append(f"It was tried {attempts} times.")
+            parts.append(f"The call was tried {attempts} times.")
         if len(rows) > 1 and not (reward.whole_group or reward.remote or isinstance(error, InvalidScores)):
             hint = "" if isinstance(error, TimedOut) else "; if memory ran out, lower the reward's batch_size"
-            parts.append(f"No single sample reproduces it alone{hint}.")
+            parts.append(f"No single sample reproduces the failure{hint}.")
         saved = None
         if self.quarantine is not None:
             try:
                 saved = keep(self.quarantine, reward.name, inputs, rows, error)
-                parts.append(f"Kept in {saved}.")
+                parts.append(f"The samples are in {saved}.")
             except OSError as problem:
-                # The reward's own failure is what has to be reported; this one is an addition.
-                parts.append(f"The samples could not be kept in {self.quarantine}: {problem}.")
+                # The failure of the reward itself must be reported. This second failure is only added to its message.
+                parts.append(f"The samples could not be saved in {self.quarantine}: {problem}.")
         return RewardError(" ".join(parts), reward.name, index, numbers, prompt, saved)
 
 
@@ -268,7 +272,7 @@ def _batches(reward: Reward, inputs: Inputs) -> Iterator[list[int]]:
 def _bisect(
     score: Callable[..., object], inputs: Inputs, rows: list[int], error: Exception
 ) -> tuple[list[int], Exception]:
-    """The one sample that makes the call fail and its exception, or all rows if none does by itself."""
+    """Return the one sample that makes the call fail, with its exception; all rows if there is no such sample."""
     if len(rows) == 1:
         return rows, error
     for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
@@ -281,10 +285,13 @@ def _bisect(
 
 
 def _hanging(reward: Reward, inputs: Inputs, rows: list[int], error: TimedOut) -> list[int]:
-    """The one sample that hangs by itself while another does not, or all rows; found within one more time limit."""
+    """Return the one sample that hangs by itself while another does not, or all rows.
+
+    The search takes no longer than one more time limit.
+    """
     if len(rows) == 1 or reward.whole_group or reward.remote or reward.limit is None:
         return rows
-    # Of each size both halves may be tried, and one sample more at the end.
+    # At each size, both halves may be tried. At the end, one more sample is tried.
     seconds = reward.limit.seconds / (2 * math.ceil(math.log2(len(rows))) + 1)
 
     def score(*taken: Any) -> None:
@@ -294,7 +301,7 @@ def _hanging(reward: Reward, inputs: Inputs, rows: list[int], error: TimedOut) -
         except TimedOut:
             raise
         except Exception:
-            # It came back, which is all that is asked; why it fails may be the call that hangs.
+            # The call ended, and only this matters here. It may fail because the earlier call still hangs.
             return
         finally:
             other.stop()

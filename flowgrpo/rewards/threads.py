@@ -1,4 +1,4 @@
-"""Threads for calls that others wait for, and that do not keep the process from ending."""
+"""Threads that make calls for others. They do not keep the process from ending."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Line:
-    """A thread that makes calls in the order in which they were put. It does not keep the process from ending.
+    """A thread that makes calls in the order in which they were submitted. It does not keep the process from ending.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,17 +27,17 @@ class Line:
         self.thread.start()
 
     def put(self, call: Callable[[], T]) -> Future[T]:
-        """What the call will return or raise. It has the current CUDA device of whoever puts it."""
+        """Submit a call, which runs with the current CUDA device of the submitting thread, and return its future."""
         future: Future[T] = Future()
         self._calls.put((future, _on_this_device(call)))
         return future
 
     def end(self) -> None:
-        """Let the thread end after the calls that were put and not cancelled."""
+        """Let the thread end after the submitted calls that were not cancelled."""
         self._calls.put(None)
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self.thread.join()
 
     def _work(self) -> None:
@@ -49,12 +49,12 @@ class Line:
                     future.set_result(call())
                 except BaseException as error:
                     future.set_exception(error)
-            # What the call was given would stay in memory until the next one comes.
+            # Without this, the arguments of the call would stay in memory until the next call.
             del future, call
 
 
 def _on_this_device(call: Callable[[], T]) -> Callable[[], T]:
-    """The call with this thread's current device: another thread's would be the first one."""
+    """Bind a call to this thread's current CUDA device. In another thread, the current device is the first one."""
     place = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def placed() -> T:

@@ -1,8 +1,8 @@
 """Calls that are given up when they take too long.
 
-Nothing can end a call that hangs but the end of its process. So the call is made in a thread of its own, and is left
-there: whoever asked goes on at once, to report it and to end the process. What needs more than that, a call that is
-killed while the run goes on, is served by another process, see `serving`.
+Only the end of its process can end a call that hangs. So each call is made in a separate thread, and a call that hangs
+is left there. The caller goes on at once: it reports the failure and ends the process. If a run has to continue after
+such a call is killed, serve the reward from another process; see `serving`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LEAST_SECONDS = 1.0
 
 
 class TimedOut(RuntimeError):
-    """A call took too long, and goes on hanging in its thread; the message says where."""
+    """A call took too long, and still hangs in its thread; the message says at which line."""
 
 
 def check_time_limit(name: str, seconds: Any) -> None:
-    """Refuse a time limit that is no positive, finite number of seconds.
+    """Refuse a time limit that is not a positive, finite number of seconds.
 
     Raises:
-        ValueError: as said.
+        ValueError: the time limit is something else.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise ValueError(
@@ -46,15 +46,16 @@ def check_time_limit(name: str, seconds: Any) -> None:
 
 
 class TimeLimit:
-    """Makes calls one after another in a thread of its own, and gives each of them so many seconds.
+    """Makes calls one after another in a separate thread, and limits the time of each call.
 
-    While the process is suspended the time stands still, give or take a second a time. Where a call also keeps every
-    other thread from running, as a regular expression does, nothing in Python can report it: `GRACE_SECONDS` later the
-    process ends with status 1, and with the stacks of its threads on standard error.
+    Time in which the process is suspended does not count, except for up to one second each time. A call may also keep
+    every other thread from running, as a regular expression does. Then nothing in Python can report the call.
+    `GRACE_SECONDS` after the limit, the process ends with status 1 and prints the stacks of its threads to standard
+    error.
 
     Args:
-        seconds: for each call.
-        name: of what is called, for messages.
+        seconds: the limit of each call.
+        name: the name of the reward, for messages.
     """
 
     def __init__(self, seconds: float, name: str) -> None:
@@ -65,26 +66,26 @@ class TimeLimit:
 
     @property
     def given_up(self) -> bool:
-        """Whether a call was given up; none is made after it."""
+        """Whether a call was given up. After that, no further call is made."""
         return bool(self._given_up)
 
     @property
     def thread(self) -> threading.Thread | None:
-        """The thread of the calls, once there was one."""
+        """The thread that makes the calls; None before the first call."""
         return None if self._line is None else self._line.thread
 
     def unlimited(self, call: Callable[[], T]) -> T:
-        """The result of a call in the same thread that may take as long as it likes."""
+        """Make a call in the same thread, without a time limit, and return its result."""
         return self._made().put(call).result()
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """The result of a call, which may take `seconds`.
+        """Make a call that may take `seconds`, and return its result.
 
         Raises:
-            TimedOut: it took longer, or one before it did.
+            TimedOut: this call or an earlier call took longer.
         """
         if self.given_up:
-            raise TimedOut(f"a call before this one hangs: {self._given_up}")
+            raise TimedOut(f"an earlier call hangs: {self._given_up}")
         line = self._made()
         future, thread = line.put(call), line.thread
         try:
@@ -100,7 +101,7 @@ class TimeLimit:
         return future.result()
 
     def close(self) -> None:
-        """Let the thread end, if it does not hang."""
+        """Let the thread end, unless a call hangs in it."""
         if self._line is not None:
             self._line.end()
 
@@ -110,10 +111,10 @@ class TimeLimit:
 
 
 def has_ended(future: Future[Any], seconds: float, thread: threading.Thread) -> bool:
-    """Whether a call ends within so many seconds in which this process runs; `thread` makes it."""
+    """Whether a call, which `thread` makes, ends within `seconds` during which this process is running."""
     left = seconds
     while not wait([future], timeout=min(left, SLICE_SECONDS)).done:
-        # A slice counts as what it should have taken, although the process may have been suspended meanwhile.
+        # Each slice counts with its nominal length, because the process may have been suspended during it.
         left -= SLICE_SECONDS
         if left <= 0:
             return future.done()
@@ -121,7 +122,7 @@ def has_ended(future: Future[Any], seconds: float, thread: threading.Thread) -> 
 
 
 def _place(thread: threading.Thread) -> str:
-    """Where a thread is, if that can be seen: its innermost line that is not of a library."""
+    """Return where a thread is, if that is known: its innermost line that is not in a library."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return ""
@@ -133,9 +134,10 @@ def _place(thread: threading.Thread) -> str:
 
 
 class _Watchdog:
-    """Ends the process when what is watched takes too long and no thread of Python can say so.
+    """Ends the process when a watched block takes too long and no Python thread can run to report it.
 
-    There is one timer a process that needs no interpreter, so those who wait at the same time share it.
+    A process has only one timer that works without the interpreter, so all blocks that are watched at the same time
+    share it.
     """
 
     def __init__(self) -> None:
@@ -144,9 +146,9 @@ class _Watchdog:
 
     @contextmanager
     def watching(self, seconds: float) -> Iterator[None]:
-        """A block that has so many seconds."""
+        """Watch a block, which may take `seconds`."""
         token = object()
-        # The timer ends the process without writing out what was printed before.
+        # The timer ends the process without flushing the output that was printed before.
         flush()
         self._set(token, time.monotonic() + seconds)
         try:
@@ -160,7 +162,7 @@ class _Watchdog:
                 self._ends.pop(token)
             else:
                 self._ends[token] = end
-            # Without a standard error there is nothing to write to, and no timer.
+            # The timer needs a standard error to write to. Without one, no timer is set.
             with suppress(AttributeError, ValueError, OSError, RuntimeError):
                 if not self._ends:
                     faulthandler.cancel_dump_traceback_later()

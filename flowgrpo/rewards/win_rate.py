@@ -1,7 +1,7 @@
-"""Win rates in place of scores: every image is compared with the others of its group.
+"""Win rates in place of scores: every image is compared with the other images of its group.
 
-Pref-GRPO (arXiv 2508.20751): where the images of a group are nearly as good as each other, dividing by their
-standard deviation makes large advantages of differences that mean nothing. A win rate says only which is better.
+Pref-GRPO (arXiv 2508.20751): if the images of a group are nearly equally good, dividing by the standard deviation of
+their scores turns meaningless differences into large advantages. A win rate says only which image is better.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ PAIRS_PER_CALL = 32
 
 
 class WinRate:
-    """Share of the comparisons with the rest of its group that an image wins, by a judge of your choice.
+    """Share of the comparisons within its group that an image wins, as decided by a judge of your choice.
 
-    With p_ij the judge's preference for image i over image j of the same group,
+    If p_ij is the judge's preference for image i over image j of the same group,
 
         win_rate_i = mean over j ≠ i of p_ij,    p_ij in [0, 1],    p_ji = 1 - p_ij
 
-    as in Pref-GRPO (arXiv 2508.20751). The mean over a group is 1/2 by construction, so it shows nothing of what a
-    run has learned; evaluate with the judge itself or another reward.
+    as in Pref-GRPO (arXiv 2508.20751). The mean over a group is always 1/2, so it does not show what a run has learned.
+    Evaluate with the judge itself or with another reward.
 
     A judge that compares has a method `compare(first, second, prompts, **columns)`, or is itself a function that takes
-    `first` and `second`: both [P, 3, H, W] (or [P, F, 3, H, W], or P completions), with P prompts and the columns of
-    the prompt file that it names. It returns P preferences for `first` in [0, 1]; NaN and None mean undecided and
-    count 1/2. Its attributes are those of any reward; `batch_size` is the most pairs in one call.
+    `first` and `second`. Both are [P, 3, H, W] (or [P, F, 3, H, W], or P completions). The judge also gets P prompts,
+    and the columns of the prompt file that it names. It returns P preferences for `first` in [0, 1]; NaN and None mean
+    undecided and count 1/2. It may have the attributes of any reward; `batch_size` is the largest number of pairs in
+    one call.
 
-    Any other reward serves as a judge by its scores. It scores every image once, and p_ij is 1, 0 or 1/2. An image
-    that it does not apply to (NaN) takes part in no comparison.
+    Any other reward can be a judge too, by its scores. It scores every image once, and p_ij is 1, 0 or 1/2. An image to
+    which the judge does not apply (NaN) takes part in no comparison.
 
     Args:
-        judge: its name, `path/to/file.py:name` or `package.module:name`, as for any reward.
-        judge_options: its options.
-        both_orders: ask a judge that compares about (i, j) and (j, i) and average, so that a liking for a position
-            cancels; otherwise once a pair, the earlier image first, as the released code of Pref-GRPO does.
-        margin: scores at most this far apart are a tie, 1/2 each. Only for a judge that scores, in its unit.
+        judge: name of the judge, `path/to/file.py:name` or `package.module:name`, as for any reward.
+        judge_options: options of the judge.
+        both_orders: ask a judge that compares about (i, j) and about (j, i), and average the two answers, so that a
+            bias for one position cancels. If false, ask once for each pair, with the earlier image first, as the
+            released code of Pref-GRPO does.
+        margin: two scores that differ by at most this much are a tie, 1/2 for each image. Only for a judge that scores;
+            in the unit of its scores.
 
     Raises:
         ValueError: the judge cannot be made or called, or an option is wrong.
@@ -76,7 +79,7 @@ class WinRate:
             )
         self.both_orders, self.margin = both_orders, margin
         self.device, self.remote = self.judge.device, self.judge.remote
-        # A remote reward's call is repeated as a whole, so it gets one group a call.
+        # A failed call of a remote reward is repeated as a whole, so each call has one group only.
         self.batch_size = 1 if self.remote else self.judge.batch_size
         needed = [name for name in self.judge.needed if not (self.compares and name in PAIR)]
         self.__signature__ = signature_of("prompts", "groups", *needed)
@@ -89,7 +92,7 @@ class WinRate:
         completions: Sequence[str] | None = None,
         **columns: Any,
     ) -> Scores:
-        """Win rates of whole groups.
+        """Return the win rates of whole groups.
 
         Args:
             prompts: B strings.
@@ -99,20 +102,21 @@ class WinRate:
             columns: name -> B values, for the judge.
 
         Returns:
-            Scores with B values in [0, 1], NaN for an image that was compared with none: alone in its group, or
-            without a score. Sub-scores are the judge's own and its score as `score`; of a judge that compares,
-            `undecided`, the share of an image's comparisons that were.
+            Scores with B values in [0, 1]; NaN for an image that was compared with no other, because it is alone in its
+            group or has no score. For a judge that scores, the sub-scores are the judge's sub-scores, and its score as
+            `score`. For a judge that compares, the sub-score is `undecided`, the share of the image's comparisons that
+            were undecided.
 
         Raises:
-            InvalidScores: the judge returned something that is not one number an image, or one in [0, 1] a pair.
-            RuntimeError: a judge that scores raised; its exception is `__cause__`.
+            InvalidScores: the judge did not return one number for each image, or one number in [0, 1] for each pair.
+            RuntimeError: a judge that scores raised an exception, which is `__cause__`.
         """
         samples = list(completions or ()) if images is None else images
         inputs = Inputs(samples, list(prompts), columns, list(groups))
         return self._by_comparing(inputs) if self.compares else self._by_scores(inputs)
 
     def close(self) -> None:
-        """Release what the judge holds."""
+        """Close the judge."""
         self.judge.close()
 
     def _by_scores(self, inputs: Inputs) -> Scores:
@@ -140,13 +144,13 @@ class WinRate:
         return Scores(rates, {"undecided": _means(count, pairs, undecided, undecided)})
 
     def _ask(self, inputs: Inputs, pairs: Sequence[tuple[int, int]]) -> list[float]:
-        """The judge's preferences for the first of each pair, NaN where it has none."""
+        """Return the judge's preference for the first sample of each pair; NaN if it has none."""
         first, prompts, columns, _ = inputs.take([i for i, _ in pairs])
         second = inputs.take([j for _, j in pairs])[0]
         try:
             answers = self.judge.call({**columns, "first": first, "second": second, "prompts": prompts}, len(pairs))
         except InvalidScores as error:
-            # Its row is a pair, and a row of this reward is an image: so it is not passed on.
+            # In the judge's error a row is a pair, but a row of this reward is an image. So the row is not passed on.
             raise InvalidScores(f"the judge was given {len(pairs)} pairs to compare: {error}") from error
         found: list[float] = answers.values.tolist()
         for answer, (i, j) in zip(found, pairs, strict=True):
@@ -160,15 +164,15 @@ class WinRate:
 
 
 def win_rates(count: int, pairs: Sequence[tuple[int, int]], preferences: Sequence[float]) -> list[float]:
-    """Mean preference for each sample over all comparisons that it is in.
+    """Return the mean preference for each sample, over all comparisons in which the sample takes part.
 
     Args:
         count: B, the number of samples.
-        pairs: P pairs of rows; a pair may come again, in either order.
-        preferences: P preferences in [0, 1] for the first of its pair; the second has the rest.
+        pairs: P pairs of rows; a pair may occur more than once, in either order.
+        preferences: P preferences in [0, 1] for the first row of the pair; the second row has 1 minus this.
 
     Returns:
-        B means in [0, 1], NaN for a sample in no pair. They do not depend on the order of the pairs.
+        B means in [0, 1]; NaN for a sample that is in no pair. The means do not depend on the order of the pairs.
     """
     # Answers are float32 and this is float64, so p + (1 - p) is exactly 1 and opposite answers tie exactly.
     return _means(count, pairs, preferences, [1.0 - preference for preference in preferences])
@@ -181,12 +185,12 @@ def _means(
     for (i, j), one, other in zip(pairs, of_first, of_second, strict=True):
         values[i].append(one)
         values[j].append(other)
-    # An exact sum: images that are equally good must come out equal to the last bit, whatever their places.
+    # The sum is exact, so equally good images have means that are equal to the last bit, at whatever places they stand.
     return [math.fsum(row) / len(row) if row else math.nan for row in values]
 
 
 def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
-    """Every two rows of one group, the earlier first; groups in order of appearance."""
+    """Return all pairs of rows within a group, the earlier row first; groups in the order in which they appear."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate(inputs.groups or ()):
         members.setdefault(group, []).append(row)
@@ -194,10 +198,10 @@ def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
 
 
 def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, bool]:
-    """The judge, and whether it compares pairs rather than scores images.
+    """Return the judge, and whether it compares pairs (True) or scores images (False).
 
     Raises:
-        ValueError: the name or an option is wrong, or what it names is no judge.
+        ValueError: the name or an option is wrong, or the name is not the name of a judge.
         MissingDependency: the judge needs a package that is not installed.
     """
     if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
@@ -224,7 +228,7 @@ def _make_judge(name: str, options: Mapping[str, Any] | None) -> tuple[Reward, b
     strange = sorted(set(judge.needed) & set(RESERVED) - {"prompts"})
     if strange or not all(judge.takes(word) for word in PAIR):
         raise ValueError(
-            f"win_rate: the judge {name!r} compares by {inspect.signature(compare)}; it is called with `first`, "
-            "`second`, `prompts` and columns of the prompts: write `compare(self, first, second, prompts, **columns)`"
+            f"win_rate: the judge {name!r} compares with the arguments {inspect.signature(compare)}, but it is called "
+            "with `first`, `second`, `prompts` and columns; write `compare(self, first, second, prompts, **columns)`"
         )
     return judge, True

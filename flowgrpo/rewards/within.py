@@ -1,4 +1,4 @@
-"""Rewards that score with another reward."""
+"""Rewards that call another reward."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .runner import RewardSet
 
 
 def signature_of(*names: str) -> inspect.Signature:
-    """The signature of a reward that takes these arguments and any columns.
+    """Return the signature of a reward that takes these arguments and any columns.
 
-    What the reward within needs the outer one needs: with this as `__signature__` it is checked before anything is
-    scored.
+    An outer reward needs every argument that its inner reward needs. If the outer reward has this signature as
+    `__signature__`, missing columns are reported before anything is scored.
     """
     return inspect.Signature(
         [
@@ -24,26 +24,28 @@ def signature_of(*names: str) -> inspect.Signature:
 
 
 def score_within(reward: Reward, inputs: Inputs, role: str) -> Scores:
-    """Score samples with a reward, in calls as it wants them, from within the call of another.
+    """Score samples with an inner reward, from within a call of an outer reward.
+
+    The calls respect the batch size and the groups of the inner reward.
 
     Args:
-        reward: the one within.
+        reward: the inner reward.
         inputs: B samples.
-        role: what it is for the outer reward, such as "judge"; for messages.
+        role: what the inner reward is for the outer one, such as "judge"; for messages.
 
     Returns:
         Scores with float32 values [B].
 
     Raises:
-        InvalidScores: it returned something that is not one number a sample.
-        RuntimeError: it raised; its exception is `__cause__`.
-        MissingDependency: it imports a package that is not installed.
+        InvalidScores: the inner reward did not return one number for each sample.
+        RuntimeError: the inner reward raised; its exception is `__cause__`.
+        MissingDependency: the inner reward imports a package that is not installed.
     """
     try:
-        # Retries are for whoever calls the outer reward, which is as remote as this one.
+        # The caller of the outer reward makes the retries, because the outer reward is remote whenever this one is.
         scored = RewardSet([reward], retries=0).score(inputs.samples, inputs.prompts, inputs.columns, inputs.groups)
     except RewardError as error:
-        # It counts rows of this call, which only the caller can trace to a sample.
+        # The error gives rows of this call. Only the caller knows which samples they are.
         cause = error.__cause__
         if isinstance(cause, InvalidScores):
             raise InvalidScores(f"as the {role}, {cause}", error.index) from error

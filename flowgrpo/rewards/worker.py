@@ -1,9 +1,9 @@
-"""A function in a process of its own, so that a call can be given up however it hangs.
+"""A function in a separate process, so that a call can be ended in whatever way it hangs.
 
-Regular expressions, computer algebra, schemas and databases can take for ever or all memory on text that a model
-wrote, in ways that no exception or signal handler interrupts. The process is started at the first call, serves one
-call after another, and is killed when a call takes too long. This module imports nothing heavy: the process does not
-need torch.
+On text that a model wrote, regular expressions, computer algebra, schemas and databases may never end, or may use up
+all memory. No exception or signal handler can interrupt them. The process is started at the first call, serves one call
+after another, and is killed when a call takes too long. This module imports nothing heavy: the process does not need
+torch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MEGABYTE = 1 << 20
 
 
 class GaveUp(RuntimeError):
-    """A call took too long, or the process died of it; the message says which."""
+    """A call took too long, or the process died during it; the message says which."""
 
 
 class Worker:
-    """Calls one function in a process of its own, one call at a time, from any thread.
+    """Calls one function in a separate process, one call at a time, from any thread.
 
     Args:
-        target: `package.module:function`. Arguments and result go through JSON.
-        memory_mb: most megabytes of address space that the process may take, where the system can limit it.
+        target: `package.module:function`. Arguments and results are sent as JSON.
+        memory_mb: how many megabytes of address space the process may take, if the system can limit it.
     """
 
     def __init__(self, target: str, memory_mb: int = 1024) -> None:
@@ -41,16 +41,16 @@ class Worker:
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any, seconds: float) -> Any:
-        """The function's result.
+        """Call the function and return its result.
 
         Args:
-            arguments: what JSON can carry.
-            seconds: how long the call may take, by the clock. Starting the process does not count.
+            arguments: values that JSON can represent.
+            seconds: how long the call may take, in wall-clock time. The start of the process does not count.
 
         Raises:
-            GaveUp: it took longer, or the process died, for instance of a lack of memory.
+            GaveUp: the call took longer, or the process died, for instance because memory ran out.
             ModuleNotFoundError: the function's module imports a package that is not installed.
-            ValueError: the function raised one; it says that an argument which the user wrote is wrong.
+            ValueError: the function raised a ValueError, because an argument that the user wrote is wrong.
             RuntimeError: the function raised something else.
         """
         with self._lock:
@@ -67,12 +67,13 @@ class Worker:
             return self._answer(seconds)
 
     def close(self) -> None:
-        """End the process. A later call starts another."""
+        """End the process. A later call starts a new one."""
         with self._lock:
             self._stop()
 
     def _start(self) -> None:
-        # Isolated, or the folder of the script and the user's variables would decide what is imported.
+        # The interpreter is isolated (-I). Otherwise the folder of the script and the user's environment variables
+        # would decide what is imported.
         code = (
             "import json, sys; job = json.loads(sys.stdin.buffer.readline()); sys.path[:] = job.pop('path'); "
             f"from {__name__} import serve; serve(**job)"
@@ -93,7 +94,7 @@ class Worker:
         try:
             self._answer(START_SECONDS)
         except GaveUp as error:
-            # No call is to blame, so this must not pass for the failure of one.
+            # No call caused this, so it must not look like the failure of a call.
             raise RuntimeError(f"the process for {self.target} could not be started: {error}") from error
 
     def _answer(self, seconds: float) -> Any:
@@ -123,7 +124,7 @@ class Worker:
             return
         process.kill()
         process.wait()
-        # What was not sent yet cannot be sent any more.
+        # Closing flushes what was not sent yet, and the process is gone.
         with contextlib.suppress(BrokenPipeError):
             if process.stdin is not None:
                 process.stdin.close()
@@ -140,7 +141,7 @@ class Worker:
 
 
 def serve(target: str, memory: int) -> None:
-    """Answer calls from standard input until it ends; what runs in the process of a `Worker`."""
+    """Answer calls from standard input until it ends. This is the main function of a `Worker`'s process."""
     replies, sys.stdout = sys.stdout.buffer, sys.stderr
     module, _, name = target.partition(":")
     try:
@@ -158,7 +159,7 @@ def serve(target: str, memory: int) -> None:
 
 
 def limit_memory(amount: int) -> None:
-    """Let this process take at most so many bytes of address space, where the system has such a limit."""
+    """Limit this process to `amount` bytes of address space, if the system has such a limit."""
     try:
         import resource
     except ModuleNotFoundError:

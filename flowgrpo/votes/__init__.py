@@ -1,1 +1,1 @@
-"""People's choices between two samples: the file that keeps them, and what can be read from it."""
+"""People's choices between two samples: the file of the choices, and what can be read from it."""

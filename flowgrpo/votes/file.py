@@ -1,7 +1,7 @@
 """People's choices on disk: a file of JSON lines that is only ever appended to.
 
-A line is one choice between two samples of one prompt and seed. It says all there is to know of it, so the file can be
-read without the command that made it; docs/gallery.md lists the fields.
+A line is one choice between two samples for the same prompt and seed. It contains everything about the choice, so the
+file can be read without the command that wrote it. docs/gallery.md lists the fields.
 """
 
 import hashlib
@@ -22,28 +22,28 @@ Key = frozenset[tuple[str, int, str, int, str]]
 
 @dataclass(frozen=True)
 class Side:
-    """What stood on one side."""
+    """The sample on one side of a pair."""
 
     run: str  # name of the run
-    folder: str  # of the run, relative to that of the votes, with forward slashes
-    iteration: int  # the evaluation; with the folder, the set that the sample is of
+    folder: str  # folder of the run, relative to the folder of the votes, with forward slashes
+    iteration: int  # iteration of the evaluation; folder and iteration name the set of the sample
     prompt_id: str
     sample: int
-    image: str | None  # relative to the folder of the run, with forward slashes; None for text
+    image: str | None  # path relative to the folder of the run, with forward slashes; None for text
     completion: str | None  # None for images
-    sha256: str  # of the image's file, or of the completion in UTF-8
+    sha256: str  # hash of the image's file, or of the completion in UTF-8
 
     @property
     def source(self) -> tuple[str, int]:
-        """The set."""
+        """The set of the sample: folder and iteration."""
         return self.folder, self.iteration
 
     def content(self, home: Path) -> Path | str:
-        """Its image file, which need not exist any more, or its completion. `home` is the folder of the votes."""
+        """Return the image file, which may no longer exist, or the completion. `home` is the folder of the votes."""
         return home / self.folder / self.image if self.image else self.completion or ""
 
     def unchanged(self, home: Path) -> bool:
-        """Whether the sample is what was voted on."""
+        """Whether the sample is still the one that was voted on."""
         content = self.content(home)
         if isinstance(content, str):
             return True
@@ -54,55 +54,55 @@ class Side:
 class Vote:
     """One choice."""
 
-    session: str  # one person's votes, in one order
-    time: str  # ISO 8601, UTC
+    session: str  # name of the session; a session is one person's votes, in one order
+    time: str  # time in ISO 8601, UTC
     prompt: str
     seed: str
     columns: dict[str, str]  # the prompt file's other columns, as text
     left: Side
     right: Side
     choice: str  # one of CHOICES
-    line: int = field(default=0, compare=False)  # of the file that it was read from
+    line: int = field(default=0, compare=False)  # line number in the file from which the vote was read
 
     @property
     def key(self) -> Key:
-        """The pair, whichever side was which."""
+        """The pair, without regard to left and right."""
         sides = (self.left, self.right)
         return frozenset((side.folder, side.iteration, side.prompt_id, side.sample, self.seed) for side in sides)
 
     @property
     def preferred(self) -> tuple[Side, Side] | None:
-        """The side chosen, then the other one; None for ties and skipped pairs."""
+        """The chosen side and the other side; None for ties and skipped pairs."""
         if self.choice not in ("left", "right"):
             return None
         return (self.left, self.right) if self.choice == "left" else (self.right, self.left)
 
 
 def append_vote(path: Path, vote: Vote) -> None:
-    """Add a line, on the disk when this returns. Processes that write to one file take turns.
+    """Append a vote; it is on the disk when this function returns. Processes that write to the same file take turns.
 
     Raises:
-        OSError: it could not be written, or not whole. What was written of it is then ignored on reading.
+        OSError: the line could not be written completely. An incomplete line is ignored on reading.
     """
     line = (json.dumps(_row(vote)) + "\n").encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file, _locked(file.fileno()):
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            # A line that a crash cut short would swallow this one.
+            # If a crash has left an incomplete last line, the new line must not be joined to it.
             line = line if file.read(1) == b"\n" else b"\n" + line
         if file.write(line) != len(line):
-            raise OSError(f"{path} took only a part of the vote; is the disk full?")
+            raise OSError(f"only a part of the vote could be written to {path}; is the disk full?")
         os.fsync(file.fileno())
 
 
 def read_votes(path: Path) -> tuple[list[Vote], int]:
-    """All votes of a file in their order, and how many lines were unreadable; none if there is no file.
+    """Return all votes of a file in their order, and the number of unreadable lines; no votes if there is no file.
 
-    A line that a crash cut short costs only itself, and so does one that names an image outside its run.
+    A line that a crash cut short is skipped, and so is a line with an image outside its run.
 
     Raises:
-        ValueError: the file holds something else than votes.
+        ValueError: the file has lines, but none of them is a vote; or the path is not a file.
     """
     if not path.exists():
         return [], 0
@@ -112,17 +112,15 @@ def read_votes(path: Path) -> tuple[list[Vote], int]:
     votes = [one for one in found if isinstance(one, Vote)]
     skipped = len(found) - len(votes)
     if skipped and not votes:
-        raise ValueError(
-            f"{path} holds no votes but {skipped} other lines; name another file with --votes ({found[0]})"
-        )
+        raise ValueError(f"{path} has no votes, but {skipped} other lines; name another file with --votes ({found[0]})")
     return votes, skipped
 
 
 def read_whole(path: Path) -> list[Vote]:
-    """All votes of a file in their order, for whoever cannot do with less than all of them.
+    """Return all votes of a file in their order, and refuse a file with an unreadable line.
 
     Raises:
-        ValueError: there is no such file, or a line of it is no vote; names the line.
+        ValueError: there is no such file, or a line is not a vote; the message gives the line.
     """
     if not path.is_file():
         raise ValueError(f"there is no file {path}; vote with `flowgrpo gallery RUN --vote` first")
@@ -135,23 +133,23 @@ def read_whole(path: Path) -> list[Vote]:
 
 
 def latest(votes: Sequence[Vote]) -> list[Vote]:
-    """The choices that count: the last one of every session on every pair."""
+    """Return the choices that count: the last choice of every session on every pair."""
     return list({(vote.session, vote.key): vote for vote in votes}.values())
 
 
 def _lines(path: Path) -> Iterator[Vote | str]:
-    """The lines that are not blank: votes, and for the others where they stand and what is wrong with them."""
+    """Yield a vote for each non-blank line; for a faulty line, a text that says where it is and what is wrong."""
     for line, record in iterate_jsonl(path):
         where = f"{path}, line {line}"
         if record is None:
-            yield f"{where} is cut short, or no JSON object"
+            yield f"{where} is cut short, or is not a JSON object"
             continue
         try:
             yield _vote(record, path.parent, where, line)
         except KeyError as error:
-            yield f"{where} is no vote: it has no {error.args[0]!r}"
+            yield f"{where} is not a vote: it has no {error.args[0]!r}"
         except TypeError as error:
-            yield f"{where} is no vote: {error}"
+            yield f"{where} is not a vote: {error}"
         except ValueError as error:
             yield str(error)
 
@@ -173,7 +171,7 @@ def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
         line=line,
     )
     if vote.choice not in CHOICES or len(vote.key) != 2:
-        raise ValueError(f"{where}: no choice between two samples")
+        raise ValueError(f"{where} is not a choice between two samples")
     return vote
 
 
@@ -181,7 +179,7 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
     image = _typed(record, "image", str) if "image" in record else None
     completion = _typed(record, "completion", str) if "completion" in record else None
     if (image is None) == (completion is None):
-        raise ValueError(f"{where}: neither an image nor a completion, or both")
+        raise ValueError(f"{where}: a side must have either an image or a completion")
     folder = _typed(record, "folder", str)
     if image is not None:
         if not image.startswith("samples/"):
@@ -201,7 +199,7 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
 
 def _typed(record: dict[str, Any], key: str, kind: type[Kind]) -> Kind:
     value = record[key]
-    if type(value) is not kind:  # a bool is an int to isinstance
+    if type(value) is not kind:  # isinstance would accept a bool as an int
         raise TypeError(f"{key} is {value!r}")
     return value
 
@@ -210,7 +208,7 @@ def _typed(record: dict[str, Any], key: str, kind: type[Kind]) -> Kind:
 def _locked(descriptor: int) -> Iterator[None]:
     try:
         import fcntl
-    except ImportError:  # a system without such locks: a single write at the end of the file is the next best
+    except ImportError:  # this system has no such locks; a single write at the end of the file is the best alternative
         yield
         return
     fcntl.flock(descriptor, fcntl.LOCK_EX)

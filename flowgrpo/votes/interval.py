@@ -1,14 +1,14 @@
-"""The interval of a share."""
+"""The confidence interval of a share."""
 
 import math
 from statistics import NormalDist
 
 
 def wilson(wins: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The score interval of a proportion (Wilson 1927): all p with |wins/count - p| ≤ z √(p (1 - p) / count).
+    """Return the score interval of a proportion (Wilson 1927): all p with |wins/count - p| ≤ z √(p (1 - p) / count).
 
-    Unlike the interval around the mean it stays within [0, 1] and holds its level for few votes and rates near
-    0 and 1. (0, 1) for no votes.
+    Unlike the normal interval around the mean, it stays within [0, 1], and keeps its confidence level for few votes and
+    for rates near 0 and 1. Without votes, the interval is (0, 1).
     """
     if not count:
         return 0.0, 1.0

@@ -1,4 +1,4 @@
-"""Files that may have been cut short by a crash or written by a stranger: JSON lines, and paths of images in them."""
+"""Reading of untrusted files, which a crash may have cut short: JSON lines, and the paths of images in them."""
 
 import json
 import re
@@ -8,12 +8,12 @@ from typing import Any
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"})
 
-# A backslash is a path separator to browsers; control characters and lone surrogates are never in our names.
+# Browsers treat a backslash as a path separator. Names of our files never have control characters or lone surrogates.
 _BAD_IN_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 def iterate_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """The lines of a JSON-lines file that are not blank, by their numbers from 1: objects, None for what is none."""
+    """Yield number (from 1) and object of each non-blank line of a JSON-lines file; None if it is not an object."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -26,10 +26,10 @@ def iterate_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-    """The objects of a JSON-lines file with their line numbers, and how many lines were unreadable.
+    """Return the objects in a JSON-lines file with their line numbers, and the number of unreadable lines.
 
-    A crash leaves a last line cut short, and a resumed run goes on appending after it, so an unreadable
-    line may stand anywhere; it costs only itself.
+    A crash may leave an incomplete last line, and a resumed run appends lines after it. So an unreadable line may be
+    anywhere in the file; only this line is skipped.
     """
     lines = list(iterate_jsonl(path))
     records = [(number, record) for number, record in lines if record is not None]
@@ -37,10 +37,10 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
 
 
 def check_image(image: object, samples: Path, where: str) -> str:
-    """Return `image` if it names an image file inside `samples` (links resolved), links followed.
+    """Return `image` if it is the path of an image file inside the folder `samples`, after links are resolved.
 
     Raises:
-        ValueError: it is not text, leads outside, or is not an image by its name.
+        ValueError: `image` is not a text, leads outside the folder, or does not have the suffix of an image.
     """
     fix = "It must be the path of an image, relative to the samples folder and inside it."
     if not isinstance(image, str) or not image or _BAD_IN_PATH.search(image):

@@ -1,4 +1,4 @@
-"""People's choices as preferences: (prompt, chosen, rejected), for a reward or a DPO recipe to learn from."""
+"""People's choices as preferences: (prompt, chosen, rejected). A reward or a DPO recipe can learn from them."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -7,21 +7,21 @@ from .file import Vote, latest, read_votes
 
 
 class Preference(NamedTuple):
-    """One pair of a preference data set."""
+    """One pair of a preference dataset."""
 
     prompt: str
     chosen: Path | str  # image file, or completion
     rejected: Path | str
-    vote: Vote  # where it came from
+    vote: Vote  # the vote from which the pair was made
 
 
 def read_preferences(path: Path) -> list[Preference]:
-    """The pairs of a file of votes in their order: without ties, skipped pairs and choices taken back.
+    """Return the pairs in a file of votes, in their order, without ties, skipped pairs and revoked choices.
 
-    Images are named by their paths, which need not exist any more.
+    Images are given by their paths. The files may no longer exist.
 
     Raises:
-        ValueError: see `read_votes`.
+        ValueError: as for `read_votes`.
     """
     found = []
     for vote in latest(read_votes(path)[0]):

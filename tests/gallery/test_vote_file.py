@@ -129,7 +129,7 @@ def test_lines_that_are_no_votes_are_left_out_and_other_files_untouched(run: Pat
     votes, unreadable = read_votes(path)
     assert (votes, unreadable) == ([make_vote()], len(bad))
     index = run / "samples" / "index.jsonl"
-    with pytest.raises(ValueError, match=r"holds no votes but 36 other lines; name another file with --votes"):
+    with pytest.raises(ValueError, match=r"has no votes, but 36 other lines; name another file with --votes"):
         booth([run], index)
 
 

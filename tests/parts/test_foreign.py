@@ -104,7 +104,7 @@ def test_a_close_that_fails_names_its_reward() -> None:
             raise SystemExit(0)
 
     with pytest.raises(
-        RewardError, match=r"'server' failed as it was closed: Quit: it raised SystemExit\(0\)"
+        RewardError, match=r"'server' failed while it was closed: Quit: it raised SystemExit\(0\)"
     ) as found:
         RewardSet([Reward(Server(), "server")]).close()
     assert (found.value.reward, found.value.indices, found.value.saved) == ("server", [], None)

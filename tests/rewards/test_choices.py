@@ -99,7 +99,7 @@ def test_choices_by_a_coin_are_refused_and_said_to_be_chance(coins: Path) -> Non
     )
     with pytest.raises(ValueError, match=message):
         Choices(str(coins), regularisation=10.0)
-    with pytest.warns(UserWarning, match=r"choices: no better than chance: .*; what it prefers may be noise"):
+    with pytest.warns(UserWarning, match=r"choices: no better than chance: .*; the preferences of this reward may"):
         reward = Choices(str(coins), allow_chance=True, regularisation=10.0)
     low, high = reward.held_out.interval
     assert low < 0.5 < high
@@ -244,12 +244,12 @@ def test_features_of_a_folder_are_shared_with_the_reward_that_has_it(kind: str, 
 
 
 def test_features_that_are_no_model(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"choices: features='\./nowhere' is no folder"):
+    with pytest.raises(ValueError, match=r"choices: features='\./nowhere' is not a folder"):
         Choices(run, features="./nowhere")
     with pytest.raises(ValueError, match="holds no config"):
         Choices(run, features=str(tmp_path))
     (tmp_path / "open_clip_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"choices: .* holds no weights"):
+    with pytest.raises(ValueError, match=r"choices: .* has no weights"):
         Choices(run, features=str(tmp_path))
 
 
@@ -258,7 +258,7 @@ def test_features_that_are_no_model(run: Path, tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_the_votes_is_said(run: Path, tmp_path: Path) -> None:
     few = copied(run, tmp_path / "few", lambda rows: rows[:10])
-    with pytest.raises(ValueError, match=r"choices: .*few/votes\.jsonl: \d+ pairs .* 20 needed\. Vote on more"):
+    with pytest.raises(ValueError, match=r"choices: .*few/votes\.jsonl: \d+ pairs .* 20 are needed\. Vote on more"):
         Choices(few)
     texts = [Side("run", ".", at, "0", 0, None, f"text {at}", "") for at in (0, 10)]
     append_vote(tmp_path / "text.jsonl", make_vote(0, "a prompt", texts[0], texts[1], "left"))

@@ -139,15 +139,15 @@ def test_first_aesthetic_head_by_hand(clip: str, tmp_path: Path) -> None:
 
 def test_heads_that_do_not_fit_are_refused(clip: str, tmp_path: Path) -> None:
     path, _ = head(tmp_path, 24, 1)
-    with pytest.raises(ValueError, match=r"takes embeddings of 24, and .* makes 16"):
+    with pytest.raises(ValueError, match=r"takes embeddings of size 24, but .* makes 16"):
         Aesthetic(path, model=clip)
     path, _ = head(tmp_path, 16, 2)
-    with pytest.raises(ValueError, match="holds no head"):
+    with pytest.raises(ValueError, match="has no usable head"):
         Aesthetic(path, model=clip)
     torch.save({"layers.0.weight": nn.Linear}, path)
-    with pytest.raises(ValueError, match="convert such a file to safetensors"):
+    with pytest.raises(ValueError, match="convert the file to safetensors"):
         Aesthetic(path, model=clip)
-    with pytest.raises(ValueError, match=r"head='/no/head\.pth' is no file"):
+    with pytest.raises(ValueError, match=r"head='/no/head\.pth' is not a file"):
         Aesthetic("/no/head.pth", model=clip)
     with pytest.raises(ValueError, match="incomplete; write 'hf-hub:ORG/NAME/FILE'"):
         Aesthetic("hf-hub:org/name", model=clip)
@@ -203,16 +203,16 @@ def test_missing_weights_are_an_error_and_not_random_numbers(clip: str, tmp_path
     state = {name: value.clone() for name, value in load_file(broken / "model.safetensors").items()}
     projection = state.pop("visual_projection.weight")
     save_file(state, broken / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"no fitting weights for visual_projection\.weight of"):
+    with pytest.raises(ValueError, match=r"no weights that fit visual_projection\.weight of"):
         PickScore(str(broken))
     save_file(
         {**state, "visual_projection.weight": projection[:3]},
         broken / "model.safetensors",
         metadata={"format": "pt"},
     )
-    with pytest.raises(ValueError, match="does not load as AutoModel"):
+    with pytest.raises(ValueError, match="cannot be loaded as AutoModel"):
         PickScore(str(broken))
-    with pytest.raises(ValueError, match="is no folder; give one, or a model id"):
+    with pytest.raises(ValueError, match="is not a folder; give a folder, or a model id"):
         PickScore("./absent")
     with pytest.raises(ValueError, match="dtype is 'int8'; give one of float32"):
         PickScore(clip, dtype="int8")

@@ -53,7 +53,7 @@ def test_every_assertion_counts_and_what_fails_is_noted() -> None:
         (True, False, False),
         "test 2: ZeroDivisionError: integer division or modulo by zero",
     )
-    assert run_tests("def f(x):\n    return 4", ["\n".join(TESTS)], LIMITS).note == "test 2: another value"
+    assert run_tests("def f(x):\n    return 4", ["\n".join(TESTS)], LIMITS).note == "test 2: wrong value"
     setup = run_tests(SQUARE, ["import no_such\nassert f(1) == 1"], LIMITS)
     assert (setup.passed, setup.note[:21]) == ((True,), "a statement before a ")
 
@@ -69,7 +69,7 @@ def test_programs_are_compared_by_what_they_print() -> None:
     )
     assert run_cases(program, CASES, LIMITS).passed == (True, True)
     wrong = run_cases("print(3)", CASES, LIMITS)
-    assert (wrong.passed, wrong.note) == ((True, False), "case 2: other output")
+    assert (wrong.passed, wrong.note) == ((True, False), "case 2: wrong output")
     failing = run_cases("print(3)\nraise ValueError(3)", CASES[:1], LIMITS)
     assert (failing.passed, failing.note) == ((False,), "case 1: ValueError: 3")
     assert (
@@ -243,7 +243,7 @@ def test_values_through_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert batch.values[[0, 1, 2, 4, 5], 0].tolist() == [1, 0.5, 0, 0.5, 0.5]
     assert math.isnan(batch.values[3, 0])
     assert batch.sub_scores["code"]["all"][:3] == [1, 0, 0]
-    assert batch.notes["code"][:2] == ["2 of 2 passed", "1 of 2 passed; test 2: another value"]
+    assert batch.notes["code"][:2] == ["2 of 2 passed", "1 of 2 passed; test 2: wrong value"]
     assert batch.notes["code"][2] == "0 of 2 passed; SyntaxError: invalid syntax (solution.py, line 1)"
     strict = Code(partial=False, seconds=60)(completions[:2], ["p"] * 2, tests=tests[:2])
     assert (strict.values, strict.sub_scores["passed"]) == ([1, 0], [1, 0.5])
@@ -254,7 +254,7 @@ def test_values_through_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("columns", "message"),
     [
         ({}, "neither a column `tests` nor `cases`"),
-        ({"tests": [["assert f("]]}, "the test 'assert f\\(' is no Python"),
+        ({"tests": [["assert f("]]}, "the test 'assert f\\(' is not valid Python"),
         ({"tests": [[3]]}, "the column `tests` has"),
         ({"tests": [[""]]}, "the column `tests` has"),
         ({"cases": [[{"input": "1"}]]}, "the texts `input` and `output`"),

@@ -104,12 +104,12 @@ def test_relations_of_boxes_of_10_pixels(dx: float, dy: float, expected: set[str
 def test_metadata_that_cannot_be_read() -> None:
     assert read_wanted('[{"class": "dog"}]', LABELS) == (Wanted("dog", 1),)
     for entries, message in [
-        ([{"class": "dgo"}], "knows no 'dgo'; did you mean 'dog'"),
+        ([{"class": "dgo"}], "has no class 'dgo'; did you mean 'dog'"),
         ([{"class": "dog", "count": 0}], "count of 'dog' is 0"),
-        ([{"class": "dog", "color": "teal"}], "'teal' is none of the colours"),
+        ([{"class": "dog", "color": "teal"}], "'teal' is not one of the colours"),
         ([{"class": "dog", "position": ["left of", 0]}], "number of an earlier object"),
-        ("two dogs", "no list of objects"),
-        (3, "no list of objects"),
+        ("two dogs", "not a list of objects"),
+        (3, "not a list of objects"),
     ]:
         with pytest.raises(ValueError, match=message):
             read_wanted(entries, LABELS)
@@ -204,7 +204,11 @@ def test_scores_notes_and_rows_without_metadata(folders: dict[str, str]) -> None
     batch = RewardSet([reward_of(reward)]).score(pictures(3, 3, 100, 100), ["", "", ""], columns)
     assert batch.values[:, 0].tolist() == pytest.approx([0.5, float("nan"), 0.0], nan_ok=True)
     assert batch.record(0)["sub_scores"]["geneval"] == {"partial": 0.5, "strict": 0.0, "benchmark": 0.0}
-    assert batch.notes["geneval"] == ["1 dog for 2", "", "2 cat for 1; 2 cat where fewer than 2 are allowed"]
+    assert batch.notes["geneval"] == [
+        "1 dog instead of 2",
+        "",
+        "2 cat instead of 1; 2 cat where fewer than 2 are allowed",
+    ]
     assert stand_in.sizes == [2]
     reward.close()
 
@@ -296,7 +300,7 @@ def test_the_real_classes_from_end_to_end(folders: dict[str, str]) -> None:
     columns = {"include": [[{"class": "dog", "count": 1, "color": "red"}], [{"class": "cat", "count": 3}]]}
     batch = rewards.score(pictures(2, 3, 60, 90), ["", ""], columns)
     assert batch.values.isfinite().all()
-    with pytest.raises(Exception, match="knows no 'lion'"):
+    with pytest.raises(Exception, match="has no class 'lion'"):
         rewards.score(pictures(1, 3, 60, 90), [""], {"include": [[{"class": "lion"}]]})
     with pytest.raises(ValueError, match="`include`"):
         rewards.score(pictures(1, 3, 60, 90), [""])
@@ -308,7 +312,7 @@ def test_options_that_cannot_be_used(folders: dict[str, str], tmp_path: Path) ->
         Geneval(**folders, score="soft")
     with pytest.raises(ValueError, match="resolution is 0"):
         Geneval(**folders, resolution=0)
-    with pytest.raises(ValueError, match="geneval: detector='/no/folder' is no folder"):
+    with pytest.raises(ValueError, match="geneval: detector='/no/folder' is not a folder"):
         Geneval("/no/folder", clip=folders["clip"])
-    with pytest.raises(ValueError, match=r"geneval: .*(no fitting weights|does not load as Mask2Former)"):
+    with pytest.raises(ValueError, match=r"geneval: .*(no weights that fit|cannot be loaded as Mask2Former)"):
         Geneval(folders["clip"], clip=folders["clip"])

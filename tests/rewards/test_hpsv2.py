@@ -60,12 +60,12 @@ def test_videos_none_and_a_set(files: dict[str, str]) -> None:
 
 
 def test_files_that_cannot_be_used(files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"hpsv2: checkpoint=.*is no file"):
+    with pytest.raises(ValueError, match=r"hpsv2: checkpoint=.*is not a file"):
         HpsV2(str(tmp_path / "absent.pt"), model=files["model"])
     state = torch.load(files["checkpoint"], weights_only=True)
     del state["state_dict"]["logit_scale"]
     torch.save(state, tmp_path / "part.pt")
-    with pytest.raises(ValueError, match="does not load"):
+    with pytest.raises(ValueError, match="cannot be loaded"):
         HpsV2(str(tmp_path / "part.pt"), model=files["model"])
     asked: list[tuple[str, ...]] = []
 

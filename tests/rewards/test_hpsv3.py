@@ -121,7 +121,7 @@ def test_in_a_set_a_prompt_with_the_token_is_refused(files: dict[str, str]) -> N
     rewards = RewardSet([RewardSpec("hpsv3", options=files)])
     images = pictures(1, 3, 56, 56)
     assert rewards.score(images, ["a cat"]).values.isfinite().all()
-    with pytest.raises(Exception, match=r"special tokens .* instead of once each; does the prompt name one"):
+    with pytest.raises(Exception, match=r"special tokens .* instead of once each; does the prompt contain one"):
         rewards.score(images, ["a <|Reward|> cat"])
     rewards.close()
 
@@ -149,9 +149,9 @@ def test_files_that_do_not_fit(original: Original, files: dict[str, str], tmp_pa
     bare: dict[str, Any] = {key: value for key, value in state.items() if "rm_head" not in key}
     for weights, message in [
         (short, "set base to the model that was fine-tuned"),
-        (part, "no fitting weights for language_model.norm.weight"),
+        (part, "no weights that fit language_model.norm.weight"),
         (bare, "has no head"),
-        ({key: value for key, value in state.items() if "rm_head" in key}, "is no Qwen2-VL"),
+        ({key: value for key, value in state.items() if "rm_head" in key}, "is not a Qwen2-VL model"),
     ]:
         save_file(weights, tmp_path / "weights.safetensors")
         with pytest.raises(ValueError, match=message):

@@ -74,7 +74,7 @@ def test_options_that_cannot_be_used(folder: str) -> None:
         (ImageClassifier, {"model": folder, "labels": {"nsfw": "high"}}, "weight of nsfw is 'high'"),
         (Safety, {"model": folder, "unsafe": "nsfw"}, "give a list of labels"),
         (Safety, {"model": folder, "unsafe": ["porn"]}, "safety: .* has no label 'porn'"),
-        (Safety, {"model": "/no/folder"}, "is no folder"),
+        (Safety, {"model": "/no/folder"}, "is not a folder"),
     ]
     for kind, options, message in faults:
         with pytest.raises(ValueError, match=message):

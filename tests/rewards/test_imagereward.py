@@ -157,9 +157,9 @@ def test_names_of_the_image_encoder() -> None:
 def test_checkpoints_that_are_something_else(original: Original, files: dict[str, str], tmp_path: Path) -> None:
     part = {key: value for key, value in original.state().items() if "blocks.0.norm1.bias" not in key}
     faults: list[tuple[Any, str]] = [
-        ({"weight": torch.zeros(2)}, "is no ImageReward"),
+        ({"weight": torch.zeros(2)}, "is not an ImageReward checkpoint"),
         (part, "it lacks encoder"),
-        ({**original.state(), "blip.text_encoder.more": torch.zeros(1)}, "it has more, which the model does not"),
+        ({**original.state(), "blip.text_encoder.more": torch.zeros(1)}, "it has more, which the model does not have"),
     ]
     for state, message in faults:
         torch.save(state, tmp_path / "other.pt")

@@ -55,9 +55,9 @@ def test_where_the_value_is(text: str, value: object, alone: bool) -> None:
         ("no", "Expecting value"),
         ("{'a': 1}", "property name"),
         ('{"a": 1', "Expecting ',' delimiter"),
-        ("NaN", "NaN is no JSON"),
+        ("NaN", "NaN is not JSON"),
         ('{"n": 1e999}', "1e999 is too large a number"),
-        ("[-Infinity]", "-Infinity is no JSON"),
+        ("[-Infinity]", "-Infinity is not JSON"),
         ("[" * 101 + "]" * 101, "nested 101 deep"),
         ("[" * 99_999, "nested 99999 deep"),
         ('{"a":' * 20_000, "100000 deep|20000 deep"),
@@ -124,7 +124,7 @@ def test_weights_and_notes_through_the_runner() -> None:
     texts = ['so {"a": 1}', '{"a": 1}', "{", "{}"]
     batch = rewards.score(texts, ["p"] * 4, {"expected": [{"a": 1}, {"a": 2}, {"a": 1}, None]})
     assert batch.values[:, 0].tolist() == [0.75, 0.25, 0, 1]
-    assert batch.notes["json_output"][0] == "more than the JSON value"
+    assert batch.notes["json_output"][0] == "text beside the JSON value"
     assert batch.notes["json_output"][2].startswith("no JSON: Expecting property name")
 
 
@@ -152,7 +152,7 @@ def test_a_schema_is_not_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked: list[object] = []
     monkeypatch.setattr("urllib.request.urlopen", lambda *arguments, **_: asked.append(arguments))
-    with pytest.raises(ValueError, match="leads nowhere"):
+    with pytest.raises(ValueError, match="is not found"):
         share({"$ref": "http://schemas.invalid/x"}, 1)
     assert asked == []
 

@@ -223,7 +223,7 @@ def test_a_dead_server_stops_the_run_and_the_samples_are_kept(stub: Stub, tmp_pa
     server = stub(lambda request, number: said("Score: 5"))
     server.stop()
     reward = RewardSet([RewardSpec("judge", options=options(server))], quarantine=tmp_path, sleep=lambda seconds: None)
-    with pytest.raises(RewardError, match=r"Connection refused.*It was tried 4 times"):
+    with pytest.raises(RewardError, match=r"Connection refused.*The call was tried 4 times"):
         reward.score(grey(0, 9), ["a", "a"])
     assert len(list(tmp_path.rglob("*.png"))) == 2
 
@@ -243,7 +243,7 @@ def test_one_failure_of_many_is_repeated_without_asking_the_others_again(stub: S
     ("given", "message"),
     [
         ({"pattern": "score"}, r"pattern 'score' has 0 groups"),
-        ({"pattern": "("}, "is no regular expression"),
+        ({"pattern": "("}, "is not a regular expression"),
         ({"pattern": "(.)", "field": "x"}, "give `pattern`, a regular expression, or `field`"),
         ({"field": ""}, "field is ''"),
         ({"scale": [5, 1]}, r"scale is \[5, 1\]"),

@@ -327,7 +327,7 @@ def test_a_sample_that_the_server_will_not_look_at_has_no_answer(stub: Stub, rep
     ],
 )
 def test_nonsense_is_an_error_that_shows_it(stub: Stub, clock: FakeClock, body: bytes):
-    with pytest.raises(ServerError, match="answered something other than an answer"):
+    with pytest.raises(ServerError, match="sent a reply that is not an answer"):
         ask(stub(lambda request, number: (200, {}, body)), "?")
     assert clock.pauses == []
 

@@ -84,7 +84,7 @@ def test_a_log_probability_that_is_none_makes_no_score(stub: Stub, logprob: floa
 
 
 def test_a_server_without_log_probabilities_is_told_of(stub: Stub):
-    with pytest.raises(RewardError, match="gives no log-probabilities of tokens; use a server that does"):
+    with pytest.raises(RewardError, match="returns no log-probs of tokens; use a server that does"):
         score(stub(None, None), 2)
 
 
@@ -105,7 +105,7 @@ def test_the_completions_api_gives_them_in_another_form():
     "logprobs", ["none", {"content": [{"top_logprobs": 5}]}, {"content": [{"top_logprobs": [{}]}]}, {"tokens": []}]
 )
 def test_log_probabilities_of_another_form_are_an_error(stub: Stub, logprobs: Any):
-    with pytest.raises(RewardError, match="something other than an answer"):
+    with pytest.raises(RewardError, match="a reply that is not an answer"):
         score(stub(*[logprobs] * 4))
 
 

@@ -127,7 +127,10 @@ def test_what_the_reward_within_needs_is_checked_first_and_its_failure_is_traced
         ({"limit": 5, "mode": "cos"}, r"mode is 'cos'; did you mean 'cosine'\?"),
         ({"limit": 5, "unit": "word"}, r"unit is 'word'; did you mean 'words'\?"),
         ({"limit": 5, "buffer": 6}, "buffer is 6, more than the limit 5"),
-        ({"limit": 5, "mode": "cosine", "correct": "answer", "buffer": 1}, "buffer has an effect with `mode: linear`"),
+        (
+            {"limit": 5, "mode": "cosine", "correct": "answer", "buffer": 1},
+            "buffer has an effect only with `mode: linear`",
+        ),
         ({"limit": 5, "mode": "cosine"}, "`mode: cosine` needs to know .* `correct: answer`"),
         ({"limit": 5, "tau": 1}, "`mode: linear` with tau needs to know"),
         ({"limit": 5, "tau": 1.5, "correct": "answer"}, r"tau is 1.5; give a share in \(0, 1\]"),

@@ -223,7 +223,7 @@ def test_what_the_server_refuses_for_good_is_sent_once(serve, monkeypatch):
     with pytest.raises(RewardError, match="17") as caught:
         away.score(images(1, 3, 17, 4), ["a"])
     assert sent == ["/score"]
-    assert "It was tried" not in str(caught.value)
+    assert "The call was tried" not in str(caught.value)
 
 
 def test_a_server_that_comes_back_with_another_reward_is_refused_at_once(serve, clock):
@@ -253,7 +253,9 @@ def test_patience_has_an_end(serve, clock):
     server = serve("level")
     away = remote(server.url, patience=20)
     server.close()
-    with pytest.raises(RewardError, match=r"Connection refused \(tried \d+ times in \d+ s\).*It was tried 4 times"):
+    with pytest.raises(
+        RewardError, match=r"Connection refused \(tried \d+ times in \d+ s\).*The call was tried 4 times"
+    ):
         away.score(images(), PROMPTS)
     assert clock.now <= 4 * 20
 
@@ -292,9 +294,9 @@ def test_the_token_is_sent_and_asked_for(serve, monkeypatch):
         (b"", "Expecting value"),
         (b"[]", "list indices"),
         (b'{"version": 2}', "version 2"),
-        (b'{"version": 1, "declaration": {}, "limits": {}}', "declares no reward"),
-        (b'{"version": 1, "declaration": null, "limits": {}}', "declares no reward"),
-        (b"[" * 100_000, "no usable server"),
+        (b'{"version": 1, "declaration": {}, "limits": {}}', "does not declare a reward"),
+        (b'{"version": 1, "declaration": null, "limits": {}}', "does not declare a reward"),
+        (b"[" * 100_000, "not a usable server"),
     ],
 )
 def test_what_is_no_server_of_a_reward_is_refused(monkeypatch, told, message):

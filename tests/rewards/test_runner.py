@@ -287,7 +287,7 @@ def test_videos_and_completions_are_kept_too(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_hide_the_rewards_own_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
-    with pytest.raises(RewardError, match=r"returned 0 values.*could not be kept") as caught:
+    with pytest.raises(RewardError, match=r"returned 0 values.*could not be saved") as caught:
         rewards(lambda prompts: [], quarantine=blocked).score(IMAGES, PROMPTS)
     assert caught.value.saved is None
 
@@ -357,6 +357,6 @@ def test_close_reaches_every_reward_even_past_a_fault() -> None:
             if self.label == "a":
                 raise OSError("already gone")
 
-    with pytest.raises(RewardError, match="'r0' failed as it was closed: OSError: already gone"):
+    with pytest.raises(RewardError, match="'r0' failed while it was closed: OSError: already gone"):
         rewards(Server(label="a"), Spy(), Server(label="b")).close()
     assert closed == ["a", "b"]

@@ -173,7 +173,7 @@ def test_a_request_that_trickles_in_has_a_deadline(served: Callable[..., Served]
     server = served()
     ticks = iter(range(0, 10_000_000, 400))
     server.server.clock = lambda: float(next(ticks))
-    assert "did not come in time" in error(ask(server, b"x" * 3_000_000))
+    assert "were not received in time" in error(ask(server, b"x" * 3_000_000))
 
 
 def test_a_request_for_another_reward_is_told_what_is_served(served: Callable[..., Served]):
@@ -466,7 +466,7 @@ def test_a_port_that_is_taken_is_said_before_the_reward_is_loaded(tmp_path: Path
     path.write_text("raise AssertionError('loaded')")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be listened at .*choose another --port"):
+        with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port} .*choose another --port"):
             serve(f"{path}:reward", port=port)
 
 

@@ -56,8 +56,8 @@ def test_a_pattern_that_backtracks_for_ever_is_given_up() -> None:
     ("options", "message"),
     [
         ({}, "give `pattern`, a regular expression, or `tags`"),
-        ({"pattern": "(a"}, "pattern '\\(a' is no regular expression: missing \\)"),
-        ({"pattern": 3}, "pattern 3 is no regular expression"),
+        ({"pattern": "(a"}, "pattern '\\(a' is not a regular expression: missing \\)"),
+        ({"pattern": 3}, "pattern 3 is not a regular expression"),
         ({"tags": "think"}, "tags is 'think'; give different names"),
         ({"tags": ["<think>"]}, "without brackets"),
         ({"tags": ["a", "a"]}, "give different names"),

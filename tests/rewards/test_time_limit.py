@@ -185,7 +185,7 @@ def test_a_close_that_hangs_is_given_up(hangs: Callable[..., Hangs]) -> None:
         function.release.wait()
 
     function.close = close  # type: ignore[attr-defined]
-    with pytest.raises(RewardError, match=r"'slow' failed as it was closed: TimedOut: .*time_limit of 30 s"):
+    with pytest.raises(RewardError, match=r"'slow' failed while it was closed: TimedOut: .*time_limit of 30 s"):
         limited(function).close()
 
 

@@ -92,7 +92,7 @@ def test_of_few_prompts_pictures_that_were_compared_belong_together(tmp_path: Pa
     # Links the pictures of two pairs.
     linked = [side(tmp_path, f"samples/iter-000000/eval-000{number}.png", number, 0) for number in (0, 1)]
     append_vote(tmp_path / "votes.jsonl", make_vote(9, "one prompt", linked[0], linked[1], "left"))
-    with pytest.raises(ValueError, match="the votes are on 1 prompts, and their pictures were all compared"):
+    with pytest.raises(ValueError, match="the votes are on 1 prompts, and comparisons link their pictures"):
         read_voted([tmp_path], 5)
     vote_on(tmp_path, 5, "one prompt", (shade(50), shade(51)), "left")
     units = dict(zip(read_voted([tmp_path], 5).pairs, read_voted([tmp_path], 5).units.tolist()))
@@ -103,7 +103,7 @@ def test_too_few_decided_pairs(tmp_path: Path) -> None:
     run = run_of(tmp_path, 7)
     vote_on(run, 7, "prompt 7", (shade(200), shade(201)), "tie")
     assert len(read_voted([run], 7).pairs) == 8
-    with pytest.raises(ValueError, match=r"votes\.jsonl: 7 pairs of which one picture was preferred, and 8 needed"):
+    with pytest.raises(ValueError, match=r"votes\.jsonl: 7 pairs in which one picture was preferred, but 8 are needed"):
         read_voted([run], 8)
 
 

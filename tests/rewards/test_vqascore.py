@@ -71,7 +71,7 @@ def test_batches_videos_and_none(folder: str) -> None:
 def test_options_that_cannot_be_used(folder: str, tmp_path: Path) -> None:
     faults: list[tuple[dict[str, Any], str]] = [
         ({"question": "Is it good?"}, r"needs \{prompt\}"),
-        ({"answer": "Yes", "against": "Yesterday"}, "begin with one token"),
+        ({"answer": "Yes", "against": "Yesterday"}, "begin with the same token"),
         ({"answer": ""}, "an answer is empty"),
         ({"model": str(tmp_path)}, "holds no processor"),
         ({"frames": 0}, "frames is 0"),

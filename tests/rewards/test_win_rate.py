@@ -406,7 +406,10 @@ def test_a_wrong_score_of_a_judge_is_traced_to_its_sample(judges: str) -> None:
         ({"judge": "gold", "judge_options": ["dense"]}, "mapping of its options"),
         ({"judge": "{judges}:best"}, r"does not define 'best'"),
         ({"judge": "{judges}:Mute"}, r"is a Mute that can neither compare nor score; give it `compare"),
-        ({"judge": "{judges}:Backwards"}, r"compares by \(images, prompts\).*write `compare\(self, first, second"),
+        (
+            {"judge": "{judges}:Backwards"},
+            r"compares with the arguments \(images, prompts\).*write `compare\(self, first, second",
+        ),
         ({"judge": "{judges}:better", "margin": 0.5}, r"margin is 0\.5, but the judge .* compares pairs.*leave margin"),
         *(({"judge": "gold", "margin": bad}, "give a number of 0 or more") for bad in (-1, "1e-3", math.nan, True)),
         ({"judge": "gold", "both_orders": "no"}, r"both_orders is 'no'; give true or false"),

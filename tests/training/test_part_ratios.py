@@ -237,7 +237,7 @@ def test_what_does_not_go_together_is_refused(base: str, lines: list[str], messa
     ("lines", "message"),
     [
         ([*SSPO, "objective.surrogate.low=0.6"], "low=0.6, high=0.15, spread=2.0; use"),
-        (["rewards=[{name: '%s:nines'}]"], r"'nines' scores the `parts` of completions, and here these are not cut"),
+        (["rewards=[{name: '%s:nines'}]"], r"'nines' scores the `parts` of completions, but this run does not cut"),
         ([CUT, "data.train=%s.jsonl"], "the prompts have a column 'parts'"),
     ],
 )

@@ -44,13 +44,13 @@ def changed(line: str, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (None, r"line 2 is cut short, or no JSON object; take the line out"),
-        ({"choice": "both"}, r"line 2: no choice between two samples"),
-        ({"seed": 7}, r"line 2 is no vote: seed is 7"),
+        (None, r"line 2 is cut short, or is not a JSON object; take the line out"),
+        ({"choice": "both"}, r"line 2 is not a choice between two samples"),
+        ({"seed": 7}, r"line 2 is not a vote: seed is 7"),
         ({"image": "samples/../../x.png"}, r"line 2: `image` '\.\./\.\./x\.png' leads outside"),
         ({"image": "/etc/x.png"}, r"line 2: the image '/etc/x\.png' is not in samples/"),
         ({"image": "samples/x.txt"}, r"line 2: `image` 'x\.txt' is not one of"),
-        ({"completion": "words"}, r"line 2: neither an image nor a completion, or both"),
+        ({"completion": "words"}, r"line 2: a side must have either an image or a completion"),
     ],
 )
 def test_a_line_that_is_no_vote_is_named(run: Path, changes: dict[str, Any] | None, message: str) -> None:
@@ -75,7 +75,7 @@ def test_a_field_that_is_missing_is_named(run: Path) -> None:
     row = json.loads(path.read_text().splitlines()[0])
     del row["right"]["sha256"]
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(ValueError, match=r"line 1 is no vote: it has no 'sha256'"):
+    with pytest.raises(ValueError, match=r"line 1 is not a vote: it has no 'sha256'"):
         read_whole(path)
 
 

@@ -1,4 +1,4 @@
-"""Objects in images, by transformers' Mask2Former for instances.
+"""Detection of objects in images, by a Mask2Former of transformers for instance segmentation.
 
 Cheng et al., "Masked-attention Mask Transformer for Universal Image Segmentation" (2112.01527).
 """
@@ -18,7 +18,7 @@ from .sharing import Lease, borrow
 STRIDE = 32
 LONGEST = 1333
 MOST = 100
-# COCO's classes in their order, as GenEval calls them: checkpoints agree on the order and not on the names.
+# The classes of COCO in their order, with GenEval's names. Checkpoints agree on the order, but not on the names.
 COCO = (
     "person bicycle car motorcycle airplane bus train truck boat traffic_light fire_hydrant stop_sign parking_meter "
     "bench bird cat dog horse sheep cow elephant bear zebra giraffe backpack umbrella handbag tie suitcase frisbee "
@@ -35,10 +35,10 @@ class Detection:
     """An object found in an image.
 
     Attributes:
-        label: its class.
+        label: the class of the object.
         score: the detector's confidence, in [0, 1].
-        box: left, top, right and bottom edge in pixels; right and bottom are outside of the object.
-        mask: [H, W] bool, its pixels.
+        box: left, top, right and bottom edge in pixels; right and bottom are exclusive.
+        mask: [H, W] bool, the pixels of the object.
     """
 
     label: str
@@ -48,14 +48,14 @@ class Detection:
 
 
 class Detector:
-    """Instances in images.
+    """Finds instances of objects in images.
 
     Args:
         model: a `Mask2FormerForUniversalSegmentation`.
-        mean: of its pixels, per channel.
-        std: likewise.
-        device: where it is.
-        resolution: the shorter side that images are scaled to, in pixels.
+        mean: mean of the model's input, for each channel.
+        std: standard deviation of the model's input, for each channel.
+        device: where the model is.
+        resolution: length in pixels to which the shorter side of an image is scaled.
     """
 
     def __init__(self, model: Any, mean: list[float], std: list[float], device: str, resolution: int) -> None:
@@ -64,11 +64,11 @@ class Detector:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, threshold: float) -> list[list[Detection]]:
-        """Objects in each image, the most confident first.
+        """Return the objects in each image, the most confident first.
 
         Args:
-            images: [N, 3, H, W] in [0, 1], in the order red, green, blue.
-            threshold: least confidence, exclusive.
+            images: [N, 3, H, W] in [0, 1]; the channels are red, green and blue.
+            threshold: only objects with a higher confidence are returned.
         """
         size = (int(images.shape[-2]), int(images.shape[-1]))
         settings = {
@@ -87,10 +87,11 @@ class Detector:
         ]
 
     def _instances(self, classes: Tensor, masks: Tensor, size: tuple[int, int], threshold: float) -> list[Detection]:
-        # The last class is "nothing".
+        # The last class means "no object".
         probabilities = classes.softmax(-1)[:, :-1]
         best, places = probabilities.flatten().topk(min(MOST, probabilities.numel()))
-        # A score is this probability times one of the mask, so that what is below the threshold here stays below it.
+        # A score is this probability times a probability of the mask. So an object that is below the threshold here
+        # stays below it.
         places = places[best > threshold]
         found = []
         for place in places.tolist():
@@ -107,17 +108,18 @@ class Detector:
 def load_detector(
     reward: str, model: str, *, device: str = "cpu", dtype: str = "float32", resolution: int = 800
 ) -> Lease[Detector]:
-    """A detector for a reward, shared with others that ask for the same one.
+    """Return a detector for a reward. Rewards that ask for the same detector share it.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: folder or model id of a `Mask2FormerForUniversalSegmentation` for instances.
         device: where it runs.
-        dtype: of the weights.
-        resolution: the shorter side that images are scaled to; the longer one becomes at most 1333.
+        dtype: data type of the weights.
+        resolution: length in pixels to which the shorter side of an image is scaled; the longer side becomes at most
+            1333.
 
     Raises:
-        ValueError: the folder holds no such model, or not all of its weights.
+        ValueError: the folder holds no such model, or some of the weights are missing.
     """
     source, kind = source_name(reward, "detector", model), check_dtype(reward, dtype)
 
@@ -132,7 +134,7 @@ def load_detector(
 
 
 def class_names(id2label: dict[int, str]) -> tuple[str, ...]:
-    """Names of a detector's classes; GenEval's names, if they are COCO's 80 objects."""
+    """Return the names of a detector's classes. For the 80 classes of COCO, these are GenEval's names."""
     names = tuple(id2label[place] for place in sorted(id2label))
     is_coco = len(names) == len(COCO_NAMES) and (names[0], names[-1]) == (COCO_NAMES[0], COCO_NAMES[-1])
     return COCO_NAMES if is_coco else names

@@ -1,7 +1,7 @@
-"""Weights of reward models: where they are, and the checks that all of them arrived.
+"""Weights of reward models: where the weights are, and checks that all of them were loaded.
 
-Libraries fill weights that a checkpoint lacks with random numbers and a warning. A reward of random numbers looks like
-any other, so here it is an error.
+If a checkpoint lacks some weights, libraries fill them with random numbers and give a warning. A reward with random
+weights looks like any other reward, so here missing weights are an error.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def check_dtype(reward: str, dtype: str) -> torch.dtype:
-    """The dtype of a name.
+    """Return the dtype with a given name.
 
     Raises:
-        ValueError: it is none of float32, bfloat16 and float16.
+        ValueError: the name is none of float32, bfloat16 and float16.
     """
     if dtype not in DTYPES:
         raise ValueError(f"{reward}: dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
@@ -30,11 +30,11 @@ def check_dtype(reward: str, dtype: str) -> torch.dtype:
 
 
 def find_file(reward: str, option: str, name: str) -> Path:
-    """A file of weights or settings.
+    """Return the path of a file of weights or settings.
 
     Args:
-        reward: for the message.
-        option: in which the user named the file.
+        reward: name of the reward, for messages.
+        option: the option in which the user named the file, for messages.
         name: a path, or "hf-hub:ORG/NAME/FILE", which is downloaded once.
 
     Raises:
@@ -43,7 +43,7 @@ def find_file(reward: str, option: str, name: str) -> Path:
     if not name.startswith(HUB):
         path = Path(name).expanduser()
         if not path.is_file():
-            raise ValueError(f"{reward}: {option}={name!r} is no file (nor '{HUB}ORG/NAME/FILE')")
+            raise ValueError(f"{reward}: {option}={name!r} is not a file; give a path or '{HUB}ORG/NAME/FILE'")
         return path.resolve()
     from huggingface_hub import hf_hub_download
 
@@ -61,40 +61,40 @@ def find_file(reward: str, option: str, name: str) -> Path:
 
 
 def read_state(reward: str, path: Path) -> dict[str, Tensor]:
-    """Tensors of a `.safetensors` file or a PyTorch checkpoint, out of its entry `state_dict` where it has one.
+    """Return the tensors of a `.safetensors` file or a PyTorch checkpoint, from its entry `state_dict` if there is one.
 
     Raises:
-        ValueError: the file cannot be read, or holds objects other than tensors and plain values.
+        ValueError: the file cannot be read, or contains objects other than tensors and plain values.
     """
     from safetensors.torch import load_file
 
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Anything but `weights_only` would run code that a downloaded pickle names.
+        # Without `weights_only`, torch would run any code that a downloaded pickle names.
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"{reward}: {path} cannot be read as weights ({error}). A pickle of more than tensors is not opened; "
-            "convert such a file to safetensors"
+            f"{reward}: {path} cannot be read as weights ({error}). A pickle with other objects than tensors "
+            "is not opened; convert the file to safetensors"
         ) from error
     state = state.get("state_dict", state) if isinstance(state, Mapping) else state
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{reward}: {path} holds no table of weights by name")
+        raise ValueError(f"{reward}: {path} does not contain weights by name")
     return dict(state)
 
 
 def fit(reward: str, module: nn.Module, state: Mapping[str, Tensor], source: Path) -> None:
-    """Load weights that must be exactly those of the module.
+    """Load weights into a module. Names and shapes must be exactly the same as in the module.
 
     Raises:
-        ValueError: one is missing, left over or of another shape.
+        ValueError: a weight is missing, unknown to the module, or of another shape.
     """
     own = module.state_dict()
     problems = [f"it lacks {key}" for key in own if key not in state]
-    problems += [f"it has {key}, which the model does not" for key in state if key not in own]
+    problems += [f"it has {key}, which the model does not have" for key in state if key not in own]
     problems += [
-        f"{key} is {list(state[key].shape)} where the model has {list(value.shape)}"
+        f"{key} has shape {list(state[key].shape)}, but the model has {list(value.shape)}"
         for key, value in own.items()
         if key in state and state[key].shape != value.shape
     ]
@@ -107,18 +107,18 @@ def fit(reward: str, module: nn.Module, state: Mapping[str, Tensor], source: Pat
 def linear_stack(
     state: Mapping[str, Tensor], prefix: str = "", between: Callable[[], nn.Module] | None = None
 ) -> nn.Sequential | None:
-    """The linear layers under `prefix`, in the order of their numbers, in float32.
+    """Return the linear layers under `prefix`, in the order of their numbers, in float32.
 
-    Dropout, which training puts between such layers, does nothing at inference and is left out.
+    Dropout between the layers is left out, because it has no effect at inference.
 
     Args:
-        state: weights by name: `{prefix}N.weight` [out, in] and, where there is one, `{prefix}N.bias` [out].
-        prefix: what comes before the number.
-        between: makes what stands between two layers; by default nothing does, as in the published heads of
-            ImageReward and the aesthetic predictor.
+        state: weights by name: `{prefix}N.weight` [out, in] and, if a layer has a bias, `{prefix}N.bias` [out].
+        prefix: the part of the name before the number.
+        between: function that makes the module between two layers. By default there is none, as in the published heads
+            of ImageReward and the aesthetic predictor.
 
     Returns:
-        The layers, or None if there is none or they do not follow each other.
+        The layers, or None if there are none or if the sizes of neighbouring layers do not fit.
     """
     names = [key.removeprefix(prefix).removesuffix(".weight") for key in state if key.startswith(prefix)]
     layers: list[nn.Linear] = []
@@ -136,7 +136,7 @@ def linear_stack(
 
 
 def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer of these weights [out, in] and [out], in float32."""
+    """Return a linear layer with this weight [out, in] and bias [out], in float32."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     values = {"weight": weight.float(), **({} if bias is None else {"bias": bias.float()})}
     layer.load_state_dict(values, assign=True)
@@ -144,16 +144,18 @@ def linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def source_name(reward: str, option: str, name: str) -> str:
-    """A folder as an absolute path, or a model id of the hub as it is.
+    """Return a folder as an absolute path, or a model id of the hub unchanged.
 
     Raises:
-        ValueError: it is written as a path, and there is no such folder.
+        ValueError: the name is written as a path, and there is no such folder.
     """
     path = Path(name).expanduser()
     if path.is_dir():
         return str(path.resolve())
     if path.is_absolute() or name.startswith((".", "~")) or path.is_file() or name.count("/") > 1:
-        raise ValueError(f"{reward}: {option}={name!r} is no folder; give one, or a model id such as 'org/name'")
+        raise ValueError(
+            f"{reward}: {option}={name!r} is not a folder; give a folder, or a model id such as 'org/name'"
+        )
     return name
 
 
@@ -166,18 +168,18 @@ def load_transformers(
     device: str,
     weights: tuple[Any, Mapping[str, Tensor]] | None = None,
 ) -> Any:
-    """A transformers model, frozen, in evaluation mode.
+    """Load a transformers model, frozen and in evaluation mode.
 
     Args:
-        reward: for messages.
-        kind: its class, such as `CLIPModel`.
-        source: folder or model id; with `weights`, only what they are called in messages.
-        dtype: of its weights.
-        device: where it goes.
-        weights: configuration and state to take instead of those of `source`.
+        reward: name of the reward, for messages.
+        kind: the class of the model, such as `CLIPModel`.
+        source: folder or model id. If `weights` are given, it only names them in messages.
+        dtype: data type of the weights.
+        device: device of the model.
+        weights: configuration and state to use instead of the ones in `source`.
 
     Raises:
-        ValueError: it cannot be loaded, or weights are missing or of another shape.
+        ValueError: the model cannot be loaded, or weights are missing or of another shape.
     """
     given = {} if weights is None else {"config": weights[0], "state_dict": dict(weights[1])}
     try:
@@ -188,21 +190,21 @@ def load_transformers(
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{reward}: {source} does not load as {kind.__name__}: {error}") from error
+        raise ValueError(f"{reward}: {source} cannot be loaded as {kind.__name__}: {error}") from error
     lost = sorted(str(key) for key in [*report["missing_keys"], *report["mismatched_keys"]])
     if lost:
         raise ValueError(
-            f"{reward}: {source} has no fitting weights for {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)} "
+            f"{reward}: {source} has no weights that fit {lost[0]}{f' and {len(lost) - 1} more' * (len(lost) > 1)} "
             f"of {kind.__name__}; is it another kind of model?"
         )
     return model.to(device).eval().requires_grad_(False)
 
 
 def load_processor(reward: str, kind: Any, source: str) -> Any:
-    """A transformers processor, image processor or tokenizer.
+    """Load a processor, image processor, tokenizer or configuration of transformers.
 
     Raises:
-        ValueError: its files are missing or unusable.
+        ValueError: the files are missing or unusable.
     """
     try:
         return kind.from_pretrained(source)
@@ -216,7 +218,7 @@ def load_processor(reward: str, kind: Any, source: str) -> Any:
 
 @contextlib.contextmanager
 def fixed_generator() -> Iterator[None]:
-    """Building a module draws weights: leave the caller's generator alone, and draw the same ones in every process."""
+    """In this context modules get the same random weights in every process; the caller's generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield

@@ -29,26 +29,26 @@ def open_clip_towers(
     preprocess: Mapping[str, Any] | None = None,
     allow_random: bool = False,
 ) -> Lease[Towers]:
-    """Towers of an open_clip model.
+    """Return the towers of an open_clip model.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: an open_clip architecture ("ViT-L-14-quickgelu"), the path of a `.json` architecture file, a
             folder in open_clip's format (also written "local-dir:FOLDER"), or "hf-hub:ORG/NAME".
-        pretrained: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for the
-            architecture, which it downloads. Not with a folder or hub model, which bring their own.
+        pretrained: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for the architecture,
+            which open_clip downloads. Leave it out for a folder or hub model, which has its own weights.
         device: where it runs.
-        dtype: of the weights.
-        preprocess: replaces entries of the model's own preprocessing: size, mean, std, interpolation,
+        dtype: data type of the weights.
+        preprocess: values that replace entries of the model's own preprocessing: size, mean, std, interpolation,
             resize_mode ("shortest", "longest" or "squash"), fill_color.
-        allow_random: take untrained weights (always the same ones) if there are none to load.
+        allow_random: if there are no weights to load, use untrained weights (always the same ones).
 
     Raises:
-        ValueError: no such model or checkpoint, or weights that do not fit the architecture.
+        ValueError: there is no such model or checkpoint, or the weights do not fit the architecture.
     """
     unknown = sorted(set(preprocess or {}) - set(_PREPROCESS))
     if unknown:
-        raise ValueError(f"{reward}: no preprocess entry {unknown[0]!r}; there are {', '.join(_PREPROCESS)}")
+        raise ValueError(f"{reward}: preprocess has no entry {unknown[0]!r}; its entries are {', '.join(_PREPROCESS)}")
     check_dtype(reward, dtype)
     name = _model_name(reward, model)
     if pretrained is not None:
@@ -79,7 +79,7 @@ def _load(
     except ModuleNotFoundError:
         raise
     except Exception as error:
-        raise ValueError(f"{reward}: {pretrained or name} does not load as {name!r}: {error}") from error
+        raise ValueError(f"{reward}: {pretrained or name} cannot be loaded as {name!r}: {error}") from error
     kind = check_dtype(reward, dtype)
     model.to(kind).eval().requires_grad_(False)
     tokenizer = open_clip.get_tokenizer(name)
@@ -97,7 +97,7 @@ def _load(
 
 
 def _model_name(reward: str, model: str) -> str:
-    """open_clip's name for an architecture, an architecture file or a folder.
+    """Return open_clip's name for an architecture, an architecture file or a folder.
 
     Raises:
         ValueError: there is no such architecture, file or folder.
@@ -111,7 +111,7 @@ def _model_name(reward: str, model: str) -> str:
     folder = Path(model.removeprefix("local-dir:")).expanduser()
     if model.startswith("local-dir:") or folder.is_dir():
         if not (folder / "open_clip_config.json").is_file():
-            raise ValueError(f"{reward}: {folder} is no open_clip folder: it has no open_clip_config.json")
+            raise ValueError(f"{reward}: {folder} is not an open_clip folder: it has no open_clip_config.json")
         return f"local-dir:{folder.resolve()}"
     known = open_clip.list_models()
     if model.replace("/", "-") not in known:
@@ -130,47 +130,47 @@ def _add_architecture(reward: str, path: Path) -> str:
     config = json.loads(path.read_text(encoding="utf-8"))
     missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in config]
     if missing:
-        raise ValueError(f"{reward}: {path} is no open_clip architecture: it lacks {', '.join(missing)}")
+        raise ValueError(f"{reward}: {path} is not an open_clip architecture: it lacks {', '.join(missing)}")
     known = open_clip.get_model_config(path.stem)
     if known is not None and known != config:
-        raise ValueError(f"{reward}: open_clip knows another architecture {path.stem!r}; rename {path.name}")
+        raise ValueError(f"{reward}: open_clip already has another architecture {path.stem!r}; rename {path.name}")
     if known is None:
         open_clip.add_model_config(path)
     return path.stem
 
 
 def _check_weights(reward: str, name: str, pretrained: str | None, allow_random: bool) -> bool:
-    """Whether there are weights to load, found out before anything is built.
+    """Return whether there are weights to load; this check runs before anything is built.
 
     Raises:
-        ValueError: there are none and `allow_random` is off, or they are named twice or do not exist.
+        ValueError: there are no weights and `allow_random` is false, or the weights are named twice or do not exist.
     """
     import open_clip
 
     random_hint = "(or `allow_random: true`, for tests)"
     if name.startswith(("local-dir:", "hf-hub:")):
         if pretrained is not None:
-            raise ValueError(f"{reward}: {name} brings its own weights; leave `pretrained` out")
+            raise ValueError(f"{reward}: {name} has its own weights; leave `pretrained` out")
         folder = Path(name.removeprefix("local-dir:"))
         if name.startswith("hf-hub:") or any(path.suffix in _WEIGHT_SUFFIXES for path in folder.iterdir()):
             return True
         if allow_random:
             return False
-        raise ValueError(f"{reward}: {folder} holds no weights ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}")
+        raise ValueError(f"{reward}: {folder} has no weights; add a file ({', '.join(_WEIGHT_SUFFIXES)}) {random_hint}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if pretrained is None:
         if allow_random:
             return False
         raise ValueError(
-            f"{reward}: no weights for {name!r}: set `pretrained` to a checkpoint file"
+            f"{reward}: there are no weights for {name!r}; set `pretrained` to a checkpoint file"
             f"{f' or one of {chr(44).join(tags)}' if tags else ''} {random_hint}"
         )
     if Path(pretrained).is_file():
         return True
     if not open_clip.is_pretrained_cfg(name, pretrained):
         raise ValueError(
-            f"{reward}: pretrained={pretrained!r} is no file"
-            f"{f' and none of the tags of {name!r}: {chr(44).join(tags)}' if tags else ''}"
+            f"{reward}: pretrained={pretrained!r} is not a file"
+            f"{f' and not one of the tags of {name!r}: {chr(44).join(tags)}' if tags else ''}"
         )
     quick = bool(open_clip.get_pretrained_cfg(name, pretrained).get("quick_gelu", False))
     if quick != bool(open_clip.get_model_config(name).get("quick_gelu", False)):

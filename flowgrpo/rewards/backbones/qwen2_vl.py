@@ -1,8 +1,8 @@
-"""Reward models made of Qwen2-VL: a head on the hidden states at tokens that the text asks for scores with.
+"""Reward models based on Qwen2-VL: a head reads scores from the hidden states at special tokens of the text.
 
-Wang et al., "Qwen2-VL" (2409.12191). HPSv3 and VideoAlign were trained with transformers 4.45, which gave the language
-model the plain places 0, 1, 2, ... of its tokens; later versions give image and video tokens places of their own, which
-changes the scores. The places are therefore passed in.
+Wang et al., "Qwen2-VL" (2409.12191). HPSv3 and VideoAlign were trained with transformers 4.45. That version numbered
+the positions of all tokens 0, 1, 2, ...; later versions give image and video tokens special positions, which changes
+the scores. Therefore the positions are passed to the model explicitly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PLACE_OF_PROMPT = "{text_prompt}"
 
 
 class TokenScorer:
-    """A Qwen2-VL that scores what it sees at special tokens of its text.
+    """A Qwen2-VL model that gives its scores at special tokens of the text.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: a `Qwen2VLModel`.
-        head: hidden state to outputs, in float32.
-        processor: with the special tokens.
+        head: module from a hidden state to the outputs, in float32.
+        processor: the processor of the model; its tokenizer has the special tokens.
         tokens: the special tokens, in the order in which they stand in the text.
         device: where the model is.
     """
@@ -41,17 +41,17 @@ class TokenScorer:
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str], visuals: Tensor) -> Tensor:
-        """Outputs of the head.
+        """Return the outputs of the head at each special token.
 
         Args:
-            texts: B texts, each with every special token once.
-            visuals: uint8 images [B, 3, H, W] or videos [B, F, 3, H, W], sides multiples of 28, F even.
+            texts: B texts; each has every special token exactly once.
+            visuals: uint8 images [B, 3, H, W] or videos [B, F, 3, H, W]; H and W are multiples of 28, and F is even.
 
         Returns:
             float32 [B, tokens, outputs].
 
         Raises:
-            ValueError: a text has a special token more than once.
+            ValueError: a text does not have every special token exactly once.
         """
         kind = "image" if visuals.ndim == 4 else "video"
         chats = [[{"role": "user", "content": [{"type": kind}, {"type": "text", "text": text}]}] for text in texts]
@@ -64,7 +64,7 @@ class TokenScorer:
             return_tensors="pt",
             **{f"{kind}s": list(visuals.cpu()), f"{kind}s_kwargs": settings},
         )
-        # Later versions derive the places of tokens from this, which is not wanted here.
+        # Later versions of transformers would derive the positions of the tokens from this entry.
         inputs.pop("mm_token_type_ids", None)
         inputs = {name: value.to(self.device) for name, value in inputs.items() if isinstance(value, Tensor)}
         asked = self._asked(inputs["input_ids"].cpu(), texts)
@@ -77,13 +77,13 @@ class TokenScorer:
         return scores
 
     def _asked(self, ids: Tensor, texts: Sequence[str]) -> Tensor:
-        """Places of the special tokens, [B, tokens]."""
+        """Return the places of the special tokens, [B, tokens]."""
         found = ids[:, None, :] == self.ids[None, :, None]
         for row, counts in enumerate(found.sum(-1).tolist()):
             if counts != [1] * len(self.ids):
                 raise ValueError(
                     f"{self.reward}: the text has its special tokens {counts} times instead of once each; does the "
-                    f"prompt name one? {texts[row][-200:]!r}"
+                    f"prompt contain one? {texts[row][-200:]!r}"
                 )
         return found.int().argmax(-1)
 
@@ -99,17 +99,17 @@ def load_scorer(
     device: str,
     dtype: torch.dtype,
 ) -> TokenScorer:
-    """The scorer of a checkpoint.
+    """Load the scorer of a checkpoint.
 
     Args:
-        reward: for messages.
-        state: weights of the language and vision models, under old or new names.
+        reward: name of the reward, for messages.
+        state: weights of the language model and the vision model, with old or new names.
         base: folder or model id with the configuration and processor of the Qwen2-VL that was fine-tuned.
         tokens: special tokens, which are added to the tokenizer.
-        head: see `TokenScorer`.
-        origin: what the checkpoint is called in messages.
+        head: module from a hidden state to the outputs; see `TokenScorer`.
+        origin: name of the checkpoint in messages.
         device: where it runs.
-        dtype: of the weights; the head stays in float32.
+        dtype: data type of the weights; the head stays in float32.
 
     Raises:
         ValueError: the weights do not fit the configuration or the tokenizer.
@@ -122,11 +122,11 @@ def load_scorer(
     weights = rename_weights(state)
     words = weights.get("language_model.embed_tokens.weight")
     if words is None:
-        raise ValueError(f"{reward}: {origin} is no Qwen2-VL: it lacks the embeddings of its tokens")
+        raise ValueError(f"{reward}: {origin} is not a Qwen2-VL model: it lacks the token embeddings")
     if len(processor.tokenizer) > len(words):
         raise ValueError(
-            f"{reward}: the tokenizer of {base} has {len(processor.tokenizer)} tokens with the special ones, and "
-            f"{origin} {len(words)}; set base to the model that was fine-tuned"
+            f"{reward}: the tokenizer of {base} has {len(processor.tokenizer)} tokens with the special ones, but "
+            f"{origin} has {len(words)}; set base to the model that was fine-tuned"
         )
     config = load_processor(reward, AutoConfig, source)
     config.text_config.vocab_size = len(words)
@@ -135,8 +135,11 @@ def load_scorer(
 
 
 def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a Qwen2-VL for generation, as transformers 4.45 or a later version named them, under the names of
-    `Qwen2VLModel`. Those of the output over the vocabulary and of heads are left out."""
+    """Return the weights of a Qwen2-VL for generation under the names of `Qwen2VLModel`.
+
+    The names in `state` are from transformers 4.45 or a later version. The weights of the output over the vocabulary
+    and of other heads are left out.
+    """
     renamed = {}
     for key, value in state.items():
         if key.startswith(("visual.", "model.visual.")):
@@ -147,17 +150,18 @@ def rename_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_rubric(reward: str, path: str, constants: Sequence[str], tokens: Sequence[str]) -> str:
-    """The text that asks for scores, with `{text_prompt}` where the prompt goes.
+    """Return the text that asks for scores, with `{text_prompt}` in place of the prompt.
 
     Args:
-        reward: for messages.
-        path: of a text file; or of the Python file of the model's release that holds the text, which is parsed and not
-            run.
-        constants: names of the constants in such a Python file, whose texts are joined.
-        tokens: special tokens that the text must have, once each.
+        reward: name of the reward, for messages.
+        path: path of a text file, or of the Python file of the model's release that contains the text. The Python file
+            is parsed, not run.
+        constants: names of the constants in the Python file; their texts are joined.
+        tokens: special tokens; the text must have each of them once.
 
     Raises:
-        ValueError: there is no such file or constant, or the text lacks a token or the place of the prompt.
+        ValueError: there is no such file or constant, or the text does not have each token and the place of the prompt
+            once.
     """
     file = find_file(reward, "rubric", path)
     text = file.read_text(encoding="utf-8")
@@ -169,7 +173,7 @@ def read_rubric(reward: str, path: str, constants: Sequence[str], tokens: Sequen
         text = "".join(found[name] for name in constants)
     for needed in (PLACE_OF_PROMPT, *tokens):
         if text.count(needed) != 1:
-            raise ValueError(f"{reward}: {file} has {needed} {text.count(needed)} times; it must stand there once")
+            raise ValueError(f"{reward}: {file} has {needed} {text.count(needed)} times; it must have it exactly once")
     return text
 
 
@@ -184,15 +188,15 @@ def _constants(tree: ast.Module) -> dict[str, str]:
 
 
 def fit_pixels(images: Tensor, least: int, most: int) -> Tensor:
-    """Images in the size that Qwen2-VL sees them in, as 8-bit levels.
+    """Return images in the size in which Qwen2-VL sees them, as 8-bit levels.
 
     Args:
         images: [N, 3, H, W] in [0, 1].
-        least: fewest pixels of an image.
-        most: most pixels of an image.
+        least: smallest number of pixels of an image.
+        most: largest number of pixels of an image.
 
     Returns:
-        uint8 [N, 3, h, w], sides multiples of 28, with nearly the same proportions.
+        uint8 [N, 3, h, w]; h and w are multiples of 28, and the proportions are nearly the same.
     """
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 

@@ -1,4 +1,4 @@
-"""One model in memory for all rewards of a process that ask for the same one."""
+"""Models that the rewards of a process share: a model that several of them ask for is in memory once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LOCK = threading.RLock()
 
 
 class Lease(Generic[T]):
-    """A model that is kept in memory until every reward that borrowed it has let it go.
+    """A reward's hold on a model. The model stays in memory until every reward that borrowed it has released it.
 
     Attributes:
-        value: the model; not to be used after `close`.
+        value: the model; do not use it after `close`.
     """
 
     def __init__(self, key: Hashable, value: T) -> None:
@@ -32,12 +32,12 @@ class Lease(Generic[T]):
 
     @property
     def shared(self) -> bool:
-        """Whether another reward holds it too."""
+        """Whether another reward has borrowed the model too."""
         with _LOCK:
             return self._open and _LOADED[self._key].holders > 1
 
     def close(self) -> None:
-        """Let it go. A second call does nothing."""
+        """Release the model. A second call does nothing."""
         with _LOCK:
             if not self._open:
                 return
@@ -45,7 +45,7 @@ class Lease(Generic[T]):
             _LOADED[self._key].holders -= 1
             if not _LOADED[self._key].holders:
                 del _LOADED[self._key]
-            # The last reference of this reward goes, so that the memory is free once no one holds it.
+            # This is the last reference that this reward has. The memory is freed when no reward has one any more.
             del self.value
 
     def __del__(self) -> None:
@@ -53,14 +53,15 @@ class Lease(Generic[T]):
 
 
 def borrow(key: Hashable, load: Callable[[], T]) -> Lease[T]:
-    """The model under `key`, loaded by the first who asks.
+    """Borrow the model under `key`. The first call with this key loads the model.
 
     Args:
         key: everything that decides what `load` returns: kind, files, dtype, device.
-        load: called at most once while any lease of the key is open. What it raises is passed on.
+        load: function that loads the model; it is called at most once while any lease of the key is open. Its
+            exceptions are passed on.
     """
     with _LOCK:
-        # A lease may be collected at any moment, and take its entry out of the table.
+        # A lease may be garbage-collected at any moment, which removes its entry from the table.
         loaded = _LOADED.get(key) or _Loaded(load(), 0)
         loaded.holders += 1
         _LOADED[key] = loaded

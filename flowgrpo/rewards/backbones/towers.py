@@ -1,7 +1,7 @@
-"""Pairs of image and text encoders whose embeddings share a space, as CLIP has them.
+"""Pairs of an image encoder and a text encoder whose embeddings share a space, as in CLIP.
 
-Radford et al., "Learning Transferable Visual Models From Natural Language Supervision" (2103.00020). A score is made
-of the angle between two embeddings, so they come out at length 1.
+Radford et al., "Learning Transferable Visual Models From Natural Language Supervision" (2103.00020). A score depends
+only on the angle between two embeddings, so all embeddings are normalised to length 1.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ REMEMBERED = 4096
 
 
 class Towers:
-    """An image and a text encoder of one space, whichever library they come from.
+    """An image encoder and a text encoder with a common embedding space, from any library.
 
     Args:
-        model: the module that holds both.
-        pixels: images [N, 3, H, W] in [0, 1] on `device` to the encoder's input [N, 3, h, w].
-        encode_image: that input to embeddings [N, D], of any length.
-        encode_text: N strings to embeddings [N, D].
+        model: the module that contains both encoders.
+        pixels: function from images [N, 3, H, W] in [0, 1] on `device` to the encoder's input [N, 3, h, w].
+        encode_image: function from the encoder's input to embeddings [N, D], of any length.
+        encode_text: function from N strings to embeddings [N, D].
         scale: factor of the cosine in the model's logit.
-        bias: what is added in it.
+        bias: summand in the model's logit.
         device: where the model is.
     """
 
@@ -53,7 +53,7 @@ class Towers:
         self._lock = threading.Lock()
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Embeddings of N texts, float32 [N, D], each of length 1. A text that comes twice is encoded once."""
+        """Return the embeddings of N texts, float32 [N, D], each of length 1. Equal texts are encoded once."""
         place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         if not place:
             return torch.zeros(0, 1, device=self.device)
@@ -62,12 +62,12 @@ class Towers:
         return unique[[place[text] for text in texts]]
 
     def embed_images(self, images: Tensor, batch_size: int, *, remember: bool = False) -> Tensor:
-        """Embeddings of images.
+        """Return the embeddings of images.
 
         Args:
             images: [N, 3, H, W] in [0, 1].
-            batch_size: most images in one forward pass.
-            remember: keep the embeddings of the latest images, for another reward that asks for the same ones.
+            batch_size: largest number of images in one forward pass.
+            remember: keep the embeddings of the latest images, because another reward may ask for the same images.
 
         Returns:
             float32 [N, D], each of length 1.
@@ -78,16 +78,16 @@ class Towers:
         return torch.cat(parts) if parts else torch.zeros(0, 1, device=self.device)
 
     def prepare(self, images: Tensor) -> Tensor:
-        """The encoder's input for images [N, 3, H, W] in [0, 1]."""
+        """Return the encoder's input for images [N, 3, H, W] in [0, 1]."""
         with self._exact():
             return self.pixels(images.to(self.device, torch.float32))
 
     def embed_pixels(self, pixels: Tensor, *, remember: bool = False) -> Tensor:
-        """Embeddings of what `prepare` returned, float32 [N, D], each of length 1."""
+        """Return the embeddings of the result of `prepare`, float32 [N, D], each of length 1."""
         with self._exact():
             if not remember:
                 return _unit(self._encode_image(pixels))
-            # By content: every reward gets a copy of its own of the images.
+            # The keys are hashes of the content, because every reward gets its own copy of the images.
             pictures = pixels.contiguous().view(torch.uint8).cpu().numpy()
             keys = [hashlib.blake2b(picture.tobytes()).digest() for picture in pictures]
             with self._lock:
@@ -101,20 +101,20 @@ class Towers:
             return result
 
     def _exact(self) -> Any:
-        # Autocast would take the embeddings to bfloat16, whose cosines are too coarse to rank a group by.
+        # Autocast would compute the embeddings in bfloat16. Cosines in bfloat16 are too coarse to rank a group.
         return torch.autocast(torch.device(self.device).type, enabled=False)
 
 
 class TowerReward:
-    """What the rewards that look through CLIP-like towers have in common.
+    """Base class of the rewards that use CLIP-like towers.
 
     Args:
         lease: the towers.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are looked at, evenly spaced; None is all.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are used at most, evenly spaced; None uses all.
 
     Raises:
-        ValueError: `batch_size` or `frames` is no whole number of 1 or more.
+        ValueError: `batch_size` or `frames` is not a whole number of 1 or more.
     """
 
     name: str
@@ -130,22 +130,22 @@ class TowerReward:
 
     @property
     def device(self) -> str:
-        """Where the images are wanted."""
+        """The device on which the images are needed."""
         return self.lease.value.device
 
     def embeddings(self, images: Tensor) -> Tensor:
-        """Embeddings of images [B, 3, H, W] or videos [B, F, 3, H, W], float32 [B, frames, D]."""
+        """Return the embeddings of images [B, 3, H, W] or videos [B, F, 3, H, W], float32 [B, frames, D]."""
         frames = as_frames(images, self.frames)
         flat = self.lease.value.embed_images(frames.flatten(0, 1), self.batch_size, remember=self.lease.shared)
         return flat.unflatten(0, frames.shape[:2])
 
     def cosines(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        """Cosine of each image with its prompt, float32 [B]; of a video the mean over its frames."""
+        """Return the cosine of each image with its prompt, float32 [B]; for a video, the mean over its frames."""
         text = self.lease.value.embed_texts(prompts)
         return (self.embeddings(images) * text.unsqueeze(1)).sum(-1).mean(1)
 
     def close(self) -> None:
-        """Let the towers go; they leave memory with the last reward that uses them."""
+        """Release the towers. They stay in memory while another reward uses them."""
         self.lease.close()
 
 
@@ -158,21 +158,22 @@ def transformers_towers(
     dtype: str = "float32",
     lowercase: bool = False,
 ) -> Lease[Towers]:
-    """Towers of transformers' `CLIPModel` or `SiglipModel`, by what the folder's configuration says.
+    """Return the towers of a `CLIPModel` or `SiglipModel` of transformers; the folder's configuration decides which.
 
-    Images pass through the model's own image processor as 8-bit pictures. Texts are padded to, and cut at, the text
-    encoder's length: SigLIP reads its output at the last place, and CLIP does not look past the end of a text.
+    The model's own image processor processes the images, as 8-bit pictures. Texts are padded or truncated to the length
+    of the text encoder. SigLIP reads its output at the last position, and CLIP ignores everything after the end of a
+    text.
 
     Args:
-        reward: for messages.
+        reward: name of the reward, for messages.
         model: folder or model id.
-        processor: folder or model id of image processor and tokenizer; None is `model`.
+        processor: folder or model id of the image processor and the tokenizer; None uses `model`.
         device: where it runs.
-        dtype: of the weights.
-        lowercase: texts are turned to lower case first.
+        dtype: data type of the weights.
+        lowercase: if true, texts are converted to lower case first.
 
     Raises:
-        ValueError: the folder holds no such model or processor, or not all of its weights.
+        ValueError: the folder holds no such model or processor, or some of the weights are missing.
     """
     source = source_name(reward, "model", model)
     tools = source if processor is None else source_name(reward, "processor", processor)
@@ -197,7 +198,7 @@ def _load(reward: str, source: str, tools: str, device: str, dtype: torch.dtype,
         tokens = processor.tokenizer(
             texts, padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         )
-        # Without a mask: SigLIP was trained to read its padding, and CLIP's causal mask hides it.
+        # No attention mask is passed: SigLIP was trained to read the padding, and CLIP's causal mask hides it.
         return features(model.get_text_features(input_ids=tokens["input_ids"].to(device)))
 
     return Towers(
@@ -212,12 +213,12 @@ def _load(reward: str, source: str, tools: str, device: str, dtype: torch.dtype,
 
 
 def process_images(processor: Any, images: Tensor) -> Tensor:
-    """The input that a transformers image processor makes of images [N, 3, H, W] in [0, 1]: [N, 3, h, w].
+    """Return the input that a transformers image processor makes from images [N, 3, H, W] in [0, 1]: [N, 3, h, w].
 
-    It is given 8-bit pictures, since it would divide floats by 255 again.
+    The processor gets 8-bit pictures, because it would divide floats by 255 again.
     """
     levels = to_bytes(images)
-    # The processors that work on tensors do so where these are; the others want them in main memory.
+    # Processors that work on tensors work on the tensors' device. Other processors need the tensors in main memory.
     on_device = getattr(processor, "backend", None) == "torchvision" or getattr(processor, "is_fast", False)
     pictures = list(levels if on_device else levels.cpu())
     values: Tensor = processor(images=pictures, return_tensors="pt", input_data_format="channels_first")["pixel_values"]
@@ -225,7 +226,7 @@ def process_images(processor: Any, images: Tensor) -> Tensor:
 
 
 def features(output: Any) -> Tensor:
-    """The projected embedding out of what `get_image_features` returns: a tensor, or from transformers 5 an object."""
+    """Return the projected embedding in a result of `get_image_features`: a tensor, or in transformers 5 an object."""
     return output if isinstance(output, Tensor) else output.pooler_output
 
 

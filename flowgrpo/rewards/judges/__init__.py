@@ -1,1 +1,1 @@
-"""Rewards that ask a model behind a server."""
+"""Rewards whose scores come from a model behind a server."""

@@ -1,7 +1,7 @@
 """Any model behind an OpenAI-compatible server as a judge of images, videos and texts.
 
-Pointwise: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv 2306.05685), section 3.1,
-single answer grading; pairwise comparison, both orders asked, in the same section and in section 3.4.
+Scores for single samples: Zheng et al., "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv 2306.05685),
+section 3.1, single answer grading. Comparisons of pairs, asked in both orders: sections 3.1 and 3.4 of the same paper.
 """
 
 from __future__ import annotations
@@ -47,20 +47,21 @@ where N is a whole number from 0 (of no use) to 10 (nothing could be better)."""
 
 
 class Judge:
-    """A score that a model gives when it is asked, by any OpenAI-compatible server.
+    """A score that a model behind any OpenAI-compatible server gives when it is asked.
 
     Args:
         server: {url, model, ...}; see `JudgeServer`.
-        prompt: the question, with {prompt}, {completion} and {COLUMN} replaced; images are shown before it. A short one
-            of our own if absent, which asks for "Score: N", 0 to 10.
-        pattern: where the score stands: a regular expression with one group, of which the last match counts. "Score"
-            and a number if absent.
-        field: in place of the pattern, a field of the JSON object that the model answers, such as "score".
-        scale: lowest and highest score, which become 0 and 1; a score beyond them is none. null takes all as they are.
-        system: a system message.
-        pair_prompt: makes it a judge of pairs for the reward `win_rate`: asked with both samples, it has to answer that
-            Image 1 or Image 2 is better, or with scores of both; see `read_preference`. Of texts, it names them
-            {first} and {second}.
+        prompt: the question, in which {prompt}, {completion} and {COLUMN} are replaced; images are shown before it. The
+            default is a short question of the package, which asks for "Score: N" with N from 0 to 10.
+        pattern: a regular expression with one group that matches the score; the last match counts. The default matches
+            "Score" and a number.
+        field: in place of the pattern, a field of the JSON object that the model answers with, such as "score".
+        scale: lowest and highest score, which become 0 and 1; a score outside the scale is not accepted. null keeps all
+            scores unchanged.
+        system: the system message for the model.
+        pair_prompt: a question about two samples, which makes this a judge of pairs for the reward `win_rate`. The
+            model must answer that Image 1 or Image 2 is better, or give scores of both; see `read_preference`. For
+            texts, the question refers to them as {first} and {second}.
 
     Raises:
         ValueError: an option is wrong, or the environment variable of the key is not set.
@@ -98,7 +99,7 @@ class Judge:
         completions: Sequence[str] | None = None,
         **columns: Any,
     ) -> Scores:
-        """Scores by the judge.
+        """Return the scores that the judge gives.
 
         Args:
             prompts: B strings.
@@ -107,11 +108,11 @@ class Judge:
             columns: name -> B values, for the prompt.
 
         Returns:
-            Scores with B values in [0, 1], or as the model gives them without a scale; NaN where its answer has none.
-            Notes are the answers.
+            Scores with B values in [0, 1], or unchanged if there is no scale; NaN if the answer has no score. Notes are
+            the answers.
 
         Raises:
-            InvalidScores: no answer of 8 or more has a score.
+            InvalidScores: there are 8 answers or more, and none has a score.
             ServerError: the server could not be asked.
         """
         template = self.prompt or Template(self.name, "prompt", ABOUT_TEXTS if images is None else ABOUT_IMAGES)
@@ -124,12 +125,12 @@ class Judge:
         return scored(self.name, self.client.ask(questions), self.reader.read)
 
     def close(self) -> None:
-        """Close the connections, and end the process that matches."""
+        """Close the connections, and end the process that matches the pattern."""
         self.client.close()
         self.reader.close()
 
     def _compare(self, first: Any, second: Any, prompts: Sequence[str], **columns: Any) -> Scores:
-        """Preferences for the first of each pair; NaN where the answer has none."""
+        """Return the preference for the first sample of each pair; NaN if the answer has none."""
         assert self.pair_prompt is not None
         pictures = isinstance(first, Tensor)
         questions = []
@@ -143,10 +144,10 @@ class Judge:
 
 
 def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeReply], float]) -> Scores:
-    """Scores of answers, each read by `read`; NaN, and the reason in the note, for one without.
+    """Return the scores of answers, read by `read`. An answer without a score gets NaN, and the reason in its note.
 
     Raises:
-        InvalidScores: no answer of 8 or more has a score.
+        InvalidScores: there are 8 answers or more, and none has a score.
     """
     values, notes = [], []
     for answer in answers:

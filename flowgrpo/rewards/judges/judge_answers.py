@@ -1,4 +1,4 @@
-"""Scores in the answers of judges. An answer without one has no score: it is never taken for a low one."""
+"""Reading of scores from the answers of judges. A missing score is never treated as a low score."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ LONGEST_ANSWER = 100_000
 NOTE_CHARACTERS = 1000
 PATTERN_SECONDS = 2.0
 FEWEST_FOR_A_VERDICT = 8
-# Never the beginning of a longer number: of 1e999 or 1,000 the 1 would be a score that nobody gave.
+# The beginning of a longer number never matches: the 1 of 1e999 or of 1,000 is not the score that was given.
 NUMBER = r"[-+]?(?:\d{1,9}(?:\.\d{0,20})?|\.\d{1,20})(?:[eE][-+]?\d{1,9})?(?![\d.]*\d|[eE][-+]?\d|,\d)"
 _THOUGHT = "</think>"
 
 
 class Unreadable(ValueError):
-    """An answer holds no score; the message says why."""
+    """An answer has no score; the message says why."""
 
 
 class ScoreReader:
-    """Reads one number from an answer and brings it to [0, 1].
+    """Reads one number from an answer and scales it to [0, 1].
 
     Args:
-        reward: for messages.
-        pattern: a regular expression with one group around the number; the last place that matches counts. `.`
-            matches line ends too, and case does not count. It runs in a process of its own, for 2 seconds at most.
-        field: in place of a pattern, the name of a field of a JSON object in the answer, with dots between levels.
-        scale: lowest and highest score, which become 0 and 1; None takes any number as it is.
-        slack: how far a score may be beyond the scale; it then counts as the end of the scale.
-        ours: the pattern is one of ours, known to take linear time, and needs no process.
+        reward: name of the reward, for messages.
+        pattern: a regular expression with one group around the number; the last match counts. `.` matches line ends
+            too, and case does not count. The pattern runs in a separate process, for at most 2 seconds.
+        field: in place of a pattern, the name of a field of the JSON object in the answer, with dots between levels.
+        scale: lowest and highest score, which become 0 and 1; None keeps any number unchanged.
+        slack: how far outside the scale a score may be. Such a score counts as the end of the scale.
+        ours: the pattern is from this package. It takes linear time, so it does not need a separate process.
 
     Raises:
         ValueError: an option is wrong.
@@ -63,10 +63,10 @@ class ScoreReader:
         self._worker = Worker(f"{__package__}.judge_patterns:last_match")
 
     def read(self, answer: JudgeReply) -> float:
-        """The score of an answer.
+        """Return the score of an answer.
 
         Raises:
-            Unreadable: there is none.
+            Unreadable: the answer has no score.
         """
         text = readable(answer)
         value = self._field(text) if self.pattern is None else self._match(text)
@@ -78,7 +78,7 @@ class ScoreReader:
         return (min(max(value, low), high) - low) / (high - low)
 
     def close(self) -> None:
-        """End the process that matches."""
+        """End the process that matches the pattern."""
         self._worker.close()
 
     def _match(self, text: str) -> float:
@@ -95,23 +95,24 @@ class ScoreReader:
         value = read_object(text)
         for name in str(self.field).split("."):
             if not isinstance(value, Mapping) or name not in value:
-                raise Unreadable(f"its JSON has no field {self.field}")
+                raise Unreadable(f"the JSON of the answer has no field {self.field}")
             value = value[name]
         return as_score(value)
 
 
 def readable(answer: JudgeReply) -> str:
-    """The text of an answer in which to look, without the thoughts before it.
+    """Return the text of an answer, without the reasoning before it.
 
     Raises:
-        Unreadable: the server gave none, or it was cut off: what stands last in it may be half a number.
+        Unreadable: the server gave no answer, or the answer was cut off. The end of such an answer may be half a
+            number.
     """
     if answer.refused:
         raise Unreadable(f"no answer: {answer.refused}")
     if answer.cut:
-        raise Unreadable("the answer was cut at max_tokens; allow more of them")
+        raise Unreadable("the answer was cut off at max_tokens; raise max_tokens")
     if len(answer.text) > LONGEST_ANSWER:
-        raise Unreadable(f"the answer has {len(answer.text)} characters")
+        raise Unreadable(f"the answer is too long: it has {len(answer.text)} characters")
     text = answer.text.rpartition(_THOUGHT)[2].strip()
     if not text or text.startswith("<think>"):
         raise Unreadable("the answer is empty")
@@ -119,10 +120,10 @@ def readable(answer: JudgeReply) -> str:
 
 
 def read_object(text: str) -> Any:
-    """The JSON value in an answer: all of it, its last fenced block, or what begins at the first bracket.
+    """Return the JSON value in an answer: the whole answer, its last fenced block, or the value at its first bracket.
 
     Raises:
-        Unreadable: there is none.
+        Unreadable: there is no JSON value.
     """
     try:
         return read_json(text)[0]
@@ -131,10 +132,10 @@ def read_object(text: str) -> Any:
 
 
 def as_score(value: Any) -> float:
-    """A number, or a text that is one.
+    """Return a number, or a text that contains a number, as a float.
 
     Raises:
-        Unreadable: it is neither, or not finite.
+        Unreadable: the value is neither of the two, or is not finite.
     """
     if value is None:
         raise Unreadable("no score in the answer")
@@ -143,15 +144,15 @@ def as_score(value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Unreadable(f"{str(value)[:40]!r} is no score")
+        raise Unreadable(f"{str(value)[:40]!r} is not a score")
     return number
 
 
 def check_scale(reward: str, scale: Any) -> tuple[float, float] | None:
-    """Lowest and highest score as floats.
+    """Return the lowest and the highest score as floats.
 
     Raises:
-        ValueError: they are not two finite numbers in order.
+        ValueError: the scale is not two finite numbers in increasing order.
     """
     if scale is None:
         return None
@@ -168,34 +169,34 @@ def check_scale(reward: str, scale: Any) -> tuple[float, float] | None:
 
 
 def check_pattern(reward: str, name: str, pattern: Any, groups: int) -> None:
-    """Refuse what is no regular expression with so many groups.
+    """Refuse anything that is not a regular expression with the given number of groups.
 
     Raises:
-        ValueError: as said.
+        ValueError: the pattern is not a regular expression, or has another number of groups.
     """
     try:
         compiled = re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise ValueError(f"{reward}: {name} {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{reward}: {name} {pattern!r} is not a regular expression: {error}") from None
     if compiled.groups != groups:
-        raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...); give it {groups}")
+        raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...), but must have {groups}")
 
 
 def note_of(answer: JudgeReply, problem: str = "") -> str:
-    """What is kept of an answer: its text, and in front of it why it has no score."""
+    """Return the note about an answer: its text, and before it the reason if it has no score."""
     text = answer.text.strip()
     shown = text if len(text) <= NOTE_CHARACTERS else f"{text[:NOTE_CHARACTERS]} …"
     return f"no score ({problem}): {shown}" if problem else shown
 
 
 def refuse_if_none(reward: str, values: Sequence[float], notes: Sequence[str]) -> None:
-    """Stop a run whose judge answers, but never with a score: its prompt or pattern does not fit the model.
+    """Stop a run if the judge answers but never gives a score, because its prompt or pattern does not fit the model.
 
     Raises:
         InvalidScores: there are at least 8 values, and none of them is a number.
     """
     if len(values) >= FEWEST_FOR_A_VERDICT and all(math.isnan(value) for value in values):
         raise InvalidScores(
-            f"{reward}: none of {len(values)} answers has a score; see whether prompt, pattern and max_tokens fit the "
-            f"model. The first: {notes[0]:.300}"
+            f"{reward}: none of {len(values)} answers has a score; check whether prompt, pattern and max_tokens fit "
+            f"the model. The first answer: {notes[0]:.300}"
         )

@@ -1,6 +1,7 @@
 """Questions to a model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp, hosted ones).
 
-Temperature 0 and `max_tokens` are always sent: a server's own defaults may sample, or write for ever.
+Temperature 0 and `max_tokens` are always sent, because with a server's own defaults a model may sample, or may never
+stop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OURS = ("model", "messages", "prompt", "temperature", "max_tokens", "stream", "n
 ALTERNATIVES = 20
 MOST_REPLY_BYTES = 4 << 20
 REMEMBERED = 4096
-# Codes by which hosted servers refuse a single picture or text, and not the request as such.
+# Error codes with which hosted servers refuse a certain picture or text, not the request itself.
 FILTERED = ("content_filter", "content_policy_violation", "moderation_blocked")
 
 
@@ -36,17 +37,17 @@ class JudgeServer:
     """The `server` option of every judge.
 
     Attributes:
-        url: what `/chat/completions` is appended to, such as "http://127.0.0.1:8000/v1".
-        model: name under which the server knows the model.
-        key_env: environment variable with the API key; None sends none.
+        url: the address to which `/chat/completions` is appended, such as "http://127.0.0.1:8000/v1".
+        model: the server's name of the model.
+        key_env: environment variable with the API key; None sends no key.
         api: "chat", or "completions" for a language model without a chat template.
-        concurrency: most questions at a time.
+        concurrency: how many questions are asked at the same time, at most.
         timeout: seconds for one answer.
-        patience: seconds for which a question that could not be asked is tried again.
-        max_tokens: most tokens of an answer; None leaves it to the judge.
-        side: images are shrunk until their longest side has so many pixels; None sends them as they are.
-        frames: most frames of a video that are sent, evenly spaced.
-        extra: further fields of the request, such as {seed: 0}.
+        patience: for how many seconds a question is tried again if the server is unavailable.
+        max_tokens: largest number of tokens of an answer; None uses the default of the reward.
+        side: images are shrunk until their longest side has at most this many pixels; None sends them unchanged.
+        frames: how many frames of a video are sent at most, evenly spaced.
+        extra: additional fields of the request, such as {seed: 0}.
     """
 
     url: str
@@ -63,7 +64,7 @@ class JudgeServer:
 
     @classmethod
     def read(cls, reward: str, given: Any) -> JudgeServer:
-        """The option as it stands in a recipe.
+        """Read the option as it is written in a recipe.
 
         Raises:
             ValueError: a field is unknown, missing or wrong.
@@ -107,7 +108,7 @@ class JudgeServer:
 
 @dataclass(frozen=True)
 class Question:
-    """What a judge is asked about one sample or pair.
+    """A question to a judge about one sample or one pair.
 
     Attributes:
         text: the question.
@@ -122,13 +123,13 @@ class Question:
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """What came back.
+    """The answer of a judge.
 
     Attributes:
-        text: the answer.
-        cut: it ended at `max_tokens`.
-        refused: why the server would not look at this sample, or "".
-        first: alternatives for the first token with their log-probabilities, where they were asked for.
+        text: text of the answer.
+        cut: whether the answer was cut off at `max_tokens`.
+        refused: why the server refused to judge this sample, or "".
+        first: alternatives for the first token with their log-probs, if they were requested.
     """
 
     text: str
@@ -138,17 +139,17 @@ class JudgeReply:
 
 
 class JudgeClient:
-    """Asks one model, many questions at a time.
+    """Asks one model many questions at the same time.
 
-    An answer is remembered (the latest 4096 of them): when a call fails half-way, its repetition asks only for what is
-    missing.
+    The latest 4096 answers are remembered. If a call fails half-way, its repetition asks only the questions that have
+    no answer yet.
 
     Args:
-        reward: who asks, for messages.
-        server: where.
-        max_tokens: of an answer, if `server` does not say.
-        system: a system message, or "".
-        logprobs: ask for the alternatives to the first token.
+        reward: name of the reward that asks, for messages.
+        server: the server, as a `JudgeServer` or as the option of a recipe.
+        max_tokens: largest number of tokens of an answer, if `server` does not set it.
+        system: the system message, or "".
+        logprobs: whether to request the alternatives to the first token.
     """
 
     sleep: Callable[[float], object] | None = None
@@ -166,15 +167,15 @@ class JudgeClient:
 
     @property
     def batch_size(self) -> int:
-        """Samples in one call of the reward: enough to keep the server busy, and to see that no answer is usable."""
+        """Number of samples in one call: enough to keep the server busy, and to notice if no answer has a score."""
         return max(4 * self.server.concurrency, 8)
 
     def ask(self, questions: Sequence[Question]) -> list[JudgeReply]:
-        """Answers, in the order of the questions.
+        """Return the answers in the order of the questions.
 
         Raises:
             Unavailable: the server could not be reached, was busy or failed for longer than the patience.
-            ServerError: it refused a question, or answered something other than an answer.
+            ServerError: the server refused a question, or its reply is not an answer.
         """
         if not questions:
             return []
@@ -183,7 +184,7 @@ class JudgeClient:
             answers = [pool.submit(self._answer, question, stop) for question in questions]
             done, _ = wait(answers, return_when=FIRST_EXCEPTION)
             if any(answer.exception() for answer in done):
-                # Those under way end soon, and the others are not begun.
+                # Questions that are already being asked end soon, and the others are not asked.
                 stop.set()
                 for answer in answers:
                     answer.cancel()
@@ -193,7 +194,7 @@ class JudgeClient:
         return [answer.result() for answer in answers]
 
     def body(self, question: Question) -> dict[str, Any]:
-        """The request that asks a question."""
+        """Return the body of the request that asks a question."""
         if self.server.api == "completions":
             return self._completion(question)
         content: Any = question.text
@@ -206,7 +207,7 @@ class JudgeClient:
         body = {"model": self.server.model, "messages": messages, **self._sampling()}
         if question.begun:
             messages.append({"role": "assistant", "content": question.begun})
-            # vLLM's and SGLang's words for going on with that message.
+            # These fields make vLLM and SGLang continue that message.
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.logprobs:
             body |= {"logprobs": True, "top_logprobs": ALTERNATIVES}
@@ -234,7 +235,7 @@ class JudgeClient:
             raise _Stopped
         body = json.dumps(self.body(question)).encode()
         key = hashlib.sha256(body).digest()
-        # A dictionary's own operations are atomic; the order matters little.
+        # No lock is needed: single operations on a dictionary are atomic, and the order of the entries hardly matters.
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._request(body, key, stop)
@@ -258,7 +259,7 @@ class JudgeClient:
                 raise
             return self._read(reply.body)
 
-        # Questions that failed together must not come back together.
+        # Questions that failed at the same time must not be repeated at the same time.
         spread = 0.75 + key[0] / 512
         pause = self.sleep or stop.wait
         return persist(attempt, self.server.patience, sleep=pause, clock=self.clock, spread=spread)
@@ -278,7 +279,7 @@ class JudgeClient:
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             shown = body[:200].decode("utf-8", "replace")
             raise ServerError(
-                f"{self._http.url} answered something other than an answer ({type(error).__name__}: {error}): {shown!r}"
+                f"{self._http.url} sent a reply that is not an answer ({type(error).__name__}: {error}): {shown!r}"
             ) from None
         if refusal or reason == "content_filter":
             return JudgeReply(text or "", refused=str(refusal or "the server's content filter"))
@@ -293,7 +294,7 @@ class _Stopped(Exception):
 
 
 def _is_filtered(body: str) -> bool:
-    """Whether an error of HTTP is about this one sample."""
+    """Whether an HTTP error is about this sample alone."""
     try:
         return json.loads(body)["error"]["code"] in FILTERED
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -301,10 +302,10 @@ def _is_filtered(body: str) -> bool:
 
 
 def _first_token(logprobs: Any, api: str) -> tuple[tuple[str, float], ...]:
-    """Alternatives for the first token, most probable first; none if the server gives none.
+    """Return the alternatives for the first token, the most probable first; none if the server returns none.
 
     Raises:
-        LookupError, TypeError, ValueError: they have another form.
+        LookupError, TypeError, ValueError: the log-probs have an unknown form.
     """
     if logprobs is None:
         return ()

@@ -1,4 +1,4 @@
-"""Images as vision-language models are sent them."""
+"""Images in the form in which they are sent to vision-language models."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..serving.wire import png
 
 
 def data_urls(media: Tensor, side: int | None = None, frames: int = 8) -> list[str]:
-    """Data URLs of PNG files: one of an image, several of a video.
+    """Return data URLs of PNG files: one for an image, several for a video.
 
     Args:
         media: an image [3, H, W] or a video [F, 3, H, W], in [0, 1].
-        side: the longest side in pixels that is not shrunk; None shrinks nothing.
-        frames: most frames of a video.
+        side: images with a longer side, in pixels, are shrunk to this side; None shrinks nothing.
+        frames: how many frames of a video are used at most.
 
     Returns:
-        One text an image or chosen frame, in order.
+        One text for each image or chosen frame, in order.
     """
     pictures = media.unsqueeze(0) if media.ndim == 3 else media[chosen_frames(len(media), frames)]
     pixels = to_bytes(shrunk(pictures.detach().float().cpu(), side))
@@ -28,7 +28,7 @@ def data_urls(media: Tensor, side: int | None = None, frames: int = 8) -> list[s
 
 
 def chosen_frames(count: int, most: int) -> list[int]:
-    """Places of at most `most` frames of `count`, evenly spaced from the first to the last; the middle one of one."""
+    """Return the places of at most `most` of `count` frames, evenly spaced from first to last; 1 is the middle one."""
     if count <= most:
         return list(range(count))
     if most == 1:
@@ -37,7 +37,7 @@ def chosen_frames(count: int, most: int) -> list[int]:
 
 
 def shrunk(images: Tensor, side: int | None) -> Tensor:
-    """Images [N, 3, H, W] whose longest side has at most `side` pixels, bicubic with antialiasing."""
+    """Shrink images [N, 3, H, W] until the longest side has at most `side` pixels; bicubic with antialiasing."""
     longest = max(images.shape[-2:])
     if side is None or longest <= side:
         return images

@@ -1,8 +1,8 @@
-"""Scores from the probability of answer words: one token a sample, and no text to read.
+"""Scores from the probabilities of answer words: one token for each sample, and no text to parse.
 
-VQAScore (Lin et al., arXiv 2404.01291): the probability that a model answers "Yes" when it is asked whether the image
-shows the text. DeQA-Score (You et al., arXiv 2501.11561): the mean level of quality over the probabilities of
-"excellent" to "bad".
+VQAScore (Lin et al., arXiv 2404.01291) is the probability that a model answers "Yes" when it is asked whether the image
+shows the text. DeQA-Score (You et al., arXiv 2501.11561) is the expected level of quality under the probabilities of
+the words from "excellent" to "bad".
 """
 
 from __future__ import annotations
@@ -22,31 +22,32 @@ from .judge_client import ALTERNATIVES, JudgeClient, JudgeReply, Question
 from .judge_prompts import Template, values_of
 
 ROUNDING = 1e-3
-"""A log-probability this far above 0 is one of 0, computed in half precision."""
+"""A log-prob that exceeds 0 by at most this much counts as 0: it was computed in half precision."""
 YES_OR_NO = {"Yes": 1.0, "No": 0.0}
 ABOUT_IMAGES = 'Does this figure show "{prompt}"? Please answer yes or no.'
 
 
 class JudgeLogprob:
-    """Expected value of a judge's one-word answer, from its token log-probabilities: VQAScore, DeQA and the like.
+    """Expected value of a judge's one-word answer, from the log-probs of its first token: VQAScore, DeQA-Score.
 
-    With p_k the probability of the answer k as the first token, and v_k its value,
+    If p_k is the probability of the answer k as the first token, and v_k is its value,
 
         score = Σ_k v_k·p_k / Σ_k p_k
 
-    Only the 20 most probable tokens are known; an answer that is not among them counts 0. White space around a token
-    and its case do not count. The answers should be single tokens of the judge: where the sub-score `mass`, which is
-    Σ_k p_k, is small, it says something else.
+    Only the 20 most probable tokens are known; an answer that is not among them has p_k = 0. White space around a token
+    and its case do not count. The answers should be single tokens of the judge. The sub-score `mass` is Σ_k p_k; if it
+    is small, the judge says something else.
 
     Args:
-        server: {url, model, ...}; see `JudgeServer`. It has to give log-probabilities.
-        prompt: the question, with {prompt}, {completion} and {COLUMN} replaced; VQAScore's if absent.
+        server: {url, model, ...}; see `JudgeServer`. The server must return log-probs.
+        prompt: the question, in which {prompt}, {completion} and {COLUMN} are replaced; the default is VQAScore's
+            question.
         answers: word -> value; {Yes: 1, No: 0} if absent.
-        begun: the start of the answer, of which the word is the rest, such as DeQA's "The quality of the image is". The
-            server has to be able to continue a message; vLLM and SGLang are.
-        normalise: divide by Σ_k p_k; otherwise the score is Σ_k v_k·p_k.
-        least_mass: a sample for which Σ_k p_k is smaller has no score.
-        system: a system message.
+        begun: the start of the answer, which the word completes, such as DeQA's "The quality of the image is". The
+            server must be able to continue a message; vLLM and SGLang are able to.
+        normalise: if true, divide by Σ_k p_k. If false, the score is Σ_k v_k·p_k.
+        least_mass: a sample has no score if Σ_k p_k is smaller than this.
+        system: the system message for the model.
 
     Raises:
         ValueError: an option is wrong, or the environment variable of the key is not set.
@@ -72,7 +73,7 @@ class JudgeLogprob:
         if not isinstance(begun, str):
             raise ValueError(f"judge_logprob: begun is {begun!r}; give a text")
         self.answers = _check_answers(YES_OR_NO if answers is None else answers)
-        # One token is needed, and more would only cost time.
+        # Only one token is needed. More tokens would only cost time.
         self.client = JudgeClient(self.name, server, max_tokens=1, system=system, logprobs=True)
         self.prompt, self.begun = Template(self.name, "prompt", prompt), begun
         self.normalise, self.least_mass = normalise, least_mass
@@ -86,7 +87,7 @@ class JudgeLogprob:
         completions: Sequence[str] | None = None,
         **columns: Any,
     ) -> Scores:
-        """Expected values.
+        """Return the expected values.
 
         Args:
             prompts: B strings.
@@ -95,11 +96,11 @@ class JudgeLogprob:
             columns: name -> B values, for the prompt.
 
         Returns:
-            Scores with B values between the smallest and the largest value of an answer; NaN where the judge says
-            something else. Sub-scores: `mass`, Σ_k p_k in [0, 1].
+            Scores with B values between the smallest and the largest value of an answer; NaN if the judge says
+            something else. Sub-score `mass`: Σ_k p_k in [0, 1].
 
         Raises:
-            InvalidScores: the server gives no log-probabilities, or no sample of 8 or more has a score.
+            InvalidScores: the server returns no log-probs, or there are 8 samples or more and none has a score.
             ServerError: the server could not be asked.
         """
         questions = [
@@ -113,7 +114,7 @@ class JudgeLogprob:
         answers = self.client.ask(questions)
         if answers and not any(answer.first or answer.refused for answer in answers):
             raise InvalidScores(
-                f"judge_logprob: {self.client.server.url} gives no log-probabilities of tokens; use a server that does "
+                f"judge_logprob: {self.client.server.url} returns no log-probs of tokens; use a server that does "
                 "(vLLM, SGLang), or the reward judge"
             )
         found = scored(self.name, answers, self._expected)
@@ -125,7 +126,7 @@ class JudgeLogprob:
         self.client.close()
 
     def _probabilities(self, answer: JudgeReply) -> dict[str, float]:
-        """Probability of each answer that is among the alternatives, over all ways to write it."""
+        """Return the probability of each answer that is among the alternatives, summed over its spellings."""
         found: dict[str, list[float]] = {}
         for token, logprob in answer.first:
             word = _fold(token)
@@ -139,18 +140,18 @@ class JudgeLogprob:
         probabilities = self._probabilities(answer)
         mass = math.fsum(probabilities.values())
         if math.isnan(mass):
-            raise Unreadable("an answer has a log-probability above 0, or one that is no number")
+            raise Unreadable("an answer has a log-prob above 0, or one that is not a number")
         if not mass or mass < self.least_mass:
-            raise Unreadable(f"the answers have a probability of {mass:.3g} in all")
+            raise Unreadable(f"the answers have a total probability of {mass:.3g}")
         mean = math.fsum(self.answers[word] * value for word, value in probabilities.items())
         return mean / mass if self.normalise else mean
 
 
 def _check_answers(answers: Any) -> dict[str, float]:
-    """Answers by their folded words.
+    """Return the values of the answers, by the folded words.
 
     Raises:
-        ValueError: they are not two or more different words, each with a finite number.
+        ValueError: the answers are not two or more different words, each with a finite number.
     """
     example = (
         "give two or more words with a number each, such as {'Yes': 1, 'No': 0} (in quotes: YAML reads Yes as true)"
@@ -168,7 +169,7 @@ def _check_answers(answers: Any) -> dict[str, float]:
 
 
 def _fold(token: str) -> str:
-    # Some servers give tokens as the tokenizer spells them, with its signs for a space.
+    # Some servers return tokens in the spelling of the tokenizer, with its special characters for a space.
     return token.strip(" \t\n▁Ġ").casefold()
 
 

@@ -1,4 +1,4 @@
-"""Which of two samples a judge's answer prefers."""
+"""Reads from a judge's answer which of two samples it prefers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _SCORES = re.compile(rf"\b{_THING}\s*([12])\s*:\s*({NUMBER})", re.IGNORECASE)
 
 
 def read_preference(text: str) -> float:
-    """The preference for the first of two samples.
+    """Return the preference for the first of two samples.
 
-    Answers have one of these forms, of which the first that is there counts:
+    An answer has one of these forms. If it has both, the first form counts.
 
-        "Image 1 is better", "Image 2 is better", "... equally good" or "tie": 1, 0 and 1/2. The last of them counts,
-            and if there is an <answer> tag, only what stands in the last one.
-        "Image 1: 0.6", "Image 2: 0.4", any number of times, one axis after another: the mean over the axes of
-            s1 / (s1 + s2), 1/2 for 0 and 0. Scores are 0 or more.
+        "Image 1 is better", "Image 2 is better", "... equally good" or "tie": 1, 0 and 1/2. The last of these phrases
+            counts. If there is an <answer> tag, only the content of the last one counts.
+        "Image 1: 0.6", "Image 2: 0.4", once for each axis: the mean of s1 / (s1 + s2) over the axes, where 0 and 0
+            give 1/2. Scores are 0 or more.
 
-    "Video", "Answer", "Response" and "Text" do as well.
+    "Video", "Picture", "Answer", "Response" and "Text" are read in the same way as "Image".
 
     Args:
-        text: of the answer, without thoughts before it.
+        text: text of the answer, without the reasoning before it.
 
     Returns:
         A number in [0, 1].
 
     Raises:
-        Unreadable: it has neither form.
+        Unreadable: the answer has neither form, or a score is out of range.
     """
     part = _tagged(text)
     said = _SAID.findall(part)
@@ -43,7 +43,7 @@ def read_preference(text: str) -> float:
         return {"1": 1.0, "2": 0.0}.get(said[-1], 0.5)
     scores = [(number, float(score)) for number, score in _SCORES.findall(part)]
     if not scores or [number for number, _ in scores] != ["1", "2"] * (len(scores) // 2):
-        raise Unreadable("the answer names none as better")
+        raise Unreadable("the answer does not say which sample is better")
     if any(not 0 <= score < math.inf for _, score in scores):
         raise Unreadable("a score is below 0, or too large to be read")
     axes = [(scores[k][1], scores[k + 1][1]) for k in range(0, len(scores), 2)]
@@ -51,7 +51,7 @@ def read_preference(text: str) -> float:
 
 
 def _tagged(text: str) -> str:
-    """What stands in the last <answer> tag that is closed, or the whole text."""
+    """Return the content of the last <answer> tag that is closed, or the whole text."""
     before, closing, _ = text.rpartition("</answer>")
     _, opening, inside = before.rpartition("<answer>")
     return inside if opening and closing else text

@@ -1,4 +1,4 @@
-"""Regular expressions on the answers of judges, in a process without torch; see `worker.py`."""
+"""Regular expressions on the answers of judges. They run in a process without torch; see `worker.py`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _EXPONENT = re.compile(r"[eE][-+]?\d+")
 
 
 def last_match(pattern: str, text: str) -> str | None:
-    """The first group of the last place at which a pattern matches, or None. May take for ever.
+    """Return the first group of the last match of a pattern, or None. This function may never return.
 
-    An exponent that the pattern leaves behind a number belongs to it: of 1e999 the 1 is no score.
+    If the group ends before an exponent, the exponent is added, because the 1 of 1e999 is not a score.
     """
     found = deque(re.finditer(pattern, text, re.DOTALL | re.IGNORECASE), maxlen=1)
     group: str | None = found[0][1] if found else None

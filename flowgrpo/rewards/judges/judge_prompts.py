@@ -1,4 +1,4 @@
-"""Prompts with places for a sample's prompt, completion and columns."""
+"""Prompt templates with places for the prompt, the completion and the columns of a sample."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Mapping
 from typing import Any
 
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
-# What a template calls one of many.
+# A template has the singular, and the argument of a reward has the plural.
 _SINGULAR = {"prompt": "prompts", "completion": "completions"}
 
 
 class Template:
-    """A text in which `{prompt}`, `{completion}` and `{COLUMN}` are replaced, once: what they hold is left as it is.
+    """A text in which `{prompt}`, `{completion}` and `{COLUMN}` are replaced.
 
-    Braces around anything but a single word stay, so JSON needs no escaping.
+    Nothing is replaced inside the inserted texts. Braces around anything other than a single word are kept, so JSON
+    needs no escaping.
 
     Args:
-        reward: for messages.
-        name: of the option.
+        reward: name of the reward, for messages.
+        name: name of the option, for messages.
         text: the template.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: the template is not a text, or is empty.
     """
 
     def __init__(self, reward: str, name: str, text: Any) -> None:
@@ -33,11 +34,11 @@ class Template:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Arguments of the reward that hold what goes into the places."""
+        """Names of the arguments of the reward that fill the places."""
         return tuple(_SINGULAR.get(place, place) for place in self.places)
 
     def fill(self, values: Mapping[str, Any]) -> str:
-        """The text with the values of one sample in their places; None becomes nothing.
+        """Return the text with the values of one sample in their places; None becomes an empty text.
 
         Raises:
             ValueError: there is no value for a place.
@@ -51,7 +52,7 @@ class Template:
 
 
 def values_of(row: int, prompts: Any, completions: Any, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What a template may name, of one sample."""
+    """Return the values of one sample that a template may name."""
     values = {name: column[row] for name, column in columns.items() if column is not None}
     values["prompt"] = prompts[row]
     if completions is not None:

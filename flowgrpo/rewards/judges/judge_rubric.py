@@ -1,7 +1,7 @@
-"""A list of criteria, of which a judge says one by one whether they are met.
+"""A list of criteria. A judge says for each criterion whether it is met.
 
-Rubrics as rewards: Gunjal et al. (arXiv 2507.17746, the explicit aggregation); criteria with weights below
-0, and the clip at 0, as in HealthBench (arXiv 2505.08775).
+Rubrics as rewards: Gunjal et al. (arXiv 2507.17746, the explicit aggregation). Criteria with negative weights, and the
+lower limit of 0, are as in HealthBench (arXiv 2505.08775).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Criterion:
     """One criterion.
 
     Attributes:
-        text: what has to be so.
-        weight: how much it counts; below 0 for a fault.
-        name: of its sub-score.
+        text: what the sample must satisfy.
+        weight: how much the criterion counts; below 0 if it describes a fault.
+        name: name of its sub-score.
     """
 
     text: str
@@ -64,19 +64,20 @@ class CriterionVerdict:
 
 
 class Rubric:
-    """Weighted share of the criteria that a sample meets, as a judge says.
+    """Weighted share of the criteria that a sample meets, according to a judge.
 
-    With m_k 1 for a criterion that is met and else 0, and w_k its weight,
+    If m_k is 1 for a criterion that is met and 0 otherwise, and w_k is its weight,
 
         score = Σ_k w_k·m_k / Σ_k max(w_k, 0), at least 0
 
-    A sample without criteria, or of which the judge left one open, has no score.
+    A sample has no score if it has no criteria, or if the judge leaves a criterion undecided.
 
     Args:
         server: {url, model, ...}; see `JudgeServer`.
-        criteria: texts, or {text, weight, name} with weight 1 if absent; for samples whose column `criteria` has none.
-        ask: "together": one question a sample, answered in JSON; "each": one a criterion, answered yes or no.
-        system: a system message.
+        criteria: texts, or {text, weight, name} with weight 1 if absent; for samples whose column `criteria` is empty.
+        ask: "together": one question for each sample, answered in JSON; "each": one for each criterion, answered yes or
+            no.
+        system: the system message for the model.
 
     Raises:
         ValueError: an option is wrong, or the environment variable of the key is not set.
@@ -107,23 +108,23 @@ class Rubric:
         criteria: Sequence[Any] | None = None,
         **columns: Any,
     ) -> Scores:
-        """Ask for verdicts.
+        """Ask the judge for verdicts.
 
         Args:
             prompts: B strings.
             images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
             completions: B strings, instead of images.
-            criteria: B lists, or None for a sample with those of the option.
+            criteria: B lists; None uses the criteria of the option for that sample.
             columns: not used.
 
         Returns:
-            Scores with B values in [0, 1], NaN without a score. Sub-scores: `met`, the share of the criteria of weight
-            above 0 that are met, and for criteria of the option, each by its name, 1 or 0. Notes: verdict and reason,
-            one a line.
+            Scores with B values in [0, 1], NaN for a sample without a score. Sub-scores: `met`, the share of the
+            criteria with positive weight that are met. If all criteria come from the option, there is also a sub-score
+            for each criterion under its name, 1 or 0. Notes: a line with verdict and reason for each criterion.
 
         Raises:
-            ValueError: a row of the column is no list of criteria.
-            InvalidScores: no sample of 8 or more has a score.
+            ValueError: a row of the column is not a list of criteria.
+            InvalidScores: there are 8 samples or more, and none has a score.
             ServerError: the server could not be asked.
         """
         count = len(prompts)
@@ -167,10 +168,11 @@ class Rubric:
 
 
 def read_criteria(given: Any, where: str) -> list[Criterion]:
-    """Criteria as they stand in a recipe or a prompt file; a text may hold them as JSON.
+    """Read the criteria in a recipe or in a prompt file; a text may contain them as JSON.
 
     Raises:
-        ValueError: they are no list of texts or {text, weight, name}, too many, or none has a weight above 0.
+        ValueError: they are not a list of texts or {text, weight, name}, there are too many, or none has a positive
+            weight.
     """
     if given is None or given == "" or given == []:
         return []
@@ -184,14 +186,14 @@ def read_criteria(given: Any, where: str) -> list[Criterion]:
     found = [_read_criterion(entry, where) for entry in given]
     names = [criterion.name or criterion.text for criterion in found]
     if len(set(names)) < len(names) or "met" in names:
-        raise ValueError(f"rubric: {where} has two criteria of one name, or one called 'met'; name them otherwise")
+        raise ValueError(f"rubric: {where} has two criteria of the same name, or one called 'met'; give other names")
     if not any(criterion.weight > 0 for criterion in found):
-        raise ValueError(f"rubric: {where} has no criterion of a weight above 0; add one")
+        raise ValueError(f"rubric: {where} has no criterion with a weight above 0; add one")
     return found
 
 
 def weighted_share(criteria: Sequence[Criterion], verdicts: Sequence[CriterionVerdict]) -> float:
-    """Σ_k w_k·m_k / Σ_k max(w_k, 0), at least 0; NaN for no criteria."""
+    """Return Σ_k w_k·m_k / Σ_k max(w_k, 0), at least 0; NaN if there are no criteria."""
     if not criteria:
         return math.nan
     reached = math.fsum(criterion.weight for criterion, verdict in zip(criteria, verdicts) if verdict.met)
@@ -201,7 +203,7 @@ def weighted_share(criteria: Sequence[Criterion], verdicts: Sequence[CriterionVe
 def read_verdicts(
     answers: Sequence[JudgeReply], criteria: Sequence[Criterion], ask: str
 ) -> list[CriterionVerdict] | str:
-    """A verdict for each criterion; or, as a text, why there is none for one of them."""
+    """Return a verdict for each criterion; or a text that says why a verdict is missing."""
     if not criteria:
         return "no criteria"
     try:
@@ -227,15 +229,15 @@ def _read_list(value: Any, count: int) -> list[CriterionVerdict]:
     if isinstance(value, Mapping) and count == 1 and "met" in value:
         value = [value]
     if isinstance(value, Mapping) and len(value) == 1:
-        # Servers that force JSON allow only an object, and models then put the list into one.
+        # Servers that force JSON output allow only an object, and then models put the list into an object.
         value = next(iter(value.values()))
     if not isinstance(value, list) or len(value) != count:
-        raise Unreadable(f"the JSON is no list of {count} verdicts")
+        raise Unreadable(f"the JSON is not a list of {count} verdicts")
     found = []
     for number, entry in enumerate(value, start=1):
         met = entry.get("met") if isinstance(entry, Mapping) else None
         if not isinstance(met, bool) or entry.get("number", number) != number:
-            raise Unreadable(f"verdict {number} does not say for {number} whether it is met")
+            raise Unreadable(f"verdict {number} does not say whether criterion {number} is met")
         found.append(CriterionVerdict(met, str(entry.get("reason") or "")[:_REASON_CHARACTERS]))
     return found
 
@@ -252,7 +254,7 @@ def _read_criterion(entry: Any, where: str) -> Criterion:
 
 
 def _about(row: int, prompts: Sequence[str], images: Tensor | None, completions: Sequence[str] | None) -> str:
-    # Pieces are joined, and nothing is replaced in them: prompts and completions may hold braces.
+    # The pieces are joined, and nothing is replaced inside them, because prompts and completions may contain braces.
     if images is not None or completions is None:
         before, after = _IMAGE.split("{prompt}")
         return before + prompts[row] + after

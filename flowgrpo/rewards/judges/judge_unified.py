@@ -1,10 +1,10 @@
-"""UnifiedReward: vision-language models tuned to judge generated images and videos.
+"""UnifiedReward: vision-language models that were tuned to judge generated images and videos.
 
-Wang et al., "Unified Reward Model for Multimodal Understanding and Generation" (arXiv 2503.05236); with thoughts,
-arXiv 2505.03318. Pairs within a group as rewards: Pref-GRPO (arXiv 2508.20751).
+Wang et al., "Unified Reward Model for Multimodal Understanding and Generation" (arXiv 2503.05236); the version with
+reasoning: arXiv 2505.03318. Comparisons of pairs within a group as rewards: Pref-GRPO (arXiv 2508.20751).
 
-The prompts here ask for the answers that these models were tuned to give, in words of our own. For scores that are to
-be compared with published ones, give the text from the model's own page as `prompt` and `pair_prompt`.
+The prompts here ask for the answers that these models were tuned to give, but the wording is ours. If you want to
+compare scores with published ones, give the text from the model's own page as `prompt` and `pair_prompt`.
 """
 
 from __future__ import annotations
@@ -41,20 +41,21 @@ FORMS = ("axes", "final")
 
 
 class UnifiedReward:
-    """A UnifiedReward model by an OpenAI-compatible server: scores, or preferences for `win_rate`.
+    """A UnifiedReward model behind an OpenAI-compatible server: scores, or preferences for `win_rate`.
 
-    As a reward of its own it scores every sample: with `form: axes`, the mean of Alignment, Coherence and Style (of
-    videos Alignment, Physics and Style), which versions 1.5 and 2.0 give from 1 to 5; with `form: final`, the "Final
-    Score" from 1 to 5 of the first versions. As the judge of `win_rate` it compares pairs: "Image 1 is better", with
-    or without thoughts before it, or the relative scores of each axis that version 2.0 gives; see `read_preference`.
+    Used as a reward, it scores every sample. With `form: axes`, the score is the mean of Alignment, Coherence and Style
+    (for videos: Alignment, Physics and Style), which versions 1.5 and 2.0 give from 1 to 5. With `form: final`, the
+    score is the "Final Score" from 1 to 5 that the first versions give. Used as the judge of `win_rate`, it compares
+    pairs. It reads answers such as "Image 1 is better", with or without reasoning before it, or the relative scores of
+    each axis that version 2.0 gives; see `read_preference`.
 
     Args:
         server: {url, model, ...}; see `JudgeServer`.
         form: "axes" or "final".
-        scale: lowest and highest score, which become 0 and 1; null takes the score as it is. A score up to 1/2 beyond
-            it counts as its end, and one further off is none.
-        prompt: the question about one sample, with {prompt} replaced; ours if absent.
-        pair_prompt: the question about two.
+        scale: lowest and highest score, which become 0 and 1; null keeps the score unchanged. A score that is at most
+            1/2 outside the scale counts as the end of the scale. A score further outside is not accepted.
+        prompt: the question about one sample, in which {prompt} is replaced; the default is a question of the package.
+        pair_prompt: the question about two samples.
 
     Raises:
         ValueError: an option is wrong, or the environment variable of the key is not set.
@@ -84,7 +85,7 @@ class UnifiedReward:
         self.__signature__ = signature_of("prompts", "images", *(self.prompt.needed if self.prompt else ()))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
-        """Scores by the judge.
+        """Return the scores that the judge gives.
 
         Args:
             images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
@@ -92,11 +93,11 @@ class UnifiedReward:
             columns: name -> B values, for the prompt.
 
         Returns:
-            Scores with B values in [0, 1], or as the model gives them without a scale; NaN where an axis is missing
-            from its answer. Sub-scores are the axes; notes are the answers.
+            Scores with B values in [0, 1], or unchanged if there is no scale; NaN if an axis is missing from the
+            answer. Sub-scores are the axes; notes are the answers.
 
         Raises:
-            InvalidScores: no answer of 8 or more has all scores.
+            InvalidScores: there are 8 answers or more, and none has all scores.
             ServerError: the server could not be asked.
         """
         kind = _kind(images)
@@ -115,11 +116,11 @@ class UnifiedReward:
         return Scores(values, axes if self.form == "axes" else {}, notes)
 
     def compare(self, first: Tensor, second: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
-        """Preferences for the first of each pair, in [0, 1]; NaN where the answer has none, which counts 1/2.
+        """Return the preference for the first sample of each pair, in [0, 1]; NaN if there is none, which counts 1/2.
 
         Args:
             first: [P, 3, H, W] or [P, F, 3, H, W] in [0, 1].
-            second: the same.
+            second: [P, 3, H, W] or [P, F, 3, H, W] in [0, 1].
             prompts: P strings.
             columns: name -> P values, for the prompt.
         """
@@ -136,7 +137,7 @@ class UnifiedReward:
         self.client.close()
 
     def _axes(self, answer: JudgeReply, labels: Sequence[str]) -> tuple[list[float], str]:
-        """The score of each axis, NaN for one that is missing, and what is wrong with the answer."""
+        """Return the score of each axis, NaN for a missing one, and what is wrong with the answer."""
         row, problem = [], ""
         for label in labels:
             try:
@@ -148,7 +149,7 @@ class UnifiedReward:
 
 
 def about_one(kind: str, form: str) -> str:
-    """The question about an image or a video.
+    """Return the question about one image or video.
 
     Args:
         kind: "image" or "video".
@@ -172,11 +173,11 @@ def about_one(kind: str, form: str) -> str:
 
 
 def about_two(kind: str, frames: int = 0) -> str:
-    """The question about two images or videos.
+    """Return the question about two images or videos.
 
     Args:
         kind: "image" or "video".
-        frames: that are shown of each video.
+        frames: number of frames that are shown of each video.
     """
     name = kind.capitalize()
     shown = f" The first {frames} frames are {name} 1, the other {frames} are {name} 2." if frames else ""

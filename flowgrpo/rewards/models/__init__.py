@@ -1,1 +1,1 @@
-"""Rewards of images and videos: learned scorers, and files of pictures."""
+"""Rewards for images and videos: learned scorers, and the size of JPEG files."""

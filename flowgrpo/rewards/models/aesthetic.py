@@ -1,7 +1,7 @@
 """LAION's aesthetic predictor: how much people liked a picture, whatever its prompt.
 
-Schuhmann et al., "LAION-5B" (2210.08402), and the predictor's "improved" second version: a head of linear layers on the
-embedding of OpenAI's CLIP ViT-L/14, trained on ratings from 1 to 10.
+Schuhmann et al., "LAION-5B" (2210.08402), and the second, "improved" version of the predictor: a head of linear layers
+on the embedding of OpenAI's CLIP ViT-L/14, trained on ratings from 1 to 10.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Aesthetic(TowerReward):
             "hf-hub:ORG/NAME/FILE".
         model: folder or model id of the transformers `CLIPModel` whose embeddings the head was trained on.
         device: where to score.
-        dtype: of the CLIP's weights; the head is float32.
-        batch_size: most images in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
+        dtype: data type of the weights of the CLIP model; the head is float32.
+        batch_size: largest number of images in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
 
     Raises:
         ValueError: there is no such file or model, or head and embedding do not fit.
@@ -46,17 +46,19 @@ class Aesthetic(TowerReward):
     ) -> None:
         path = find_file("aesthetic", "head", head)
         state = read_state("aesthetic", path)
-        # The first version is one layer, without a number.
+        # The first version has a single layer, whose weights have no number in their names.
         numbered = {f"layers.0.{key}": value for key, value in state.items()} if "weight" in state else state
         layers = linear_stack(numbered, "layers.")
         if layers is None or layers[-1].out_features != 1:
-            raise ValueError(f"aesthetic: {path} holds no head: give layers.N.weight and layers.N.bias, ending in 1")
+            raise ValueError(
+                f"aesthetic: {path} has no usable head; it needs layers.N.weight and layers.N.bias, with 1 output"
+            )
         lease = transformers_towers("aesthetic", model, device=device, dtype=dtype)
         width = int(lease.value.model.config.projection_dim)
         if layers[0].in_features != width:
             lease.close()
             raise ValueError(
-                f"aesthetic: the head takes embeddings of {layers[0].in_features}, and {model} makes {width}; "
+                f"aesthetic: the head takes embeddings of size {layers[0].in_features}, but {model} makes {width}; "
                 "the published heads belong to openai/clip-vit-large-patch14"
             )
         super().__init__(lease, batch_size=batch_size, frames=frames)
@@ -67,7 +69,7 @@ class Aesthetic(TowerReward):
         """Rating of each image.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' ratings are averaged.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' ratings are averaged.
             prompts: ignored.
             columns: ignored.
 

@@ -1,8 +1,9 @@
 """The preference model of Bradley and Terry on features of two things, fitted with a quadratic penalty.
 
 With features x_a and x_b, a is preferred to b with probability σ(w·(x_a - x_b)) (Bradley and Terry, "Rank Analysis of
-Incomplete Block Designs", 1952). There is no constant, so neither side is favoured. A tie is half a choice for each
-side. The loss is convex and with the penalty strictly so: it has one solution, whatever the order of the pairs.
+Incomplete Block Designs", 1952). There is no constant, so neither side is favoured. A tie counts as half a choice for
+each side. With the penalty, the loss is strictly convex. So it has exactly one solution, which does not depend on the
+order of the pairs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ...votes.interval import wilson
 
 Array = NDArray[np.float64]
 PENALTIES = (100.0, 31.6, 10.0, 3.16, 1.0, 0.316, 0.1)
-"""What is tried where no penalty is given. The largest comes first: it is kept where others do no better."""
+"""Penalties to try if none is given. The largest comes first, so it is chosen unless a smaller one is better."""
 FOLDS, INNER_FOLDS = 10, 5
 _STEPS = 100
 _CLOSE = 1e-13
@@ -32,9 +33,9 @@ class Pairs:
     Attributes:
         differences: [N, D] features of the first side minus those of the second.
         firsts: [N] how often the first side was preferred.
-        seconds: [N] how often the second side was.
-        ties: [N] how often neither was.
-        units: [N] whole numbers; pairs of one unit are held out together.
+        seconds: [N] how often the second side was preferred.
+        ties: [N] how often neither side was preferred.
+        units: [N] whole numbers; pairs with the same number are held out together.
     """
 
     differences: Array
@@ -48,12 +49,12 @@ class Pairs:
 
     @property
     def wins(self) -> Array:
-        """[N] how often the first side was preferred, a tie counting half."""
+        """[N] how often the first side was preferred; a tie counts half."""
         return self.firsts + 0.5 * self.ties
 
     @property
     def choices(self) -> Array:
-        """[N] how often there was a choice or a tie."""
+        """[N] the number of choices, ties included."""
         return self.firsts + self.seconds + self.ties
 
     @property
@@ -62,17 +63,17 @@ class Pairs:
         return np.not_equal(self.firsts, self.seconds)
 
     def take(self, rows: NDArray[np.bool_]) -> Pairs:
-        """Those of some rows."""
+        """Return the pairs of some rows."""
         return Pairs(self.differences[rows], self.firsts[rows], self.seconds[rows], self.ties[rows], self.units[rows])
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Predictions of choices that the model was not fitted on.
+    """Predictions of choices on which the model was not fitted.
 
     Attributes:
-        right: decided pairs of which the model prefers the side that people did.
-        count: decided pairs.
+        right: number of decided pairs in which the model prefers the same side as people did.
+        count: number of decided pairs.
     """
 
     right: int
@@ -80,7 +81,7 @@ class HeldOut:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the share that is right; see `wilson`."""
+        """95 % interval of the share of right predictions; see `wilson`."""
         return wilson(self.right, self.count)
 
     @property
@@ -90,20 +91,20 @@ class HeldOut:
 
 
 def loss(pairs: Pairs, weights: Array) -> float:
-    """-Σ log-likelihood of the choices, in nats."""
+    """Return -Σ log-likelihood of the choices, in nats."""
     logits = pairs.differences @ weights
     return float(pairs.choices @ np.logaddexp(0.0, logits) - pairs.wins @ logits)
 
 
 def fit(pairs: Pairs, penalty: float, start: Array | None = None) -> Array:
-    """The weights [D] that minimise `loss` + penalty/2 · |w|².
+    """Return the weights [D] that minimise `loss` + penalty/2 · |w|².
 
-    Newton's method, with steps that are halved while they gain less than a quarter of what the slope promises.
+    This is Newton's method. A step is halved as long as it gains less than a quarter of what the slope promises.
 
     Args:
-        pairs: what to fit.
+        pairs: the pairs to fit.
         penalty: above 0.
-        start: weights to begin at, 0 by default; the result does not depend on it.
+        start: weights at which the method begins, 0 by default; the result does not depend on them.
     """
     x, choices, wins = pairs.differences, pairs.choices, pairs.wins
     weights = np.zeros(x.shape[1]) if start is None else start
@@ -117,7 +118,7 @@ def fit(pairs: Pairs, penalty: float, start: Array | None = None) -> Array:
         curvature = (x.T * (choices * chance * (1 - chance))) @ x + penalty * np.eye(len(weights))
         step = solve(curvature, gradient, assume_a="pos")
         promised = float(gradient @ step)
-        # Convergence is quadratic: a full step from here leaves no more than rounding.
+        # Convergence is quadratic, so a full step from here leaves only rounding errors.
         if promised <= _CLOSE * choices.sum():
             return np.asarray(weights - step)
         size, here = 1.0, total(weights)
@@ -128,9 +129,9 @@ def fit(pairs: Pairs, penalty: float, start: Array | None = None) -> Array:
 
 
 def shorten(pairs: Pairs) -> tuple[Pairs, Array]:
-    """The pairs in as few features as their differences span, and the directions [D, R] of those features.
+    """Return the pairs in as few features as their differences span, and the directions [D, R] of those features.
 
-    With a quadratic penalty the solution lies in that span: it is exactly directions @ (solution in R features).
+    With a quadratic penalty, the solution lies in this span. It is exactly directions @ (solution in R features).
     """
     if len(pairs) >= pairs.differences.shape[1]:
         return pairs, np.eye(pairs.differences.shape[1])
@@ -139,7 +140,7 @@ def shorten(pairs: Pairs) -> tuple[Pairs, Array]:
 
 
 def choose_penalty(pairs: Pairs, folds: int = FOLDS) -> float:
-    """The one of `PENALTIES` under which choices that are held out are most likely; of equal ones the first."""
+    """Return the penalty of `PENALTIES` under which held-out choices are most likely; the first of equal ones."""
     losses = np.zeros(len(PENALTIES))
     for held in _held_out(pairs, folds):
         rest, there, weights = pairs.take(~held), pairs.take(held), None
@@ -150,11 +151,12 @@ def choose_penalty(pairs: Pairs, folds: int = FOLDS) -> float:
 
 
 def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
-    """How well the model predicts the choices on units that it was not fitted on.
+    """Measure how well the model predicts the choices in units on which it was not fitted.
 
     Args:
-        pairs: of two units or more.
-        penalty: None chooses one for every fold among what is fitted on, so that nothing held out is seen.
+        pairs: pairs of two units or more.
+        penalty: None chooses a penalty for every fold, with the fold's training pairs alone, so that it does not depend
+            on the held-out pairs.
     """
     right = 0
     for held in _held_out(pairs, FOLDS):
@@ -166,7 +168,10 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
 
 
 def _held_out(pairs: Pairs, folds: int) -> list[NDArray[np.bool_]]:
-    """For each fold which rows are held out: units in turn by their numbers, and each alone if there are few."""
+    """Return for each fold which rows are held out.
+
+    Units are assigned to the folds in turn, by their numbers. If there are few units, each has its own fold.
+    """
     numbers, places = np.unique(pairs.units, return_inverse=True)
     count = min(folds, len(numbers))
     return [np.asarray(places % count == fold) for fold in range(count)]

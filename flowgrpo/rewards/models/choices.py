@@ -1,7 +1,7 @@
-"""What people chose, as a reward: a preference model fitted to the votes of `flowgrpo gallery RUN --vote`.
+"""People's choices as a reward: a preference model fitted to the votes of `flowgrpo gallery RUN --vote`.
 
-The features of a picture come from a frozen model of images and texts. A linear head on them is fitted when the reward
-is made; `bradley_terry` has the model.
+The features of a picture come from a frozen model of images and texts. A linear head on these features is fitted when
+the reward is made. The preference model is in `bradley_terry`.
 """
 
 from __future__ import annotations
@@ -34,29 +34,32 @@ _log = logging.getLogger(__name__)
 class Choices(TowerReward):
     """Human preference learned from your own votes: a Bradley-Terry model on the features of a frozen CLIP.
 
-    The score is the log-odds that people prefer the picture to another one whose score is 0; the pictures that were
-    voted on have mean 0. Of videos there is no score.
+    The score is the log-odds that people prefer the picture to a picture whose score is 0. The mean score of the
+    pictures that were voted on is 0. Videos cannot be scored.
 
     Args:
-        votes: a file of votes, or a folder of a run with one (`votes.jsonl`), or a list of these.
-        features: "scenes" for the scorer of the embedded world; else the folder of a CLIP or SigLIP model, in the
+        votes: a file of votes, the folder of a run that has such a file (`votes.jsonl`), or a list of files and
+            folders.
+        features: "scenes" for the scorer of the embedded world; otherwise the folder of a CLIP or SigLIP model, in the
             format of transformers or open_clip, or a model id.
-        agreement: let the prompt count: the cosine of picture and prompt is one more feature.
-        regularisation: factor λ of the penalty λ/2 · |w|², in units in which the two pictures of a pair are 1 apart in
-            the root mean square, in either kind of features. By default what predicts held-out choices best.
-        least: fewest pairs of which one picture was preferred.
-        allow_chance: warn, in place of the error, if the model predicts held-out choices no better than chance.
+        agreement: if true, the prompt counts: the cosine between picture and prompt is an additional feature.
+        regularisation: factor λ of the penalty λ/2 · |w|². Both kinds of features are scaled so that the root mean
+            square of the distance between the two pictures of a pair is 1. By default, λ is the value that predicts
+            held-out choices best.
+        least: smallest number of pairs in which one picture was preferred.
+        allow_chance: if true, give a warning instead of an error if the model predicts held-out choices no better than
+            chance.
         device: where to score.
-        dtype: of the weights of the features' model.
-        batch_size: most images in one call.
+        dtype: data type of the weights of the model that gives the features.
+        batch_size: largest number of images in one call.
 
     Attributes:
-        held_out: how well choices were predicted that the model was not fitted on.
-        report: the same in words; it is the note of every score.
+        held_out: how well the model predicts choices on which it was not fitted.
+        report: `held_out` in words; it is the note of every score.
 
     Raises:
-        ValueError: the votes cannot be used (see `read_voted`) or are not predicted better than by chance, an option is
-            out of its range, or the features' model cannot be loaded.
+        ValueError: the votes cannot be used (see `read_voted`), the model predicts them no better than chance, an
+            option is out of its range, or the model of the features cannot be loaded.
     """
 
     name = "choices"
@@ -100,12 +103,12 @@ class Choices(TowerReward):
 
         Args:
             images: [B, 3, H, W] in [0, 1].
-            prompts: B strings; they do not matter with `agreement: false`.
+            prompts: B strings; they have no effect with `agreement: false`.
             columns: ignored.
 
         Returns:
-            B scores, which are the sum of the sub-scores `picture`, what it has by itself, and `agreement` with the
-            prompt; and the report as notes.
+            B scores. Each score is the sum of two sub-scores: `picture`, which depends on the picture alone, and
+            `agreement` with the prompt. The notes are the report.
 
         Raises:
             ValueError: the images are videos.
@@ -125,7 +128,7 @@ class Choices(TowerReward):
 
     @torch.no_grad()
     def _fit(self, voted: Voted, agreement: bool, penalty: float | None) -> None:
-        """Fit the head, and see how well it predicts what it was not fitted on."""
+        """Fit the head, and measure how well it predicts choices on which it was not fitted."""
         images, texts = self._sides(voted)
         kinds = [images, (images * texts).sum(-1, keepdims=True)] if agreement else [images]
         scales = [_spread(kind) for kind in kinds]
@@ -143,14 +146,14 @@ class Choices(TowerReward):
         self._on_agreement = float(heads[1].item()) if agreement else None
 
     def _sides(self, voted: Voted) -> tuple[Array, Array]:
-        """Embeddings of the two pictures of each pair [N, 2, D], and of its prompt [N, 1, D]."""
+        """Return the embeddings of the two pictures of each pair [N, 2, D], and of each pair's prompt [N, 1, D]."""
         towers, contents = self.lease.value, sorted(voted.files)
         places = {content: place for place, content in enumerate(contents)}
         prompts = {prompt: place for place, prompt in enumerate(sorted({pair.prompt for pair in voted.pairs}))}
         images, texts = [], []
         for start in range(0, len(contents), self.batch_size):
             some = contents[start : start + self.batch_size]
-            # Pictures of several sizes may stand in one file of votes; the encoder's input has one.
+            # The pictures in a file of votes may have several sizes, but the encoder's input has one size.
             pixels = [towers.prepare(load_picture(voted.files[content]).unsqueeze(0)) for content in some]
             images.append(towers.embed_pixels(torch.cat(pixels)))
         for start in range(0, len(prompts), self.batch_size):
@@ -172,7 +175,7 @@ class Choices(TowerReward):
                 f"choices: {self.report}; vote on more pairs, name other `features`, or set `allow_chance: true` to go "
                 "on with a warning"
             )
-        warnings.warn(f"choices: {self.report}; what it prefers may be noise", stacklevel=3)
+        warnings.warn(f"choices: {self.report}; the preferences of this reward may be noise", stacklevel=3)
 
 
 def _towers(features: str, device: str, dtype: str) -> Lease[Towers]:
@@ -185,13 +188,13 @@ def _towers(features: str, device: str, dtype: str) -> Lease[Towers]:
     from transformers import AutoConfig
 
     kind = load_processor(Choices.name, AutoConfig, source_name(Choices.name, "features", features)).model_type
-    # SigLIP 2 was trained on lower case.
+    # SigLIP 2 was trained on lower-case texts.
     lowercase = kind.startswith("siglip")
     return transformers_towers(Choices.name, features, device=device, dtype=dtype, lowercase=lowercase)
 
 
 def _scenes(device: str, dtype: torch.dtype) -> Towers:
-    """The scorer of the embedded world as towers."""
+    """Return the scorer of the embedded world as towers."""
     proxy = resolve("proxy")(device=device)
     model = proxy.model.to(dtype)
     return Towers(
@@ -206,7 +209,7 @@ def _scenes(device: str, dtype: torch.dtype) -> Towers:
 
 
 def _spread(sides: Array) -> float:
-    """Root mean square, over the pairs, of the distance between the two sides [N, 2, D]; 1 if there is none."""
+    """Return the root mean square, over the pairs, of the distance between the two sides [N, 2, D]; 1 if it is 0."""
     distance = float(np.sqrt(np.square(sides[:, 0] - sides[:, 1]).sum(-1).mean()))
     return distance or 1.0
 

@@ -1,7 +1,7 @@
 """CLIP score: cosine similarity of an image and its prompt.
 
-Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning" (2021), without the
-rescaling of its equation 1. Scores are comparable only between images of one prompt.
+Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning" (2021), without the rescaling in
+equation 1 of the paper. Only scores of images for the same prompt can be compared.
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ BACKENDS = ("open_clip", "transformers")
 
 
 class ClipScore(TowerReward):
-    """Text match: cosine between CLIP embeddings of the image and of its prompt (open_clip or transformers).
+    """Text match: cosine between the CLIP embeddings of the image and of its prompt (open_clip or transformers).
 
     Args:
         model: for open_clip an architecture ("ViT-L-14-quickgelu"), the path of a `.json` architecture file, a
             folder in open_clip's format (also written "local-dir:FOLDER"), or "hf-hub:ORG/NAME"; for transformers
-            a folder or model id. Weights of OpenAI's and DFN's models belong to the architectures of open_clip
-            that end in "-quickgelu".
+            a folder or model id. The weights of the models of OpenAI and DFN need the open_clip architectures whose
+            names end in "-quickgelu".
         pretrained: open_clip only: the path of a checkpoint, "hf-hub:ORG/NAME/FILE", or one of open_clip's tags for
-            the architecture ("openai"), which it downloads. Not with a folder or hub model, which bring their own.
-        backend: "open_clip" or "transformers"; by default the latter for a folder with transformers' `config.json`.
+            the architecture ("openai"), which open_clip downloads. Leave it out for a folder or hub model, which has
+            its own weights.
+        backend: "open_clip" or "transformers"; by default "transformers" for a folder that has a `config.json` of
+            transformers, and "open_clip" otherwise.
         device: where to score.
-        dtype: of the weights. Cosines of anything but float32 are coarse.
-        batch_size: most images in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
-        logit_scaled: return the model's logit, exp(logit_scale)·cosine (+ bias), instead of the cosine.
-        allow_random: open_clip only: score with untrained weights (always the same ones) if there are none to load.
-        preprocess: open_clip only: replaces entries of the model's own preprocessing: size, mean, std,
+        dtype: data type of the weights. Only float32 gives fine cosines; the others are coarse.
+        batch_size: largest number of images in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
+        logit_scaled: if true, return the model's logit, exp(logit_scale)·cosine (+ bias), instead of the cosine.
+        allow_random: open_clip only: if there are no weights to load, score with untrained weights (always the same
+            ones).
+        preprocess: open_clip only: values that replace entries of the model's own preprocessing: size, mean, std,
             interpolation, resize_mode ("shortest", "longest" or "squash"), fill_color.
 
     Raises:
-        ValueError: no such model or checkpoint, or weights that do not fit the architecture.
+        ValueError: there is no such model or checkpoint, or the weights do not fit the architecture.
     """
 
     name = "clip_score"
@@ -64,7 +67,7 @@ class ClipScore(TowerReward):
         if backend == "transformers" or (backend is None and _is_transformers(model)):
             if pretrained is not None or preprocess or allow_random:
                 raise ValueError(
-                    "clip_score: a folder of transformers brings weights and preprocessing; leave `pretrained`, "
+                    "clip_score: a folder of transformers has its own weights and preprocessing; leave `pretrained`, "
                     "`preprocess` and `allow_random` out"
                 )
             lease = transformers_towers("clip_score", model, device=device, dtype=dtype)
@@ -86,8 +89,8 @@ class ClipScore(TowerReward):
         """Cosine (or logit) of each image with its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
-            prompts: B strings, cut at the model's context length.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
+            prompts: B strings, truncated at the model's context length.
             columns: ignored.
 
         Returns:

@@ -1,8 +1,8 @@
-"""GenEval: does the image show the objects of the prompt, so many, of this colour, in this place?
+"""GenEval: does the image show the objects of the prompt, in the right number, colour and position?
 
 Ghosh et al., "GenEval: An Object-Focused Framework for Evaluating Text-to-Image Alignment" (2310.11513): a detector
-finds objects, CLIP names their colours, and rules compare them with the prompt's metadata. As a reward, with partial
-credit: Liu et al., "Flow-GRPO" (2505.05470), section 4.1.
+finds objects, CLIP names their colours, and rules compare them with the prompt's metadata. Liu et al., "Flow-GRPO"
+(2505.05470), section 4.1, use it as a reward with partial credit.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ TEMPLATES = ("a photo of a {colour} {label}", "a photo of a {colour}-colored {la
 
 
 class Geneval:
-    """Objects, counts, colours and positions that GenEval's metadata asks for, by a detector and CLIP.
+    """Objects, counts, colours and positions that GenEval's metadata asks for, checked with a detector and CLIP.
 
-    It differs from the benchmark in the detector, whose weights are other ones than mmdetection's, and in that a
-    partial score has no negative terms.
+    It differs from the benchmark in two ways: the weights of the detector are not mmdetection's, and a partial score
+    has no negative terms.
 
     Args:
-        detector: folder or model id of a transformers Mask2Former for COCO's instances.
+        detector: folder or model id of a transformers Mask2Former that was trained on COCO instances.
         clip: folder or model id of the transformers `CLIPModel` that names colours.
-        score: "partial" is the share of requirements that are met; "strict" is 1 for exactly the wanted objects, else
-            0; "benchmark" is 1 as the benchmark counts, with surplus objects allowed and `exclude` obeyed, else 0.
-        resolution: the shorter side that images are scaled to for the detector.
+        score: "partial" is the share of the requirements that are met. "strict" is 1 if the image shows exactly the
+            wanted objects, and 0 otherwise. "benchmark" is 1 if the image passes the benchmark's own rules, and 0
+            otherwise; these rules allow additional objects and obey `exclude`.
+        resolution: length in pixels to which the shorter side of an image is scaled for the detector.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images, or frames of videos, in one forward pass of the detector.
-        frames: most frames of a video that are scored, evenly spaced.
+        dtype: data type of the weights.
+        batch_size: largest number of images, or frames of videos, in one forward pass of the detector.
+        frames: how many frames of a video are scored at most, evenly spaced.
 
     Raises:
         ValueError: a folder holds no such model, or an option cannot be used.
@@ -83,19 +84,19 @@ class Geneval:
         """Score a batch by its metadata.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: ignored.
-            include: per prompt a list of `{class, count, color?, position?: [relation, index]}`, or its JSON text;
-                None where the reward does not apply.
-            exclude: per prompt a list of `{class, count}`: so many are too many.
-            tag: per prompt the skill; for "counting" the detector must be surer.
+            include: for each prompt a list of `{class, count, color?, position?: [relation, index]}`, or its JSON text;
+                None if the reward does not apply to the prompt.
+            exclude: for each prompt a list of `{class, count}`; `count` or more objects of the class are a fault.
+            tag: for each prompt the tested skill; for "counting" the detector needs a higher confidence.
 
         Returns:
-            B scores in [0, 1]; sub-scores `partial`, `strict` and `benchmark`; notes with what is wrong, which in the
-            first frame is also what `answers` say.
+            B scores in [0, 1]; sub-scores `partial`, `strict` and `benchmark`. Notes and `answers` say what is wrong,
+            in the first frame of a video.
 
         Raises:
-            ValueError: an entry cannot be read, or asks for what the detector does not know.
+            ValueError: an entry cannot be read, or asks for a class that the detector does not know.
         """
         labels = self.detector.value.labels
         none = [None] * len(prompts)
@@ -117,12 +118,12 @@ class Geneval:
         return Scores(subs[self.score], subs, notes, answers=answers)
 
     def close(self) -> None:
-        """Let the models go; they leave memory with the last reward that uses them."""
+        """Release the models. Each stays in memory while another reward uses it."""
         self.detector.close()
         self.towers.close()
 
     def _verdicts(self, frames: Tensor, asked: Sequence[Any]) -> list[list[Verdict]]:
-        """Verdicts of each video's frames, by the entries of its row."""
+        """Return the verdicts on the frames of each video, by the entries of its row."""
         verdicts: list[list[Verdict]] = [[] for _ in asked]
         places = [(row, frame) for row in range(len(asked)) for frame in range(frames.shape[1])]
         for start in range(0, len(places), self.batch_size):
@@ -147,13 +148,13 @@ def _most_confident(objects: Sequence[Detection], tag: Any) -> list[Detection]:
 
 @torch.no_grad()
 def name_colours(towers: Towers, image: Tensor, objects: Sequence[Detection]) -> list[str]:
-    """The colour of each object, out of GenEval's ten.
+    """Return the colour of each object, one of the ten colours of GenEval.
 
-    An object is cut out of its image, with grey in place of what is not its own, and CLIP compares it with three
+    An object is cut out of its image, and everything around it becomes grey. CLIP compares the result with three
     sentences for each colour.
 
     Args:
-        towers: a CLIP.
+        towers: the towers of a CLIP model.
         image: [3, H, W] in [0, 1].
         objects: all of one class.
     """

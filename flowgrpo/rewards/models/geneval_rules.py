@@ -21,8 +21,15 @@ MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Wanted:
-    """One entry of `include` or `exclude`: so many objects of a class, of a colour, with their place relative to the
-    objects of the entry numbered `other`."""
+    """One entry of `include` or `exclude`.
+
+    Attributes:
+        label: class of the objects.
+        count: how many objects; for `exclude`, the number from which on there are too many.
+        colour: colour of the objects, or None.
+        relation: where the objects are, relative to the objects of the entry with the number `other`; or None.
+        other: number of an earlier entry.
+    """
 
     label: str
     count: int
@@ -33,13 +40,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the rules say of one image.
+    """What the rules say about one image.
 
     Attributes:
-        benchmark: as the benchmark counts: at least the wanted objects, and fewer of the excluded ones.
-        strict: exactly the wanted counts; excluded ones do not matter.
-        partial: mean over all requirements of how far each is met, in [0, 1]; 1 where `strict` holds.
-        faults: what was not met, in words.
+        benchmark: whether the image passes the benchmark: at least the wanted objects, and fewer excluded ones than
+            their limit.
+        strict: whether all requirements are met with exactly the wanted counts; excluded objects do not matter.
+        partial: mean over all requirements of the degree to which each is met, in [0, 1]; 1 if `strict` is true.
+        faults: the requirements that are not met, in words.
     """
 
     benchmark: bool
@@ -49,7 +57,7 @@ class Verdict:
 
 
 def read_wanted(entries: Any, labels: Sequence[str]) -> tuple[Wanted, ...]:
-    """The entries of a GenEval column: a list of `{class, count, color?, position?: [relation, index]}`, or its JSON.
+    """Read a GenEval column: a list of `{class, count, color?, position?: [relation, index]}`, or its JSON text.
 
     Raises:
         ValueError: an entry has another form, or asks for a class, colour or relation that is not known.
@@ -57,9 +65,11 @@ def read_wanted(entries: Any, labels: Sequence[str]) -> tuple[Wanted, ...]:
     try:
         entries = json.loads(entries) if isinstance(entries, str) else entries
     except ValueError:
-        raise ValueError(f"geneval: {entries!r:.80} is no list of objects") from None
+        raise ValueError(
+            f"geneval: {entries!r:.80} is not a list of objects such as [{{class: dog, count: 1}}]"
+        ) from None
     if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ValueError(f"geneval: {entries!r:.80} is no list of objects")
+        raise ValueError(f"geneval: {entries!r:.80} is not a list of objects such as [{{class: dog, count: 1}}]")
     return tuple(_read_entry(entry, place, labels) for place, entry in enumerate(entries))
 
 
@@ -67,11 +77,11 @@ def _read_entry(entry: Mapping[str, Any], place: int, labels: Sequence[str]) -> 
     label, count, colour = entry.get("class"), entry.get("count", 1), entry.get("color")
     relation, other = entry.get("position") or (None, 0)
     if not isinstance(label, str) or label not in labels:
-        raise ValueError(f"geneval: the detector knows no {label!r}{nearest(str(label), labels)}")
+        raise ValueError(f"geneval: the detector has no class {label!r}{nearest(str(label), labels)}")
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"geneval: the count of {label!r} is {count!r}; give 1 or more")
     if colour is not None and colour not in COLOURS:
-        raise ValueError(f"geneval: {colour!r} is none of the colours {', '.join(COLOURS)}")
+        raise ValueError(f"geneval: {colour!r} is not one of the colours {', '.join(COLOURS)}")
     if relation is not None and (relation not in RELATIONS or other not in range(place)):
         raise ValueError(
             f"geneval: the position of {label!r} is {[relation, other]!r}; give one of {', '.join(RELATIONS)} and the "
@@ -89,10 +99,10 @@ def judge(
     """Apply the rules to one image.
 
     Args:
-        found: its detections, the most confident first.
-        include: what it should show.
-        exclude: what it should not: `count` or more of a class.
-        colours: the colour of each of some detections of one class; asked only where a colour is wanted.
+        found: the detections in the image, the most confident first.
+        include: what the image should show.
+        exclude: what the image should not show: `count` or more objects of a class.
+        colours: function from detections of one class to their colours; it is called only if a colour is wanted.
     """
     by_label: dict[str, list[Detection]] = {}
     for detection in found:
@@ -107,15 +117,15 @@ def judge(
         credits.append(max(0.0, 1 - abs(number - wanted.count) / wanted.count))
         enough, exact = number >= wanted.count, number == wanted.count
         if not exact:
-            faults.append(f"{number} {wanted.label} for {wanted.count}")
+            faults.append(f"{number} {wanted.label} instead of {wanted.count}")
         chosen = objects[: wanted.count]
         if wanted.colour is not None:
             seen = sorted(colours(chosen)) if enough else []
             right = seen.count(wanted.colour)
-            # With a wrong count it is not clear which objects are meant, so that nothing is earned.
+            # With a wrong count it is not clear which objects are meant, so there is no credit.
             credits.append(right / wanted.count if exact else 0.0)
             if enough and right < wanted.count:
-                faults.append(f"{wanted.label} {', '.join(seen)} for {wanted.colour}")
+                faults.append(f"{wanted.label} {', '.join(seen)} instead of {wanted.colour}")
             enough, exact = enough and right == wanted.count, exact and right == wanted.count
         if wanted.relation is not None:
             holds = enough and _all_related(chosen, groups[wanted.other], wanted.relation)
@@ -138,14 +148,14 @@ def _all_related(objects: Sequence[Detection], others: Sequence[Detection] | Non
 
 
 def relations(one: Sequence[float], other: Sequence[float]) -> set[str]:
-    """Where one box lies relative to another.
+    """Return where one box lies relative to another.
 
-    The distance of the centres, less a tenth of both sizes, must point into a direction with more than half of its
-    length: diagonal neighbours have two relations.
+    The offset between the centres is reduced by a tenth of both sizes, on each axis. A relation holds if what remains
+    on its axis is more than half of the distance between the centres. So diagonal neighbours have two relations.
 
     Args:
         one: left, top, right, bottom.
-        other: likewise.
+        other: left, top, right, bottom.
     """
     offset = [(one[k] + one[k + 2] - other[k] - other[k + 2]) / 2 for k in (0, 1)]
     sizes = [one[k + 2] - one[k] + other[k + 2] - other[k] for k in (0, 1)]

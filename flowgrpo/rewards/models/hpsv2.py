@@ -1,4 +1,4 @@
-"""HPS v2.1: what people preferred of several images of one prompt.
+"""HPS v2.1: which of several images for one prompt people preferred.
 
 Wu et al., "Human Preference Score v2" (2306.09341): CLIP ViT-H/14 fine-tuned on HPDv2; the score is the cosine.
 """
@@ -19,16 +19,16 @@ from ..backbones.towers import TowerReward
 class HpsV2(TowerReward):
     """Human preference: HPS v2.1's cosine of image and prompt, about 0.15 to 0.36.
 
-    The longest side of an image becomes 224, and the rest is black, as in the model's training. Cutting to a square, as
-    CLIP does, changes the scores of images that are not square.
+    An image is scaled so that its longer side has 224 pixels, and the rest of the square is black, as in the model's
+    training. CLIP's own cropping to a square would change the scores of images that are not square.
 
     Args:
-        checkpoint: path of `HPS_v2.1_compressed.pt` (or of v2.0's), or "hf-hub:ORG/NAME/FILE".
+        checkpoint: path of `HPS_v2.1_compressed.pt` (or of the file of v2.0), or "hf-hub:ORG/NAME/FILE".
         model: open_clip architecture, or the path of a `.json` architecture file.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
+        dtype: data type of the weights.
+        batch_size: largest number of images in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
 
     Raises:
         ValueError: there is no such file, or it does not fit the architecture.
@@ -61,8 +61,8 @@ class HpsV2(TowerReward):
         """Preference for each image, given its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
-            prompts: B strings, cut at 77 tokens.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
+            prompts: B strings, truncated at 77 tokens.
             columns: ignored.
 
         Returns:

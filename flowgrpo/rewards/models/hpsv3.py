@@ -1,7 +1,7 @@
-"""HPSv3: a vision-language model trained on human preferences, with its own uncertainty.
+"""HPSv3: a vision-language model trained on human preferences, which also predicts the uncertainty of its score.
 
 Ma et al., "HPSv3: Towards Wide-Spectrum Human Preference Score" (2508.03789), section 4: Qwen2-VL 7B with a head that
-gives mean and spread of the score. The mean is the score.
+predicts the mean and the spread of the score. The reward is the mean.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ PIXELS = 256 * 28 * 28
 class HpsV3:
     """Human preference: HPSv3's mean score, unbounded, up to about 12 for the best images.
 
-    The weights are read with their published names. The rubric comes with the model's own release: `pip download
-    --no-deps hpsv3==1.0.0`, unzip the wheel, and name `hpsv3/dataset/data_collator_qwen.py` in it.
+    The weights are read under their published names. The rubric is part of the model's own release. To get it, run
+    `pip download --no-deps hpsv3==1.0.0`, unzip the wheel, and give the path of `hpsv3/dataset/data_collator_qwen.py`.
 
     Args:
-        rubric: the text that asks for the score, with `{text_prompt}` and `<|Reward|>`: a text file, or the Python file
-            of the release that holds it.
+        rubric: path of the text that asks for the score and has `{text_prompt}` and `<|Reward|>` in it. It is a text
+            file, or the Python file of the release that contains the text.
         checkpoint: path of `HPSv3.safetensors`, or "hf-hub:ORG/NAME/FILE".
         base: folder or model id of Qwen2-VL-7B-Instruct; only its configuration and processor are read.
-        divisor: the score is divided by this.
+        divisor: the score is divided by this number.
         device: where to score.
-        dtype: of the weights: float32, or bfloat16 as published, in half the memory. The head is float32.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are scored, evenly spaced.
+        dtype: data type of the weights: float32, or bfloat16 as published, in half the memory. The head is float32.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are scored at most, evenly spaced.
 
     Raises:
         ValueError: a file is missing, or the weights do not fit.
@@ -75,16 +75,16 @@ class HpsV3:
         """Preference for each image, given its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1], scaled to about 448×448 pixels with their proportions; of videos
-                [B, F, 3, H, W] the frames' scores are averaged.
+            images: [B, 3, H, W] in [0, 1], scaled to about as many pixels as 448×448 has, with their proportions kept;
+                for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: B strings.
             columns: ignored.
 
         Returns:
-            B scores; sub-score `spread`, the head's second output, as it is.
+            B scores. Sub-score `spread`: the second output of the head, unchanged.
 
         Raises:
-            ValueError: a prompt holds the model's special token.
+            ValueError: a prompt contains the model's special token.
         """
         frames = as_frames(images, self.frames)
         texts = [self.rubric.replace(PLACE_OF_PROMPT, prompt) for prompt in prompts for _ in range(frames.shape[1])]
@@ -97,5 +97,5 @@ class HpsV3:
         return Scores(mean / self.divisor, {"spread": spread.tolist()})
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         del self.scorer

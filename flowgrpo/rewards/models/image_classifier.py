@@ -1,4 +1,4 @@
-"""Probabilities of an image classifier as a reward, and a guard against unsafe images made of one."""
+"""Probabilities of an image classifier as a reward, and a guard against unsafe images that uses a classifier."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Classifier:
     """A transformers image classifier with its processor.
 
     Args:
-        model: of the class that `AutoModelForImageClassification` chooses.
-        processor: its image processor.
+        model: a model of a class that `AutoModelForImageClassification` chooses.
+        processor: the image processor of the model.
         device: where the model is.
     """
 
@@ -35,11 +35,13 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, batch_size: int) -> Tensor:
-        """Probability of each label, float32 [N, labels]; they add to 1 unless the model was trained otherwise.
+        """Return the probability of each label, float32 [N, labels].
+
+        The probabilities of an image add up to 1, unless the model is a multi-label classifier.
 
         Args:
             images: [N, 3, H, W] in [0, 1].
-            batch_size: most images in one forward pass.
+            batch_size: largest number of images in one forward pass.
         """
         logits = []
         with torch.autocast(torch.device(self.device).type, enabled=False):
@@ -51,10 +53,10 @@ class Classifier:
 
 
 def borrow_classifier(reward: str, model: str, device: str, dtype: str) -> Lease[Classifier]:
-    """The classifier of a folder or model id, shared with other rewards that ask for the same one.
+    """Return the classifier of a folder or model id. Rewards that ask for the same classifier share it.
 
     Raises:
-        ValueError: the folder holds no such model or processor, or not all of its weights.
+        ValueError: the folder holds no such model or processor, or some of the weights are missing.
     """
     source, kind = source_name(reward, "model", model), check_dtype(reward, dtype)
 
@@ -69,15 +71,15 @@ def borrow_classifier(reward: str, model: str, device: str, dtype: str) -> Lease
 
 
 class ImageClassifier:
-    """Sum of an image classifier's probabilities, each times its weight (any model of transformers).
+    """Weighted sum of the probabilities of an image classifier (any model of transformers).
 
     Args:
         model: folder or model id.
-        labels: the model's label -> weight; those not named count nothing.
+        labels: label of the model -> weight; labels that are not named do not count.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are looked at, evenly spaced; all by default.
+        dtype: data type of the weights.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are used at most, evenly spaced; all by default.
 
     Raises:
         ValueError: the folder holds no such model, or the model has no such label.
@@ -113,12 +115,12 @@ class ImageClassifier:
         """Score of each image.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: ignored.
             columns: ignored.
 
         Returns:
-            B scores; for each label with a weight a sub-score, its probability.
+            B scores; for each label that has a weight, a sub-score with its probability.
         """
         probabilities = self.probabilities(images).mean(1)
         weights = torch.tensor(list(self.weights.values()), device=probabilities.device)
@@ -126,7 +128,7 @@ class ImageClassifier:
         return Scores((probabilities * weights).sum(-1), subs)
 
     def probabilities(self, images: Tensor) -> Tensor:
-        """Probability of the labels with a weight, in their order, float32 [B, frames, labels]."""
+        """Return the probabilities of the labels in `weights`, in their order, float32 [B, frames, labels]."""
         frames = as_frames(images, self.frames)
         places = [self.lease.value.labels.index(label) for label in self.weights]
         flat = frames.flatten(0, 1)
@@ -134,22 +136,22 @@ class ImageClassifier:
         return found[:, places].unflatten(0, frames.shape[:2])
 
     def close(self) -> None:
-        """Let the model go; it leaves memory with the last reward that uses it."""
+        """Release the model. It stays in memory while another reward uses it."""
         self.lease.close()
 
 
 class Safety(ImageClassifier):
     """Safe images: 1 minus the probability that an image is unsafe, by an image classifier.
 
-    Meant as a guard (weight 0, measured and not optimised), or as a penalty beside other rewards.
+    It is meant as a guard (weight 0: it is measured and not optimised), or as a penalty beside other rewards.
 
     Args:
         model: folder or model id of a transformers image classifier.
-        unsafe: its labels of unsafe images.
+        unsafe: the labels that the model gives to unsafe images.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are looked at, evenly spaced; the worst of them counts.
+        dtype: data type of the weights.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are used at most, evenly spaced; the worst of them counts.
 
     Raises:
         ValueError: the folder holds no such model, or the model has no such label.
@@ -176,7 +178,7 @@ class Safety(ImageClassifier):
         """Score of each image.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the worst frame counts.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the worst frame counts.
             prompts: ignored.
             columns: ignored.
 

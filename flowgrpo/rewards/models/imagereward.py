@@ -1,7 +1,7 @@
 """ImageReward: a preference model that reads prompt and image together.
 
-Xu et al., "ImageReward: Learning and Evaluating Human Preferences for Text-to-Image Generation" (2304.05977),
-section 3: BLIP (2201.12086) with a text encoder that attends to the image, and a head on its first token.
+Xu et al., "ImageReward: Learning and Evaluating Human Preferences for Text-to-Image Generation" (2304.05977), section
+3: BLIP (2201.12086) with a text encoder that attends to the image, and a head on the first token of the text encoder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..options import check_count
 from ..pixels import as_frames, preprocess_images
 
 TOKENS = 35
-# Of the scores on the data of its authors.
+# Mean and standard deviation of the scores on the authors' data.
 MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
 _HEAD_WIDTH = 64
 _VISION_NAMES = (
@@ -47,14 +47,14 @@ class ImageReward:
 
     Args:
         checkpoint: path of `ImageReward.pt`, or "hf-hub:ORG/NAME/FILE".
-        tokenizer: folder or model id of BERT's uncased tokenizer.
+        tokenizer: folder or model id of the tokenizer of uncased BERT.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
+        dtype: data type of the weights.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
 
     Raises:
-        ValueError: there is no such file or tokenizer, or the file is no ImageReward.
+        ValueError: there is no such file or tokenizer, or the file is not an ImageReward checkpoint.
     """
 
     name = "imagereward"
@@ -79,7 +79,7 @@ class ImageReward:
         vision, text = vision_weights(state), text_weights(state)
         head = linear_stack(state, "mlp.layers.")
         if head is None or "embeddings.class_embedding" not in vision or "embeddings.LayerNorm.weight" not in text:
-            raise ValueError(f"imagereward: {path} is no ImageReward: it lacks blip.* or mlp.layers.*")
+            raise ValueError(f"imagereward: {path} is not an ImageReward checkpoint: it lacks blip.* or mlp.layers.*")
         self.vision, self.text = build_encoders(vision, text)
         fit("imagereward", self.vision, vision, path)
         fit("imagereward", self.text, text, path)
@@ -91,7 +91,7 @@ class ImageReward:
         if len(self.tokenizer) > self.text.config.vocab_size:
             raise ValueError(
                 f"imagereward: the tokenizer has {len(self.tokenizer)} tokens, the model "
-                f"{self.text.config.vocab_size}; give BERT's uncased one"
+                f"{self.text.config.vocab_size}; give that of uncased BERT"
             )
         self.device, self.batch_size, self.frames = device, batch_size, frames
 
@@ -100,8 +100,9 @@ class ImageReward:
         """Preference for each image, given its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1], cut to a square; of videos [B, F, 3, H, W] the frames' scores are averaged.
-            prompts: B strings, cut at 35 tokens.
+            images: [B, 3, H, W] in [0, 1], cropped to a square; for videos [B, F, 3, H, W] the frames' scores are
+                averaged.
+            prompts: B strings, truncated at 35 tokens.
             columns: ignored.
 
         Returns:
@@ -121,7 +122,7 @@ class ImageReward:
         return ((raw - MEAN) / DEVIATION).view(frames.shape[:2]).mean(1)
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         del self.vision, self.text, self.head
 
     def _forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
@@ -131,7 +132,8 @@ class ImageReward:
         settings = {"size": size, "mean": OPENAI_DATASET_MEAN, "std": OPENAI_DATASET_STD}
         pixels = preprocess_images(images.to(self.device, torch.float32), settings).to(self.dtype)
         seen = self.vision(pixel_values=pixels).last_hidden_state
-        # Every place of a text sees the whole of it, though the cross-attention comes with the class's decoder form.
+        # `is_decoder=False` lets every token see the whole text. The model was built as a decoder only because the
+        # class has cross-attention in that form alone.
         read = self.text(
             input_ids=ids.to(self.device),
             attention_mask=mask.to(self.device),
@@ -144,7 +146,7 @@ class ImageReward:
 
 
 def vision_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The image encoder's weights of `ImageReward.pt` under the names of transformers' `BlipVisionModel`."""
+    """Return the weights of the image encoder in `ImageReward.pt`, named as in transformers' `BlipVisionModel`."""
     prefix, found = "blip.visual_encoder.", {}
     for key, value in state.items():
         if key.startswith(prefix):
@@ -156,7 +158,7 @@ def vision_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def text_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The text encoder's weights of `ImageReward.pt` under the names of transformers' `BlipTextModel`."""
+    """Return the weights of the text encoder in `ImageReward.pt`, named as in transformers' `BlipTextModel`."""
     prefix = "blip.text_encoder."
     return {
         key.removeprefix(prefix): value
@@ -166,11 +168,11 @@ def text_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def build_encoders(vision: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> tuple[Any, Any]:
-    """`BlipVisionModel` and `BlipTextModel` of the sizes that the weights have; attention heads are 64 wide.
+    """Build a `BlipVisionModel` and a `BlipTextModel` of the sizes of the weights; attention heads are 64 wide.
 
     Args:
-        vision: from `vision_weights`.
-        text: from `text_weights`.
+        vision: the result of `vision_weights`.
+        text: the result of `text_weights`.
     """
     from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
@@ -183,7 +185,7 @@ def build_encoders(vision: Mapping[str, Tensor], text: Mapping[str, Tensor]) -> 
         num_attention_heads=width // _HEAD_WIDTH,
         image_size=round(cells**0.5) * patch,
         patch_size=patch,
-        # The original's; the class has another by default.
+        # The value of the original model. The default of the class is different.
         layer_norm_eps=1e-6,
     )
     words, inner = text["embeddings.word_embeddings.weight"], text["encoder.layer.0.intermediate.dense.weight"]

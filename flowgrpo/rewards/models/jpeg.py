@@ -1,7 +1,7 @@
-"""JPEG size as a reward: the standard first experiment, since it needs no model and moves quickly.
+"""JPEG size as a reward: the standard first experiment, because it needs no model and improves quickly.
 
-Black et al., "Training Diffusion Models with Reinforcement Learning" (2023), section 5.1. Sizes grow with
-resolution, so they compare only between images of one size.
+Black et al., "Training Diffusion Models with Reinforcement Learning" (2023), section 5.1. Sizes grow with resolution,
+so compare them only between images of the same resolution.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..scores import Scores
 
 
 def jpeg_kilobytes(images: Tensor, quality: int = 95) -> list[float]:
-    """Size of each image as a JPEG file, in units of 1000 bytes, with 4:2:0 chroma subsampling.
+    """Return the size of each image as a JPEG file, in units of 1000 bytes, with 4:2:0 chroma subsampling.
 
     Args:
         images: [B, 3, H, W] in [0, 1]; or videos [B, F, 3, H, W], whose frames' sizes are averaged.
-        quality: 1 to 100.
+        quality: JPEG quality, 1 to 100.
 
     Returns:
         B sizes.
@@ -57,7 +57,7 @@ class _JpegSize:
 
 
 class JpegCompressibility(_JpegSize):
-    """Small JPEG files: minus the size in kilobytes, over 500 (quality 95)."""
+    """Small JPEG files: minus the size in kilobytes, divided by 500 (quality 95)."""
 
     scale = -1 / 500
 

@@ -1,7 +1,7 @@
-"""Text rendering: does the image show the words that the prompt puts in quotes?
+"""Text rendering: does the image show the words that are quoted in the prompt?
 
-Liu et al., "Flow-GRPO" (2505.05470), section 4.1: r = max(1 - N_e / N_ref, 0), with the edit distance N_e between the
-text that was read and the target, and the target's length N_ref.
+Liu et al., "Flow-GRPO" (2505.05470), section 4.1: r = max(1 - N_e / N_ref, 0). N_e is the edit distance between the
+text that was read and the target, and N_ref is the length of the target.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _QUOTED = re.compile(r'"([^"]*)"|“([^”]*)”')
 
 
 class Ocr:
-    """Text rendering: 1 minus the share of the quoted words that must be edited to get what is read in the image.
+    """Text rendering: 1 minus the share of the quoted words that is missing or wrong in the image.
 
-    RapidOCR reads the images; its package brings its models. `pip install '.[ocr]'` installs it.
+    RapidOCR reads the images. `pip install '.[ocr]'` installs it; the package contains its models.
 
     Args:
-        column: column of the prompt file with the words to be shown; by default they stand in the prompt, between the
-            first pair of double quotes, straight or curly.
-        substring: words that stand somewhere in the text that is read count as right, as published; False also counts
-            what is read beside them, such as the words written twice.
-        confidence: lines that the reader is less sure of than this are left out; 0 keeps all, as published.
-        frames: most frames of a video that are read, evenly spaced.
-        batch_size: most samples in one call.
-        workers: images that are read at the same time.
-        threads: processor threads for each of them.
+        column: column of the prompt file with the words to be shown. By default these are the words between the first
+            pair of double quotes in the prompt, straight or curly.
+        substring: if true, an image scores 1 if the words occur anywhere in the text that is read, as published. If
+            false, additional text lowers the score, for instance if the words are written twice.
+        confidence: lines that are read with a lower confidence are left out; 0 keeps all lines, as published.
+        frames: how many frames of a video are read at most, evenly spaced.
+        batch_size: largest number of samples in one call.
+        workers: how many images are read at the same time.
+        threads: processor threads for each worker.
         engine: further settings of RapidOCR by their dotted names, such as `Det.limit_side_len`.
 
     Raises:
@@ -59,7 +59,7 @@ class Ocr:
         threads: int = 1,
         engine: Mapping[str, Any] | None = None,
     ) -> None:
-        import onnxruntime  # noqa: F401 - RapidOCR starts without it and fails at the first image
+        import onnxruntime  # noqa: F401 - without this package, RapidOCR starts and fails at the first image
         from rapidocr import RapidOCR
 
         counts = {"frames": frames, "batch_size": batch_size, "workers": workers, "threads": threads}
@@ -70,9 +70,9 @@ class Ocr:
             raise ValueError(f"ocr: confidence is {confidence!r}; give a number from 0 to below 1")
         settings = {
             "Global.text_score": confidence,
-            # The lines of an image are upright unless the image is wrong.
+            # This step turns lines that are upside down. A line that should be read is upright.
             "Global.use_cls": False,
-            # It would warn of every image that shows no text.
+            # At a lower level, RapidOCR warns about every image that shows no text.
             "Global.log_level": "error",
             "EngineConfig.onnxruntime.intra_op_num_threads": threads,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
@@ -91,21 +91,21 @@ class Ocr:
         """Score of the text in each image.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: B strings.
-            columns: the one that the option `column` names is used.
+            columns: only the column that the option `column` names is used.
 
         Returns:
-            B scores in [0, 1], NaN without words to be shown; sub-score `exact` (share of frames that show the words
-            and nothing else); notes with the text that was read in the first frame, and `answers` with that of all
-            frames as it is compared.
+            B scores in [0, 1], NaN if there are no words to be shown. Sub-score `exact`: the share of frames that show
+            the words and nothing else. Notes: the text that was read in the first frame. `answers`: the text of all
+            frames, in the form in which it is compared.
 
         Raises:
-            ValueError: the prompts do not have the column, or it holds something other than texts.
+            ValueError: the prompts do not have the column, or the column holds something other than texts.
         """
         targets = self._targets(prompts, columns)
         frames = as_frames(images, self.frames)
-        # The engine takes arrays as blue, green, red.
+        # The engine expects the channels in the order blue, green, red.
         pictures = to_bytes(frames).flip(2).permute(0, 1, 3, 4, 2).cpu().contiguous().numpy()
         wanted = [row for row, target in enumerate(targets) if target]
         texts = list(self._pool.map(self._read, [frame for row in wanted for frame in pictures[row]]))
@@ -122,7 +122,7 @@ class Ocr:
         return Scores(values, {"exact": exact}, notes, answers=answers)
 
     def close(self) -> None:
-        """Stop reading and let the models go."""
+        """Stop reading and release the models."""
         self._pool.shutdown(cancel_futures=True)
         self._engines = queue.SimpleQueue()
 
@@ -130,7 +130,9 @@ class Ocr:
         if self.column is None:
             return [plain(quoted(prompt)) for prompt in prompts]
         if self.column not in columns:
-            raise ValueError(f"ocr: the prompts have no column {self.column!r}; leave `column` out for quoted words")
+            raise ValueError(
+                f"ocr: the prompts have no column {self.column!r}; leave `column` out to use the quoted words"
+            )
         texts = columns[self.column]
         wrong = [text for text in texts if not isinstance(text, (str, type(None)))]
         if wrong:
@@ -147,7 +149,7 @@ class Ocr:
 
 
 def quoted(prompt: str) -> str:
-    """What stands between the first pair of double quotes, straight or curly; nothing if there is none.
+    """Return the text between the first pair of double quotes, straight or curly; an empty text if there are none.
 
     >>> quoted('a sign that says "Open late"')
     'Open late'
@@ -157,7 +159,7 @@ def quoted(prompt: str) -> str:
 
 
 def plain(text: str) -> str:
-    """A text as it is compared: lower case, without white space, and with full-width forms as ordinary letters.
+    """Return a text as it is compared: lower case, no white space, and full-width characters as ordinary ones.
 
     >>> plain("Open  LATE！")
     'openlate!'
@@ -166,12 +168,12 @@ def plain(text: str) -> str:
 
 
 def text_score(text: str, target: str, substring: bool = True) -> float:
-    """1 - min(edit distance, length) / length of the target; see `Ocr` for `substring`.
+    """Return 1 - min(edit distance, length) / length, where `length` is the length of the target.
 
     Args:
-        text: what was read.
+        text: the text that was read.
         target: in the form of `plain`, not empty.
-        substring: a target that occurs in the text scores 1.
+        substring: if true, the score is 1 if the target occurs in the text.
 
     >>> text_score("Opan lat", "openlate")
     0.75
@@ -183,7 +185,7 @@ def text_score(text: str, target: str, substring: bool = True) -> float:
 
 
 def edit_distance(first: str, second: str) -> int:
-    """Fewest insertions, deletions and replacements that turn one text into the other (Levenshtein).
+    """Return the Levenshtein distance: the fewest insertions, deletions and replacements from one text to the other.
 
     >>> edit_distance("kitten", "sitting")
     3

@@ -1,7 +1,7 @@
-"""PickScore: what people chose of two images of one prompt.
+"""PickScore: which of two images for one prompt people preferred.
 
-Kirstain et al., "Pick-a-Pic: An Open Dataset of User Preferences for Text-to-Image Generation" (2305.01569),
-equation 1: a CLIP fine-tuned on the choices, its score the model's logit.
+Kirstain et al., "Pick-a-Pic: An Open Dataset of User Preferences for Text-to-Image Generation" (2305.01569), equation
+1: a CLIP model fine-tuned on people's choices. The score is the model's logit.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 class PickScore(TowerReward):
-    """Human preference: PickScore's logit over 26, about 0.65 to 0.92.
+    """Human preference: PickScore's logit divided by 26, about 0.65 to 0.92.
 
     Args:
         model: folder or model id of a transformers `CLIPModel`.
-        processor: folder or model id of its image processor and tokenizer; by default those of laion's CLIP-H for the
-            published model, and else `model`.
-        divisor: the logit, exp(logit_scale)·cosine, is divided by this. 26 is usual in training; 1 is the logit
-            itself, about 17 to 24.
+        processor: folder or model id of the image processor and the tokenizer. The default is LAION's CLIP-H for the
+            published model, and `model` otherwise.
+        divisor: the logit, exp(logit_scale)·cosine, is divided by this number. 26 is usual in training; 1 gives the
+            logit itself, about 17 to 24.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
+        dtype: data type of the weights.
+        batch_size: largest number of images in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
 
     Raises:
         ValueError: the folder holds no such model or processor, or an option cannot be used.
@@ -62,8 +62,8 @@ class PickScore(TowerReward):
         """Preference for each image, given its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
-            prompts: B strings, cut at 77 tokens.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
+            prompts: B strings, truncated at 77 tokens.
             columns: ignored.
 
         Returns:

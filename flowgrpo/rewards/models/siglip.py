@@ -1,4 +1,4 @@
-"""SigLIP 2: how well text and image match, by a model trained on pairs one by one.
+"""SigLIP 2: how well text and image match, by a model that was trained on each pair separately.
 
 Zhai et al., "Sigmoid Loss for Language Image Pre-Training" (2303.15343), section 3.2; Tschannen et al., "SigLIP 2"
 (2502.14786).
@@ -21,13 +21,13 @@ class Siglip(TowerReward):
 
     Args:
         model: folder or model id of a transformers `SiglipModel`.
-        probability: return sigmoid(scale·cosine + bias) in place of the cosine. It is near 0 for most images, so
-            that groups are hard to rank by it.
-        lowercase: turn prompts to lower case, as in SigLIP 2's training.
+        probability: if true, return sigmoid(scale·cosine + bias) in place of the cosine. This probability is near 0 for
+            most images, so it does not rank the images of a group well.
+        lowercase: if true, convert prompts to lower case, as in the training of SigLIP 2.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images in one call.
-        frames: most frames of a video that are scored, evenly spaced; all by default.
+        dtype: data type of the weights.
+        batch_size: largest number of images in one call.
+        frames: how many frames of a video are scored at most, evenly spaced; all by default.
 
     Raises:
         ValueError: the folder holds no such model or processor.
@@ -52,12 +52,12 @@ class Siglip(TowerReward):
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
-        """Match of each image with its prompt.
+        """Return how well each image matches its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1], squashed to the model's square; of videos [B, F, 3, H, W] the frames'
-                cosines are averaged.
-            prompts: B strings, cut at 64 tokens.
+            images: [B, 3, H, W] in [0, 1], resized to the model's square input without keeping proportions; for videos
+                [B, F, 3, H, W] the frames' cosines are averaged.
+            prompts: B strings, truncated at 64 tokens.
             columns: ignored.
 
         Returns:

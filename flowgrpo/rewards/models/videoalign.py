@@ -2,7 +2,7 @@
 
 Liu et al., "Improving Video Generation with Human Feedback" (2501.13918), section 3: Qwen2-VL 2B, fine-tuned with LoRA,
 scores visual quality (VQ), motion quality (MQ) and text alignment (TA). The tokens of VQ and MQ stand before the
-prompt, so that these two do not depend on it.
+prompt, so VQ and MQ do not depend on the prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..scores import Scores
 AXES = ("VQ", "MQ", "TA")
 TOKENS = tuple(f"<|{axis}_reward|>" for axis in AXES)
 CONSTANTS = ("DETAILED_PROMPT_WITH_SPECIAL_TOKEN",)
-# Mean and deviation of each axis on the authors' data, for folders whose settings do not give them.
+# Mean and standard deviation of each axis on the authors' data, used if the settings of the folder do not give them.
 STATISTICS = {"VQ": (3.6757, 2.2476), "MQ": (1.1646, 1.3811), "TA": (2.8105, 2.5121)}
 LEAST_PIXELS, MOST_PIXELS = 128 * FACTOR**2, 256 * FACTOR**2
 RATE, LEAST_FRAMES = 2.0, 4
@@ -34,15 +34,16 @@ class VideoAlign:
     """Quality, motion and text alignment of videos: VideoAlign's three scores, standardised and added.
 
     Args:
-        folder: with `model_config.json` and `checkpoint-N/model.pth`; of several checkpoints the latest is taken.
-        rubric: the text that asks for the scores, with `{text_prompt}` and the tokens `<|VQ_reward|>`,
-            `<|MQ_reward|>`, `<|TA_reward|>`: a text file, or the release's `prompt_template.py`.
+        folder: the folder with `model_config.json` and `checkpoint-N/model.pth`. If there are several checkpoints, the
+            one with the largest N is used.
+        rubric: path of the text that asks for the scores and has `{text_prompt}` and the tokens `<|VQ_reward|>`,
+            `<|MQ_reward|>` and `<|TA_reward|>` in it. It is a text file, or `prompt_template.py` of the release.
         base: folder or model id of Qwen2-VL-2B-Instruct; only its configuration and processor are read.
-        weights: of VQ, MQ and TA in the sum, 1 each by default.
-        video_rate: frames per second of the videos that come; two a second are looked at, and at least 4.
+        weights: weights of VQ, MQ and TA in the sum, 1 each by default.
+        video_rate: frames per second of the scored videos. The model sees two frames for each second, and at least 4.
         device: where to score.
-        dtype: of the weights: float32, or bfloat16 as published, in half the memory. The head is float32.
-        batch_size: most videos in one call and forward pass.
+        dtype: data type of the weights: float32, or bfloat16 as published, in half the memory. The head is float32.
+        batch_size: largest number of videos in one call and in one forward pass.
 
     Raises:
         ValueError: a file is missing or has another layout, or the weights do not fit.
@@ -88,7 +89,7 @@ class VideoAlign:
         """Score of each video.
 
         Args:
-            images: [B, F, 3, H, W] in [0, 1], two frames or more.
+            images: [B, F, 3, H, W] in [0, 1], with two frames or more.
             prompts: B strings.
             columns: ignored.
 
@@ -96,7 +97,7 @@ class VideoAlign:
             B weighted sums; sub-scores `VQ`, `MQ` and `TA`, standardised.
 
         Raises:
-            ValueError: what comes are single images, or a prompt holds one of the tokens.
+            ValueError: the images are single images and not videos, or a prompt contains one of the tokens.
         """
         if images.ndim != 5 or images.shape[1] < 2:
             raise ValueError(f"videoalign: images have shape {list(images.shape)}; give videos [B, F, 3, H, W]")
@@ -107,7 +108,7 @@ class VideoAlign:
             texts = [self.rubric.replace(PLACE_OF_PROMPT, prompt) for prompt in prompts[part]]
             videos = fit_pixels(chosen[part].flatten(0, 1), LEAST_PIXELS, MOST_PIXELS)
             outputs = self.scorer(texts, videos.unflatten(0, (len(texts), -1)))
-            # Of a head with a row an axis, each axis is read at its own token.
+            # If the head has a row for each axis, each axis is read at its own token.
             rows.append((outputs.diagonal(dim1=1, dim2=2) if outputs.shape[2] > 1 else outputs[:, :, 0]).cpu())
         mean, deviation = torch.tensor([self.statistics[axis] for axis in AXES]).unbind(1)
         standard = (torch.cat(rows) - mean) / deviation
@@ -115,17 +116,18 @@ class VideoAlign:
         return Scores(total, {axis: standard[:, k].tolist() for k, axis in enumerate(AXES)})
 
     def close(self) -> None:
-        """Let the model go."""
+        """Release the model."""
         del self.scorer
 
 
 def sampled_frames(count: int, rate: float) -> list[int]:
-    """Numbers of the frames that are looked at: two a second, evenly spaced from first to last; an even number of
-    them, and at least 4 where there are as many.
+    """Return the numbers of the frames that the model sees: two for each second, evenly spaced from first to last.
+
+    Their count is even, and at least 4 if the video has 4 frames.
 
     Args:
         count: frames of the video, 2 or more.
-        rate: its frames per second.
+        rate: frames per second of the video.
     """
     wanted = min(max(count / rate * RATE, LEAST_FRAMES), count)
     number = min(2 * round(wanted / 2), count - count % 2)
@@ -133,10 +135,10 @@ def sampled_frames(count: int, rate: float) -> list[int]:
 
 
 def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The weights and settings of a VideoAlign folder.
+    """Return the path of the weights, and the settings, of a VideoAlign folder.
 
     Raises:
-        ValueError: one of the two is missing.
+        ValueError: the weights or the settings are missing.
     """
     settings = folder / "model_config.json"
     if not settings.is_file():
@@ -148,23 +150,23 @@ def find_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]]:
     }
     if not found:
         raise ValueError(
-            f"videoalign: {folder} has no checkpoint-N/model.pth; checkpoints with the LoRA in a file of its own are "
-            "not read"
+            f"videoalign: {folder} has no checkpoint-N/model.pth; checkpoints that have the LoRA in a separate "
+            "file cannot be read"
         )
     return found[max(found)], json.loads(settings.read_text(encoding="utf-8"))
 
 
 def merge_lora(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    """Weights of a model that peft wrapped, with every LoRA added to what it adapts: W + scale·B·A.
+    """Return the weights of a model that peft wrapped, with every LoRA merged into its weight: W + scale·B·A.
 
     Hu et al., "LoRA" (2106.09685), equation 3.
 
     Args:
-        state: under the names that peft gives, or plain ones.
-        scale: of the product of the two factors.
+        state: weights by name, with the names that peft gives or with plain names.
+        scale: factor of the product B·A.
 
     Raises:
-        ValueError: a factor lacks its partner or its weight.
+        ValueError: a factor A has no factor B, or the weight that the two adapt is missing.
     """
     prefix = "base_model.model."
     plain = {key.removeprefix(prefix).replace(".base_layer.", "."): value for key, value in state.items()}
@@ -189,7 +191,9 @@ def _lora_scale(settings: Mapping[str, Any], path: Path) -> float:
     lora = settings.get("peft_lora_config") or {}
     rank, alpha = lora.get("lora_r", 64), lora.get("lora_alpha", 128)
     if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, (int, float)):
-        raise ValueError(f"videoalign: the settings beside {path} have lora_r {rank!r} and lora_alpha {alpha!r}")
+        raise ValueError(
+            f"videoalign: the settings beside {path} have lora_r {rank!r} and lora_alpha {alpha!r}; give numbers"
+        )
     return float(alpha) / (math.sqrt(rank) if lora.get("use_rslora") else rank)
 
 

@@ -1,7 +1,7 @@
-"""The pairs of pictures in files of votes, each with what was chosen, checked for a reward to learn from.
+"""The pairs of pictures in files of votes and the choices between them, checked for a reward that learns from them.
 
-A reward that learned from less than it was given would not say so, so nothing is left out: whatever is wrong with a
-line ends the reading, with the file and the line.
+Nothing is left out silently, because nobody would notice that a reward has learned from only a part of the votes. A
+faulty line ends the reading with an error that names the file and the line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEAST_UNITS = 5
 
 @dataclass(frozen=True, order=True)
 class VotedPair:
-    """Two pictures for one prompt, by their content, the first in alphabetical order."""
+    """Two pictures for one prompt, named by the hashes of their content; `first` is the smaller hash."""
 
     prompt: str
     first: str
@@ -32,7 +32,7 @@ class VotedPair:
 
 @dataclass
 class Count:
-    """How often the first picture of a pair was preferred, the second, and neither."""
+    """How often the first picture of a pair was preferred, how often the second, and how often neither."""
 
     first: int = 0
     second: int = 0
@@ -41,15 +41,15 @@ class Count:
 
 @dataclass(frozen=True)
 class Voted:
-    """What people chose.
+    """The choices of people in files of votes.
 
     Attributes:
-        pairs: the different pairs with their counts, sorted, so that neither the order of the lines nor the sides on
-            which the pictures stood can matter.
-        files: a file of each content.
-        units: [N] number of the part that each pair belongs to: what is learned from a pair says nothing of the pairs
-            in other parts.
-        shared: what the pairs of a part share, in words.
+        pairs: the different pairs with their counts. They are sorted, so neither the order of the lines nor the sides
+            of the pictures have an effect.
+        files: a file for each content.
+        units: [N] the number of the unit to which each pair belongs. What is learned from a pair says nothing about the
+            pairs of other units.
+        shared: what the pairs of a unit have in common, in words.
     """
 
     pairs: dict[VotedPair, Count]
@@ -59,16 +59,16 @@ class Voted:
 
 
 def read_voted(names: Sequence[str | Path], least: int) -> Voted:
-    """The pairs in some files of votes; of several choices of one session on one pair in a file the last counts.
+    """Read the pairs in files of votes. If a session chose several times on one pair in a file, the last choice counts.
 
     Args:
         names: files, or folders of runs that hold a `votes.jsonl`.
-        least: fewest pairs of which one picture was preferred more often than the other.
+        least: smallest number of pairs in which one picture was preferred more often than the other.
 
     Raises:
-        ValueError: a file is missing, or named twice; a line is no vote, is about completions or two equal pictures, or
-            names a picture that is gone, changed since, or outside of its run; or there are too few pairs, or too few
-            that have nothing to do with each other.
+        ValueError: one of these is true: a file is missing or named twice; a line is not a vote, is about completions
+            or about two equal pictures; a line names a picture that is gone, has changed since the vote, or is outside
+            its run; there are too few pairs, or too few units.
     """
     paths = [Path(name).expanduser() for name in names]
     paths = [path / FILE if path.is_dir() else path for path in paths]
@@ -84,15 +84,15 @@ def read_voted(names: Sequence[str | Path], least: int) -> Voted:
     decided = sum(count.first != count.second for count in counts.values())
     if decided < least:
         raise ValueError(
-            f"{', '.join(map(str, paths))}: {decided} pairs of which one picture was preferred, and {least} needed. "
-            "Vote on more with `flowgrpo gallery RUN --vote`, or lower `least`"
+            f"{', '.join(map(str, paths))}: {decided} pairs in which one picture was preferred, but {least} are "
+            "needed. Vote on more with `flowgrpo gallery RUN --vote`, or lower `least`"
         )
     pairs = {pair: counts[pair] for pair in sorted(counts)}
     return Voted(pairs, files, *_units(pairs))
 
 
 def _files(vote: Vote, path: Path, known: Mapping[str, Path]) -> dict[str, Path]:
-    """The files of a vote's pictures by their content; `known` ones have been looked at."""
+    """Return the files of a vote's pictures by their content; the files in `known` have already been checked."""
     where, found = f"{path}, line {vote.line}", {}
     for side in (vote.left, vote.right):
         file = side.content(path.parent)
@@ -100,8 +100,8 @@ def _files(vote: Vote, path: Path, known: Mapping[str, Path]) -> dict[str, Path]
             raise ValueError(
                 f"{where} is a choice between completions, and `choices` learns from pictures. For text take a judge "
                 "(`judge`, `unified_reward`, `rubric`), with `objective: {name: answers, loss: dpo}` if you like; "
-                "`flowgrpo gallery RUN --vote-dataset DIR` writes such choices as prompt, chosen and rejected for "
-                "programs that train on them"
+                "`flowgrpo gallery RUN --vote-dataset DIR` writes choices between completions as prompt, chosen and "
+                "rejected for programs that train on them"
             )
         if known.get(side.sha256) != file and not side.unchanged(path.parent):
             lost = "has changed since the vote" if file.is_file() else "is gone"
@@ -124,9 +124,9 @@ def _add(counts: dict[VotedPair, Count], vote: Vote) -> None:
 
 
 def _units(pairs: Collection[VotedPair]) -> tuple[NDArray[np.int64], str]:
-    """`Voted.units` and `shared`: by prompt, or where prompts are few, by the pictures.
+    """Return `Voted.units` and `Voted.shared`: units by prompt, or by picture if there are few prompts.
 
-    Pairs that have a picture in common belong together, and so do those that are linked by others.
+    By picture, two pairs are in one unit if they have a picture in common, or if a chain of such pairs links them.
     """
     prompts = {prompt: place for place, prompt in enumerate(sorted({pair.prompt for pair in pairs}))}
     if len(prompts) >= LEAST_UNITS:
@@ -138,7 +138,7 @@ def _units(pairs: Collection[VotedPair]) -> tuple[NDArray[np.int64], str]:
     parts, labels = connected_components(graph, directed=False)
     if parts < LEAST_UNITS:
         raise ValueError(
-            f"the votes are on {len(prompts)} prompts, and their pictures were all compared with each other, so that "
-            f"nothing is left to test on that was not learned from; vote on {LEAST_UNITS} prompts or more"
+            f"the votes are on {len(prompts)} prompts, and comparisons link their pictures into too few separate "
+            f"sets, so no pairs can be held out for a test; vote on {LEAST_UNITS} prompts or more"
         )
     return np.asarray(labels[ends[:, 0]], dtype=np.int64), "pictures"

@@ -22,21 +22,21 @@ PLACE_OF_PROMPT = "{prompt}"
 
 
 class VqaScore:
-    """Text match: probability that a local vision-language model answers "Yes" to whether the image shows the prompt.
+    """Text match: probability that a local vision-language model says "Yes" when asked if the image shows the prompt.
 
-    Any image-text-to-text model of transformers with a chat template can be asked. The paper's own CLIP-FlanT5 is none;
-    the reward `judge_logprob` asks a model behind a server the same question.
+    Any image-text-to-text model of transformers that has a chat template can be used. The paper's own model,
+    CLIP-FlanT5, is not one of them. The reward `judge_logprob` asks a model behind a server the same question.
 
     Args:
         model: folder or model id.
-        question: what is asked, with `{prompt}` where the prompt goes.
-        answer: whose first token's probability is the score.
-        against: another answer; the score is then p(answer) / (p(answer) + p(against)). None for p(answer) itself, as
-            published.
+        question: the question, with `{prompt}` in place of the prompt.
+        answer: the score is the probability of the first token of this answer.
+        against: another answer. If it is given, the score is p(answer) / (p(answer) + p(against)). None gives p(answer)
+            itself, as published.
         device: where to score.
-        dtype: of the weights.
-        batch_size: most images, or frames of videos, in one forward pass; also the most samples in one call.
-        frames: most frames of a video that are scored, evenly spaced.
+        dtype: data type of the weights.
+        batch_size: largest number of images, or frames of videos, in one forward pass, and of samples in one call.
+        frames: how many frames of a video are scored at most, evenly spaced.
 
     Raises:
         ValueError: the folder holds no such model or processor, or an option cannot be used.
@@ -63,7 +63,7 @@ class VqaScore:
         self.lease = _borrow_model(model, device, dtype)
         self.answers = [_first_token(self.lease.value[1], text) for text in (answer, against) if text is not None]
         if len(set(self.answers)) < len(self.answers):
-            raise ValueError(f"vqascore: {answer!r} and {against!r} begin with one token, and cannot be told apart")
+            raise ValueError(f"vqascore: {answer!r} and {against!r} begin with the same token; give other words")
         self.question, self.device, self.batch_size, self.frames = question, device, batch_size, frames
 
     @torch.no_grad()
@@ -71,13 +71,13 @@ class VqaScore:
         """Score of each image with its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1]; of videos [B, F, 3, H, W] the frames' scores are averaged.
+            images: [B, 3, H, W] in [0, 1]; for videos [B, F, 3, H, W] the frames' scores are averaged.
             prompts: B strings.
             columns: ignored.
 
         Returns:
-            B scores in [0, 1]; sub-score `mass`, the probability of the answers that are looked at: where it is small,
-            the model says something else.
+            B scores in [0, 1]. Sub-score `mass`: the total probability of `answer` and `against`. If it is small, the
+            model says something else.
         """
         frames = as_frames(images, self.frames)
         asked = [self.question.replace(PLACE_OF_PROMPT, prompt) for prompt in prompts for _ in range(frames.shape[1])]
@@ -93,7 +93,7 @@ class VqaScore:
         return Scores(scores, {"mass": mass.tolist()})
 
     def close(self) -> None:
-        """Let the model go; it leaves memory with the last reward that uses it."""
+        """Release the model. It stays in memory while another reward uses it."""
         self.lease.close()
 
     def _probabilities(self, questions: Sequence[str], levels: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class VqaScore:
             for question in questions
         ]
         written = processor.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-        # Padded on the left, every text ends at the same place, where the answer comes.
+        # With padding on the left, all texts end at the same place, where the answer begins.
         inputs = processor(
             text=written,
             images=[[picture] for picture in levels],
@@ -125,7 +125,7 @@ def _borrow_model(model: str, device: str, dtype: str) -> Lease[tuple[Any, Any]]
 
         processor = load_processor("vqascore", AutoProcessor, source)
         if not getattr(processor, "chat_template", None):
-            raise ValueError(f"vqascore: {source} has no chat template, so that it is not known how to ask it")
+            raise ValueError(f"vqascore: {source} has no chat template, so it is not known how to ask the model")
         return load_transformers("vqascore", AutoModelForImageTextToText, source, dtype=kind, device=device), processor
 
     return borrow(("image_text_to_text", source, dtype, str(torch.device(device))), load)

@@ -1,1 +1,1 @@
-"""Rewards that run what a model wrote."""
+"""Rewards that run code or queries that a model wrote."""

@@ -1,4 +1,4 @@
-"""Programs, judged by their tests: code runs in a limited process, see `sandbox.py`."""
+"""Programs, judged by their tests. The code runs in a limited process, see `sandbox.py`."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ MOST_WORKERS = 8
 
 
 class Code:
-    """The share of its tests that a completion's Python code passes, run in a limited process.
+    """Share of the tests that the Python code in a completion passes; the code runs in a limited process.
 
-    The code is the last fenced block of the completion, or all of it. Two columns hold tests, and a sample may have
-    both:
+    The code is the last fenced block of the completion, or the whole completion if there is no block. Two columns hold
+    tests, and a sample may have both:
 
-        tests   a text or a list of texts with assertions. Every assertion at the top level of a text is a test, the
-                statements between them are run in order, and a text without such an assertion is one test. The code
-                is loaded once as a module, and its tests run one after another in that process.
-        cases   a list of {input, output}: the code runs as a program that reads the input, and what it prints is
-                compared with the output, but for white space at the ends of lines and empty lines at the end.
+        tests   a text or a list of texts with assertions. Every assertion at the top level of a text is a test, and the
+                statements between the assertions are run in order. A text without an assertion at its top level is one
+                test. The code is loaded once as a module, and its tests run one after another in the same process.
+        cases   a list of {input, output}. The code runs as a program that reads the input, and its output is compared
+                with the given output. White space at the ends of lines and empty lines at the end do not count.
 
-    Code that cannot be loaded, runs out of time or memory, or dies, fails the tests that have not passed by then.
+    If code cannot be loaded, runs out of time or memory, or dies, all tests that have not passed by then count as
+    failed.
 
-    The process has limits, a folder of its own and guards against what a solution has no need of: processes, sockets,
-    files elsewhere. This is a fence against accidents and reward hacking, and no security boundary: run the training
-    in a container if the code might be hostile. Assertions of the form `assert EXPRESSION == LITERAL` and the cases
-    are compared outside of the process and cannot be won by cheating; prefer them.
+    The process has limits, its own folder, and guards against actions that no solution needs: other processes, sockets,
+    files outside the folder. This protects against accidents and reward hacking. It is not a security boundary: if the
+    code might be hostile, run the training in a container. Assertions of the form `assert EXPRESSION == LITERAL` and
+    the cases are compared outside the process and cannot be won by cheating, so prefer them.
 
     Args:
-        partial: the value is the share of the tests that pass; otherwise it is 1 if all pass, and 0 if not.
-        seconds: how long the tests of a sample, or a single case, may take by the clock.
-        memory_mb: most megabytes of address space.
-        workers: samples that run at a time; as many as there are processors, up to 8, if absent.
+        partial: if true, the value is the share of the tests that pass. If false, it is 1 if all tests pass, and 0
+            otherwise.
+        seconds: wall-clock time that the tests of a sample, or a single case, may take.
+        memory_mb: how many megabytes of address space the code may take.
+        workers: how many samples run at the same time; if absent, as many as there are processors, but at most 8.
 
     Raises:
         ValueError: an option is wrong, or the system is not Linux.
@@ -67,26 +69,26 @@ class Code:
         tests: Sequence[Any] | None = None,
         cases: Sequence[Any] | None = None,
     ) -> Scores:
-        """Run code.
+        """Run the code of completions on their tests.
 
         Args:
             completions: B strings.
             prompts: B strings, not used.
-            tests: B texts or lists of texts, None or empty for a sample without.
-            cases: B lists of {input, output}, None or empty for a sample without.
+            tests: B texts or lists of texts; None or empty for a sample without such tests.
+            cases: B lists of {input, output}; None or empty for a sample without such cases.
 
         Returns:
-            Scores with B values in [0, 1], NaN for a sample without tests. Sub-scores: `passed`, the share that
-            passes; `all`, whether all do. Notes say how many, and what went wrong first.
+            Scores with B values in [0, 1], NaN for a sample without tests. Sub-scores: `passed`, the share of the tests
+            that pass; `all`, whether all tests pass. Notes say how many tests pass, and give the first problem.
 
         Raises:
-            ValueError: there is neither column, or a test is malformed.
+            ValueError: the prompts have neither of the two columns, or a test is malformed.
         """
         if tests is None and cases is None:
             raise ValueError("code: the prompts have neither a column `tests` nor `cases`; give one of them")
         nothing = [None] * len(completions)
         jobs = [
-            # Language models like to begin with a space, which is an error in front of a program.
+            # Language models often begin with a space, and a program that begins with a space is a syntax error.
             (fenced(text).lstrip(), _tests(some), _cases(others))
             for text, some, others in zip(completions, tests or nothing, cases or nothing, strict=True)
         ]

@@ -1,25 +1,26 @@
-"""Code that a model wrote, run with limits: in a process, a folder and an environment of its own.
+"""Code that a model wrote, run with limits, in a separate process, folder and environment.
 
-This is a fence against accidents and against rewards that are won by cheating. It is not a security boundary: the
-guards live in the process that they guard, and code written to break out of CPython can. Whoever trains a model that
-might try runs the whole training in a container or virtual machine without secrets and without network.
+The sandbox protects against accidents, and against rewards that are won by cheating. It is not a security boundary: the
+guards are in the process that they guard, and code that is written to break out of CPython can break out. If a model
+might try this, run the whole training in a container or virtual machine without secrets and without network.
 
-What there is:
+The sandbox consists of:
 
 - an interpreter without site-packages, with a clean environment, in a temporary folder that is removed afterwards;
-- a session of its own, so that everything it started is killed at the limit of time by the clock;
-- limits of the system on CPU time, address space, size of a file, open files and core dumps. The number of processes
-  has none: that limit counts all processes of the user, and does not bind for root;
-- an audit hook that refuses new processes, sockets, ctypes, signals to others, files outside of the folder and the
-  standard library, more than 100 files written, and a look at the frames and objects of the harness.
+- a separate session, so that everything that the code has started is killed at the wall-clock limit;
+- limits of the system on CPU time, address space, file size, open files and core dumps. The number of processes is not
+  limited, because that limit counts all processes of the user and has no effect for root;
+- an audit hook that refuses new processes, sockets, ctypes, signals to other processes, files outside the folder and
+  the standard library, more than 100 written files, and access to the frames and objects of the test harness.
 
-What the code cannot do by printing or ending early: verdicts come through a file of its own with a secret, one a test,
-and what is missing counts as failed. An assertion `assert EXPRESSION == LITERAL` is compared outside: the literal is
-never sent into the process, so that neither a forged verdict nor an object that is equal to everything passes it. The
-other assertions are decided in the process, and whoever reads its memory could forge them. What a program prints is
-compared outside as well.
+The code cannot pass a test by printing something or by ending early. Every test has its own verdict, which is written
+to a separate file together with a secret. A missing verdict counts as failed. Assertions of the form
+`assert EXPRESSION == LITERAL` are compared outside the process. The literal is never sent into the process, so neither
+a forged verdict nor an object that is equal to everything passes the test. All other assertions are decided inside the
+process, and code that reads the memory of the process could forge them. The output of a program is compared outside the
+process too.
 
-Runs on Linux. It imports nothing of torch.
+The sandbox runs on Linux. It does not import torch.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ OPEN_FILES = 64
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may take.
+    """The limits of one run.
 
     Attributes:
-        seconds: by the clock; CPU time is limited to the next whole number above.
+        seconds: wall-clock time. The limit on CPU time is a whole number of seconds and slightly larger.
         memory_mb: megabytes of address space.
-        file_mb: megabytes of each file it writes, and of what it prints.
+        file_mb: megabytes of each file that the code writes, and of its output.
     """
 
     seconds: float = 5.0
@@ -68,7 +69,7 @@ class Execution:
 
     Attributes:
         passed: for each test, whether it passed.
-        note: the first thing that went wrong, or nothing.
+        note: the first problem, or an empty text.
     """
 
     passed: tuple[bool, ...]
@@ -77,7 +78,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """A piece of a test: `kind` is "value" (compared outside with `expected`), "run" or "setup"."""
+    """A piece of a test: `kind` is "value" (compared with `expected` outside the process), "run" or "setup"."""
 
     kind: str
     source: str
@@ -86,18 +87,20 @@ class ProgramStep:
 
 @lru_cache(maxsize=1024)
 def steps_of(tests: tuple[str, ...]) -> tuple[ProgramStep, ...]:
-    """The steps that test texts consist of: a test for every assertion at the top level of a text, and the statements
-    between them as setup; a text without such an assertion is one test.
+    """Split test texts into steps.
+
+    Every assertion at the top level of a text is a test, and the statements between the assertions are setup. A text
+    without an assertion at its top level is one test.
 
     Raises:
-        ValueError: a text is no Python.
+        ValueError: a text is not valid Python.
     """
     steps: list[ProgramStep] = []
     for text in tests:
         try:
             body = ast.parse(text).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError(f"the test {text!r:.200} is no Python: {error}") from None
+            raise ValueError(f"the test {text!r:.200} is not valid Python: {error}") from None
         if any(isinstance(statement, ast.Assert) for statement in body):
             steps += [_step(statement) for statement in body]
         else:
@@ -109,15 +112,15 @@ def run_tests(code: str, tests: Sequence[str], limits: Limits) -> Execution:
     """Load code as a module and run tests on it, one after another in one process.
 
     Args:
-        code: Python.
+        code: Python code.
         tests: texts with assertions, see `steps_of`.
-        limits: of the whole run.
+        limits: limits of the whole run.
 
     Returns:
-        The outcome, a verdict for every test.
+        The outcome, with a verdict for every test.
 
     Raises:
-        ValueError: a test is no Python.
+        ValueError: a test is not valid Python.
     """
     steps = steps_of(tuple(tests))
     asked = [number for number, step in enumerate(steps) if step.kind != "setup"]
@@ -134,22 +137,22 @@ def run_tests(code: str, tests: Sequence[str], limits: Limits) -> Execution:
             step = steps[number]
             passed[number] = record.get("value") == step.expected if step.kind == "value" else "passed" in record
             if not passed[number]:
-                problems.append(f"test {asked.index(number) + 1}: another value")
+                problems.append(f"test {asked.index(number) + 1}: wrong value")
     if not any("end" in record or "step" not in record for record in records):
         problems.append(ending or "it ended before its tests")
     return Execution(tuple(passed.get(number, False) for number in asked), problems[0] if problems else "")
 
 
 def run_cases(code: str, cases: Sequence[Mapping[str, str]], limits: Limits) -> Execution:
-    """Run code as a program once for every case, and compare what it prints.
+    """Run code as a program once for every case, and compare its output.
 
-    White space at the ends of lines and empty lines at the end do not count. The program has to end with the exit
-    code 0. After a case that runs out of time the others are not tried: they count as failed.
+    White space at the ends of lines and empty lines at the end do not count. The program must end with the exit code 0.
+    After a case that runs out of time, the remaining cases are not run and count as failed.
 
     Args:
-        code: Python.
-        cases: each with `input`, what the program reads, and `output`, what it should print.
-        limits: of every single case.
+        code: Python code.
+        cases: mappings with `input`, which the program reads, and `output`, which it should print.
+        limits: limits of every single case.
     """
     passed, note = [], ""
     for number, case in enumerate(cases):
@@ -157,7 +160,7 @@ def run_cases(code: str, cases: Sequence[Mapping[str, str]], limits: Limits) -> 
         error = next((record["error"] for record in records if "error" in record), ending)
         same = _lines(printed.decode(errors="replace")) == _lines(case["output"])
         passed.append(same and not error)
-        note = note or ("" if passed[-1] else f"case {number + 1}: {error or 'other output'}")
+        note = note or ("" if passed[-1] else f"case {number + 1}: {error or 'wrong output'}")
         if error.startswith(OUT_OF_TIME):
             break
     return Execution((*passed, *[False] * (len(cases) - len(passed))), note)
@@ -167,7 +170,7 @@ OUT_OF_TIME = "out of time"
 
 
 def _run(job: dict[str, Any], stdin: str | None, limits: Limits) -> tuple[list[dict[str, Any]], str, bytes]:
-    """The records that a run wrote with the secret, what is to be said of its end, and what it printed."""
+    """Return the records that a run wrote with the secret, a note about how it ended, and its output."""
     secret = secrets.token_hex(16)
     job = {
         **job,
@@ -179,7 +182,8 @@ def _run(job: dict[str, Any], stdin: str | None, limits: Limits) -> tuple[list[d
             "files": OPEN_FILES,
         },
     }
-    # Files in place of pipes: none of them can fill up and stop either side, and the limit on sizes holds for them.
+    # Files are used in place of pipes: a pipe can fill up and block either side, and the size limit holds only for
+    # files.
     with (
         tempfile.TemporaryDirectory(prefix="flowgrpo-", ignore_cleanup_errors=True) as folder,
         tempfile.TemporaryFile() as job_file,
@@ -204,7 +208,7 @@ def _execute(
     prints: bool,
     seconds: float,
 ) -> str:
-    """Run the child, and say how it ended; nothing if it did so by itself, with the exit code 0."""
+    """Run the child, and return how it ended; an empty text if it ended by itself with the exit code 0."""
     numbers = job_file.fileno(), verdict_file.fileno()
     process = subprocess.Popen(
         [sys.executable, "-s", "-S", "-B", str(CHILD), *map(str, numbers)],
@@ -231,7 +235,8 @@ def _execute(
 
     timer = threading.Timer(seconds, stop)
     timer.start()
-    # It stays a zombie until everything in its group is killed, so that nobody else can get the group's number.
+    # The process stays a zombie until its whole process group is killed. So no other group can get the number of this
+    # group in the meantime.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     timer.cancel()
     timer.join()
@@ -239,7 +244,7 @@ def _execute(
     code = process.wait()
     if late.is_set():
         return f"{OUT_OF_TIME} after {seconds:g} s"
-    return f"it died of signal {-code}" if code < 0 else f"it ended with exit code {code}" if code else ""
+    return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}" if code else ""
 
 
 def _records(data: bytes, secret: str) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
-"""What runs in the sandbox's process, as a script: limits, then guards, then the code and its tests.
+"""The script that runs in the process of the sandbox: it sets limits, then guards, then runs the code and its tests.
 
-It uses the standard library alone and is started without site-packages. See `sandbox.py` for what it is and is not.
+It uses only the standard library, and is started without site-packages. `sandbox.py` says what the sandbox can and
+cannot do.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    # The folder of a script comes first, and ours has modules named as those of the standard library.
+    # Python puts the folder of a script first in the path. This folder may have modules with names of the standard
+    # library.
     del sys.path[0]
 
 import json
@@ -20,11 +22,11 @@ from typing import Any
 
 LONGEST_MESSAGE = 200
 MOST_FILES_WRITTEN = 100
-# Written to by every process, or read by modules of the standard library.
+# Every process writes to these files, or modules of the standard library read them.
 FREE = ("/dev/null", "/dev/urandom", "/usr/share/zoneinfo")
 READS = {"os.listdir", "os.scandir", "os.walk", "os.fwalk"}
 WRITES = {"os.chdir", "os.chmod", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.utime"}
-# An event loop makes a pair of sockets; what would connect them to anything is refused.
+# An event loop makes a pair of sockets. Events that would connect sockets to anything else are refused.
 HARMLESS = {"os.putenv", "os.unsetenv", "socket.__new__"}
 REFUSED = {
     "gc.get_objects",
@@ -43,7 +45,7 @@ REFUSED = {
     "webbrowser.open",
 }
 REFUSED_PARTS = {"ctypes", "fcntl", "os", "socket", "syslog", "termios"}
-# Interpreters of their own would have no audit hook, and the others reach into the interpreter.
+# Subinterpreters would not have the audit hook. The other modules give access to the interpreter's internals.
 REFUSED_MODULES = {
     "_ctypes",
     "_interpreters",
@@ -57,10 +59,10 @@ FRAMES = {"ag_frame", "cr_frame", "gi_frame", "tb_frame"}
 
 
 def plain(value: Any) -> Any:
-    """A form of a value of built-in types that is equal, as JSON, exactly if the values are equal.
+    """Return a value of built-in types in a form that is equal, as JSON, exactly if the values are equal.
 
     Raises:
-        TypeError: the value, or something in it, is of another type, or not equal to itself.
+        TypeError: the value, or a value inside it, has another type or is not equal to itself.
     """
     if value is None:
         return ["none"]
@@ -82,11 +84,11 @@ def plain(value: Any) -> Any:
         return ["set", sorted(json.dumps(plain(inner)) for inner in value)]
     if isinstance(value, dict):
         return ["dict", sorted((json.dumps(plain(key)), json.dumps(plain(inner))) for key, inner in value.items())]
-    raise TypeError(f"a {type(value).__name__} is no value of a built-in type")
+    raise TypeError(f"a {type(value).__name__} is not a value of a built-in type")
 
 
 def main() -> None:
-    """Do the job in the file with the first number, and write verdicts to the one with the second."""
+    """Do the job in the file with the first descriptor, and write verdicts to the file with the second descriptor."""
     job_file, verdict_file = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(job_file, "rb") as file:
         job = json.load(file)
@@ -98,7 +100,8 @@ def main() -> None:
         write(verdict_file, dumps({**record, "secret": secret}).encode() + b"\n")
 
     _guard(os.getcwd(), os.path.dirname(os.__file__))
-    # A program is __main__, and a library is not, so that its main part does not run before its tests.
+    # A program runs as __main__. Code with tests runs as a library, so that its main part does not run before the
+    # tests.
     module = types.ModuleType("solution" if job["steps"] else "__main__")
     sys.modules[module.__name__] = module
     leave = os._exit
@@ -136,7 +139,7 @@ def _message(error: BaseException) -> str:
 
 
 def _limit(cpu_seconds: int, memory: int, file_size: int, files: int) -> None:
-    # The number of processes is left alone: it counts those of the whole user, and does not bind for root.
+    # The number of processes is not limited: this limit counts all processes of the user, and has no effect for root.
     for name, amount in (
         ("CPU", cpu_seconds),
         ("AS", memory),
@@ -151,11 +154,11 @@ def _limit(cpu_seconds: int, memory: int, file_size: int, files: int) -> None:
 
 
 def _guard(folder: str, library: str) -> None:
-    """Refuse, from here on, what code that solves a task has no need of.
+    """Refuse from now on everything that code does not need to solve a task.
 
     Args:
-        folder: the only one in which files may be written.
-        library: the standard library's, which may be read.
+        folder: the only folder in which files may be written.
+        library: the folder of the standard library, in which files may be read.
     """
     import _posixsubprocess
     from _thread import get_ident
@@ -163,7 +166,7 @@ def _guard(folder: str, library: str) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("the sandbox does not start processes")
 
-    # It starts processes without saying so to audit hooks; what is loaded now cannot be loaded again.
+    # This module starts processes without an audit event. It is loaded and patched now, and cannot be loaded again.
     _posixsubprocess.fork_exec = refuse  # type: ignore[assignment]
     real, decode, frame, within = os.path.realpath, os.fsdecode, sys._getframe, os.path.join
     home, stock = real(folder), real(library)
@@ -180,7 +183,7 @@ def _guard(folder: str, library: str) -> None:
             raise PermissionError(f"the sandbox does not allow {event} of {path!r:.80}")
 
     def by_library() -> bool:
-        """Whether the event comes from a module of the standard library; asking is an event itself."""
+        """Whether the event comes from a module of the standard library. This check causes an event itself."""
         me = get_ident()
         if me in looking:
             return True
@@ -201,7 +204,7 @@ def _guard(folder: str, library: str) -> None:
                 raise PermissionError(f"the sandbox does not write more than {MOST_FILES_WRITTEN} files")
         elif event in READS or event in WRITES:
             for path in arguments:
-                # Numbers are modes, times, and folders that are open already.
+                # Numbers are modes, times, and descriptors of folders that are already open.
                 if isinstance(path, (str, bytes)):
                     check(path, event in WRITES, event)
         elif event == "import":

@@ -1,6 +1,6 @@
-"""SQL queries, run on an embedded database and compared with a reference, with partial credit.
+"""SQL queries, which run on an embedded database and are compared with a reference, with partial credit.
 
-The parts follow Reasoning-SQL (arXiv 2503.23157), without its judgement by a language model.
+The parts follow Reasoning-SQL (arXiv 2503.23157), except for its judge, which is a language model.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ LONGEST_QUERY = 10_000
 
 
 class Sql:
-    """A query has the result of the reference: 1; otherwise a weighted mean of what it has in common with it.
+    """1 if a query has the same result as the reference; otherwise a weighted mean of what the two have in common.
 
-    The query is the last fenced block of the completion, or all of it. It runs on a database in memory that the
-    column `schema` makes. A query with the reference's result has the value 1 however it is written; another one has
-    the mean, by weight, of
+    The query is the last fenced block of the completion, or the whole completion if there is no block. It runs on a
+    database in memory, which the script in the column `schema` creates. A query with the same result as the reference
+    has the value 1, in whatever way it is written. Any other query has the weighted mean of these parts:
 
-        execution   0: the result is another one, or there is none
-        syntax      1: it compiles on this database as a single statement that reads
-        tables      Jaccard index of the tables and columns that it and the reference read, as sqlite reports them
-        ngram       Jaccard index of the pairs of neighbouring tokens of both
+        execution   0, because the result is different or there is none
+        syntax      1 if the query compiles on this database as a single statement that only reads
+        tables      Jaccard index of the tables and columns that the query and the reference read, as sqlite reports
+                    them
+        ngram       Jaccard index of the pairs of neighbouring tokens of the query and of the reference
 
-    Results are equal if they have the same rows, each as often; in the same order only if the reference has an ORDER
-    BY of its own, outside of parentheses. Names of columns do not count, their order does; real numbers are compared
-    to 9 digits. Fill the tables so that a wrong query has another result: `SELECT 3` is right if 3 is the result.
+    Two results are equal if they have the same rows, and each row equally often. The order of the rows counts only if
+    the reference has an ORDER BY outside parentheses. Names of columns do not count, but the order of the columns does.
+    Real numbers are compared to 9 digits. Fill the tables so that a wrong query has another result: `SELECT 3` is right
+    if the result is 3.
 
-    Nothing but reading is allowed, by sqlite's authorizer: DROP, INSERT, ATTACH, PRAGMA and several statements have no
-    syntax part. A query that runs longer than `seconds`, or has more than `most_rows` rows, has no result. The whole
-    runs in a process of its own with limited memory, which is killed when a call inside of sqlite does not end.
+    sqlite's authorizer allows only reading. DROP, INSERT, ATTACH, PRAGMA, and more than one statement get 0 for syntax.
+    A query that runs longer than `seconds`, or has more than `most_rows` rows, has no result. Everything runs in a
+    separate process with limited memory. The process is killed if a call inside sqlite does not end.
 
     Args:
-        weights: part -> weight in the mean; 3 for execution and 1 for the others if absent.
+        weights: part -> weight in the mean; if absent, 3 for execution and 1 for the other parts.
         seconds: how long a query may run.
         most_rows: how many rows a result may have.
-        memory_mb: most megabytes of address space for the database.
+        memory_mb: how many megabytes of address space the database may take.
 
     Raises:
         ValueError: an option is wrong.
@@ -67,19 +69,19 @@ class Sql:
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], schema: Sequence[Any], query: Sequence[Any]
     ) -> Scores:
-        """Run queries.
+        """Run queries and compare their results.
 
         Args:
             completions: B strings.
             prompts: B strings, not used.
             schema: B scripts that create and fill the tables.
-            query: B references; None where there is none.
+            query: B references; None if there is no reference.
 
         Returns:
             Scores with B values in [0, 1], NaN without a reference. Sub-scores are the parts. Notes are the errors.
 
         Raises:
-            ValueError: a script or a reference fails, or is no text.
+            ValueError: a script or a reference fails, or is not a text.
         """
         rows: list[dict[str, float]] = []
         notes = []
@@ -107,7 +109,7 @@ class Sql:
             why = f"{len(query)} characters are too long for a query" if query else "no query"
             return dict.fromkeys(DEFAULT_WEIGHTS, 0.0), why
         try:
-            # The limits of sqlite end a query in time, and this one what they do not see.
+            # The limits inside sqlite end a slow query. This longer limit ends what they do not notice.
             parts = self._worker(script, reference, query, self.seconds, self.most_rows, seconds=4 * self.seconds + 10)
         except GaveUp as error:
             return dict.fromkeys(DEFAULT_WEIGHTS, 0.0), f"the query was given up: {error}"

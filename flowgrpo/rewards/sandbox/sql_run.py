@@ -1,4 +1,4 @@
-"""SQL on an embedded database, as the reward `sql` asks for it in a process of its own; without torch."""
+"""SQL on an embedded database. The reward `sql` runs this module in a separate process, without torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-# Long results of single functions are cut here, where this Python can say so to sqlite.
+# Single functions may not return longer values, if this version of Python can set the limit in sqlite.
 LONGEST_VALUE = 1_000_000
 INSTRUCTIONS_BETWEEN_LOOKS = 1000
 GRAM = 2
@@ -19,23 +19,23 @@ _READING = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*(?:select|with|values)
 _LITERAL = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\w+|[<>!=|]{2}|[^\w\s]")
 _NO_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer", "randomblob", "random"}
-# SQLITE_RECURSIVE and SQLITE_LIMIT_LENGTH, which have no names in every version of Python's module.
+# SQLITE_RECURSIVE and SQLITE_LIMIT_LENGTH. Not every version of Python's module has names for them.
 _RECURSIVE, _LENGTH = 33, 0
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, _RECURSIVE}
 
 
 def judge(schema: str, reference: str, query: str, seconds: float, most_rows: int) -> dict[str, Any]:
-    """How a query compares with the reference on the database that a script makes.
+    """Compare a query with the reference on the database that a script creates.
 
     Args:
         schema: a script that creates and fills the tables; it is trusted.
         reference: the right query.
-        query: what is judged.
-        seconds: how long each of the queries may run.
+        query: the query that is judged.
+        seconds: how long each of the two queries may run.
         most_rows: how many rows a result may have.
 
     Returns:
-        `syntax`, `tables`, `ngram` and `execution`, see `sql.Sql`; and `note`, the error of the query.
+        The parts `syntax`, `tables`, `ngram` and `execution`, see `sql.Sql`; and `note`, the error of the query.
 
     Raises:
         ValueError: the script or the reference fails.
@@ -52,7 +52,9 @@ def judge(schema: str, reference: str, query: str, seconds: float, most_rows: in
         return parts
     same = result == rows if _ordered(reference) else Counter(result) == Counter(rows)
     parts["execution"] = float(width == columns and same)
-    parts["note"] = "" if parts["execution"] else f"{len(result)} rows of {width} differ from the reference's result"
+    parts["note"] = (
+        "" if parts["execution"] else f"{len(result)} rows with {width} columns differ from the reference's result"
+    )
     return parts
 
 
@@ -60,14 +62,14 @@ def judge(schema: str, reference: str, query: str, seconds: float, most_rows: in
 def _prepared(
     schema: str, reference: str, seconds: float, most_rows: int
 ) -> tuple[sqlite3.Connection, frozenset[str], int, list[Any]]:
-    """A database that can only be read, what the reference touches, and its result."""
+    """Return a read-only database, the tables and columns that the reference reads, and the result of the reference."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         with _limited(connection, seconds):
             connection.executescript(schema)
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ValueError(f"the column `schema` has a script that fails: {error}") from None
-    # Whatever does not fit into memory must not go to the disk.
+    # Temporary data that does not fit into memory must not be written to the disk.
     connection.execute("PRAGMA temp_store = MEMORY")
     if hasattr(connection, "setlimit"):
         connection.setlimit(_LENGTH, LONGEST_VALUE)
@@ -87,11 +89,11 @@ def _reading_only(action: int, first: str | None, second: str | None, *_: Any) -
 
 
 def _touched(connection: sqlite3.Connection, query: str) -> frozenset[str]:
-    """Tables and columns that a query reads, as sqlite names them when it compiles it; it does not run.
+    """Return the tables and columns that a query reads, as sqlite names them. The query is compiled and not run.
 
     Raises:
-        sqlite3.Error, sqlite3.Warning: it does not compile, is several statements, or would do anything but read.
-        ValueError: it is no query.
+        sqlite3.Error, sqlite3.Warning: the query does not compile, is more than one statement, or would not only read.
+        ValueError: the text is not a query.
     """
     if not _READING.match(query):
         raise ValueError("only a statement that begins with SELECT, WITH or VALUES is run")
@@ -113,7 +115,7 @@ def _touched(connection: sqlite3.Connection, query: str) -> frozenset[str]:
 
 
 def _rows(connection: sqlite3.Connection, query: str, seconds: float, most_rows: int) -> tuple[int, list[Any]]:
-    """Number of columns and rows of a result, real numbers to 9 digits."""
+    """Return the number of columns and the rows of a result; real numbers have 9 digits."""
     with _limited(connection, seconds):
         cursor = connection.execute(query)
         try:
@@ -141,7 +143,7 @@ def _rounded(value: Any) -> Any:
 
 
 def _ordered(query: str) -> bool:
-    """Whether a query orders its result: ORDER BY outside of all parentheses, texts and comments."""
+    """Whether a query orders its result: it has ORDER BY outside all parentheses, texts and comments."""
     plain, depth = [], 0
     for character in _LITERAL.sub(" ", query):
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -150,12 +152,12 @@ def _ordered(query: str) -> bool:
 
 
 def _grams(query: str) -> frozenset[str]:
-    """Runs of two tokens, in small letters but for texts."""
+    """Return the pairs of neighbouring tokens, in lower case except for texts in quotes."""
     plain = query.strip().rstrip(";")
     tokens = [token if token.startswith("'") else token.lower() for token in _TOKEN.findall(plain)]
     return frozenset(" ".join(tokens[k : k + GRAM]) for k in range(max(len(tokens) - GRAM + 1, 1)))
 
 
 def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
-    """Jaccard index; 1 for two empty sets."""
+    """Return the Jaccard index of two sets; 1 for two empty sets."""
     return len(one & other) / len(one | other) if one or other else 1.0

@@ -1,1 +1,1 @@
-"""Rewards over HTTP: the client that other servers are asked with, and a server for any reward of ours."""
+"""Rewards over HTTP: a client for requests to servers, and a server for any reward of the package."""

@@ -1,4 +1,4 @@
-"""What a server says about its reward, so that the reward `remote` behaves as that one would."""
+"""What a server says about its reward, so that the reward `remote` can behave like the served reward."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SAMPLES = ("images", "completions")
 
 @dataclass(frozen=True)
 class Declaration:
-    """A reward, seen from outside.
+    """The properties of a reward that its callers have to know.
 
     Attributes:
-        reward: its name in metrics.
-        samples: what it can score: "images", "completions" or both.
-        whole_group: whether it compares within groups, so that these have to arrive whole.
-        groups: whether it is given group ids.
-        batch_size: most samples in one call of it, or None.
-        needed: arguments without which it cannot be called.
-        columns: columns of the prompt file that it looks at; None if it takes any.
-        options: digest of its options, which are not told: they may hold what is nobody else's business.
+        reward: the name of the reward in the metrics.
+        samples: what the reward can score: "images", "completions" or both.
+        whole_group: whether the reward compares the samples of a group, so that each call needs whole groups.
+        groups: whether the reward takes group ids.
+        batch_size: largest number of samples in one call of the reward, or None.
+        needed: arguments without which the reward cannot be called.
+        columns: columns of the prompt file that the reward takes; None if it takes any column.
+        options: digest of the reward's options. The options themselves are not sent, because they may be private.
     """
 
     reward: str
@@ -40,12 +40,12 @@ class Declaration:
 
     @classmethod
     def of(cls, reward: Reward, source: str, options: Mapping[str, Any]) -> Declaration:
-        """What there is to say of a reward.
+        """Return the declaration of a reward.
 
         Args:
-            reward: the scorer.
-            source: the name it was built from; enters the digest.
-            options: those it was built with.
+            reward: the reward to declare.
+            source: the name from which the reward was built; it is a part of the digest.
+            options: the options with which the reward was built.
 
         Raises:
             ValueError: the reward can score neither images nor completions.
@@ -75,12 +75,12 @@ class Declaration:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for servers that serve the same reward with the same options."""
+        """A hash that is equal for servers that serve the same reward with the same options."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def signature(self) -> inspect.Signature:
-        """How the reward is called: what it needs without a default, what else it looks at with one."""
+        """The reward's signature: arguments that it needs have no default, and all others have the default None."""
         needed = dict.fromkeys(("prompts", *self.needed, *(("groups",) if self.whole_group else ())))
         optional = dict.fromkeys((*self.samples, *(("groups",) if self.groups else ()), *(self.columns or ())))
         keyword = inspect.Parameter.KEYWORD_ONLY
@@ -91,15 +91,15 @@ class Declaration:
         return inspect.Signature(found)
 
     def as_json(self) -> dict[str, Any]:
-        """For the server to tell."""
+        """Return the declaration as JSON, for the server to send."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, told: Any) -> Declaration:
-        """What a server told.
+        """Return the declaration that a server sent.
 
         Raises:
-            ValueError: it is no declaration.
+            ValueError: what the server sent is not a declaration.
         """
         try:
             columns, size = told["columns"], told["batch_size"]
@@ -113,8 +113,8 @@ class Declaration:
                 None if columns is None else tuple(str(name) for name in columns),
                 str(told["options"]),
             )
-            # A name that is none would show only here.
+            # Only this shows whether every name is a valid argument name.
             _ = declaration.signature
             return declaration
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"it declares no reward: {type(error).__name__}: {error}") from None
+            raise ValueError(f"it does not declare a reward: {type(error).__name__}: {error}") from None

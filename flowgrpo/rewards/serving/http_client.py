@@ -1,7 +1,7 @@
-"""Requests to a server that may be slow, busy, restarting or wrong.
+"""Requests to a server that may be slow, busy, restarting or faulty.
 
-Every request has a deadline and its reply a size limit. Redirects are not followed, so that a token goes nowhere
-else, and tokens are read from the environment at each request: they are in no attribute, message or log.
+Every request has a deadline, and every reply has a size limit. Redirects are not followed, so a token is not sent to
+another server. Tokens are read from the environment at each request, so they are in no attribute, message or log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_PAUSE = 30.0
 LONGEST_ASKED_PAUSE = 300.0
 CHUNK_BYTES = 1024
 MESSAGE_CHARACTERS = 500
-# 500 is no such status: servers of ours say by it that the reward itself failed.
+# 500 is not in this set, because `flowgrpo rewards serve` answers 500 if the reward itself failed.
 BUSY = frozenset({408, 425, 429, 502, 503, 504})
 HIDDEN = "[hidden]"
 
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 
 class ServerError(RuntimeError):
-    """A server refused a request or answered something unusable.
+    """A server refused a request, or its answer cannot be used.
 
     Attributes:
-        status: of HTTP, or None if the reply was none.
+        status: HTTP status, or None if there was no valid reply.
         body: the start of the reply's body, without the token.
     """
 
@@ -47,7 +47,7 @@ class ServerError(RuntimeError):
 
     @property
     def final(self) -> bool:
-        """Whether the server would refuse the same request again, by its status."""
+        """Whether the status says that the server would refuse the same request again."""
         return self.status in (400, 413)
 
 
@@ -55,7 +55,7 @@ class Unavailable(ServerError):
     """The server could not be reached, took too long or was busy; the same request may succeed later.
 
     Attributes:
-        pause: seconds after which the server asked to be tried again, or 0.
+        pause: seconds that the server asked the client to wait before it tries again, or 0.
     """
 
     def __init__(self, message: str, status: int | None = None, body: str = "", pause: float = 0.0) -> None:
@@ -64,23 +64,23 @@ class Unavailable(ServerError):
 
     @property
     def final(self) -> bool:
-        """It may succeed later, also with a status such as 429."""
+        """Always false: the request may succeed later, whatever the status is."""
         return False
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply that came in whole: status of HTTP, and body."""
+    """A complete reply: HTTP status and body."""
 
     status: int
     body: bytes
 
 
 def check_url(reward: str, url: Any) -> str:
-    """A server's address without a final slash.
+    """Return the address of a server without a final slash.
 
     Raises:
-        ValueError: it is no address of a server, or holds a password or a query.
+        ValueError: the url is not the address of a server, or contains a password, a query or a fragment.
     """
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
@@ -90,7 +90,7 @@ def check_url(reward: str, url: Any) -> str:
     if parts is None or not usable:
         raise ValueError(f"{reward}: url is {url!r}; give the address of a server, such as 'http://127.0.0.1:8000'")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        # The address is not repeated: it may hold a secret.
+        # The message does not repeat the address, because it may contain a secret.
         raise ValueError(
             f"{reward}: the url holds a password, a query or a fragment; leave it out, and name an environment "
             "variable that holds the key instead"
@@ -99,15 +99,18 @@ def check_url(reward: str, url: Any) -> str:
 
 
 def read_token(reward: str, variable: str | None) -> str | None:
-    """The token in an environment variable; None without a variable.
+    """Return the token in an environment variable; None if no variable is given.
 
     Raises:
-        ValueError: the variable is not set, or holds what no header can carry. The value is not repeated.
+        ValueError: the variable is not set, or has characters that a header cannot have. The message does not repeat
+            the value.
     """
     if variable is None:
         return None
     if not isinstance(variable, str) or not variable:
-        raise ValueError(f"{reward}: {variable!r} names no environment variable; give a name such as JUDGE_API_KEY")
+        raise ValueError(
+            f"{reward}: {variable!r} is not the name of an environment variable; give one such as JUDGE_API_KEY"
+        )
     token = os.environ.get(variable, "").strip()
     if not token:
         raise ValueError(f"{reward}: the environment variable {variable} is not set; export it before you start")
@@ -117,17 +120,17 @@ def read_token(reward: str, variable: str | None) -> str | None:
 
 
 class HttpClient:
-    """One server, from any number of threads.
+    """A client of one server, for any number of threads.
 
     Args:
-        reward: who asks, for messages.
-        url: what paths are appended to.
-        token_env: environment variable with the token that is sent as a bearer; None sends none.
-        timeout: seconds a request may take, from its sending to the end of the reply.
-        most_bytes: the largest reply that is read.
-        connections: most connections kept open.
-        busy: statuses after which the same request may succeed later.
-        clock: seconds, for the deadline.
+        reward: name of the reward that sends requests, for messages.
+        url: address of the server; paths are appended to it.
+        token_env: environment variable with the token that is sent as a bearer token; None sends no token.
+        timeout: seconds that a request may take, from its sending to the end of the reply.
+        most_bytes: size in bytes of the largest reply that is read.
+        connections: how many connections are kept open at most.
+        busy: HTTP statuses after which the same request may succeed later.
+        clock: function that returns the time in seconds, for the deadline.
 
     Raises:
         ValueError: `url` or `token_env` is wrong.
@@ -159,16 +162,16 @@ class HttpClient:
 
         Args:
             method: GET or POST.
-            path: appended to the url.
-            body: what is sent.
-            headers: beside the token.
+            path: path that is appended to the url.
+            body: body of the request.
+            headers: headers in addition to the token.
 
         Returns:
-            A reply of status 200 to 299.
+            A reply with a status from 200 to 299.
 
         Raises:
-            Unavailable: no connection, no reply in time, a connection that broke, or a status among `busy`.
-            ServerError: any other status, or a reply that is too large.
+            Unavailable: there was no connection, no reply in time, a broken connection, or a status in `busy`.
+            ServerError: the status is any other one, or the reply is too large.
         """
         import requests
 
@@ -186,7 +189,7 @@ class HttpClient:
                 timeout=(min(CONNECT_SECONDS, self.timeout), self.timeout),
                 stream=True,
                 allow_redirects=False,
-                # Without it, a ~/.netrc would replace the token.
+                # Without this, a ~/.netrc file would replace the token.
                 auth=lambda request: request,
             ) as response:
                 reply = Reply(response.status_code, self._read(response, deadline))
@@ -211,7 +214,7 @@ class HttpClient:
         raise ServerError(message, reply.status, text)
 
     def close(self) -> None:
-        """Close the connections. A later request opens others."""
+        """Close the connections. A later request opens new ones."""
         with self._lock:
             session, self._session = self._session, None
         if session is not None:
@@ -231,7 +234,7 @@ class HttpClient:
             if self._session is None:
                 session = requests.Session()
                 session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-                # Clusters often set a proxy for everything; what runs on this machine is not behind it.
+                # Clusters often set a proxy for all addresses, but a server on this machine is not behind the proxy.
                 session.trust_env = not is_local(urlsplit(self.url).hostname or "")
                 for scheme in ("http://", "https://"):
                     adapter = requests.adapters.HTTPAdapter(pool_maxsize=self.connections, max_retries=0)
@@ -259,17 +262,17 @@ def persist(
     clock: Callable[[], float] = time.monotonic,
     spread: float = 1.0,
 ) -> T:
-    """The result of `attempt`, repeated while the server is unavailable, with pauses that double.
+    """Return the result of `attempt`. While the server is unavailable, try again, with pauses that double.
 
     Args:
-        attempt: one request.
-        patience: seconds after which no further attempt begins, counted from the first.
-        sleep: what waits, in seconds.
-        clock: seconds.
-        spread: factor of the pauses, so that many clients do not come back together.
+        attempt: function that makes one request.
+        patience: seconds, counted from the first attempt, after which no further attempt begins.
+        sleep: function that waits; its argument is in seconds.
+        clock: function that returns the time in seconds.
+        spread: factor of the pauses; with different factors, many clients do not try again at the same time.
 
     Raises:
-        Unavailable: the patience has run out; says how often it was tried.
+        Unavailable: the patience has run out; the message says how often the request was tried.
     """
     began, pause = clock(), FIRST_PAUSE
     number = 1
@@ -290,7 +293,7 @@ def persist(
 
 
 def asked_pause(header: str | None) -> float:
-    """Seconds in a Retry-After header, which holds a number or a date; 0 without, at most 5 minutes."""
+    """Return the seconds in a Retry-After header (a number or a date), at most 5 minutes; 0 if there is no header."""
     if not header:
         return 0.0
     try:
@@ -303,12 +306,12 @@ def asked_pause(header: str | None) -> float:
         if when.tzinfo is None:
             when = when.replace(tzinfo=timezone.utc)
         seconds = (when - datetime.now(timezone.utc)).total_seconds()
-    # Written so that NaN gives 0.
+    # The comparison is written so that NaN gives 0.
     return min(seconds, LONGEST_ASKED_PAUSE) if seconds > 0 else 0.0
 
 
 def is_local(host: str) -> bool:
-    """Whether a host name or address is this machine's loopback."""
+    """Whether a host name or address is the loopback of this machine."""
     if host == "localhost":
         return True
     try:
@@ -318,12 +321,12 @@ def is_local(host: str) -> bool:
 
 
 def hide(text: str, token: str | None) -> str:
-    """A text without the token, which servers like to repeat in their complaints."""
+    """Return a text without the token, because servers may repeat the token in their error messages."""
     return text.replace(token, HIDDEN) if token else text
 
 
 def _cause(error: BaseException) -> str:
-    """What a wrapped exception of the HTTP library says, without its object addresses."""
+    """Return the message of a wrapped exception of the HTTP library, without the addresses of objects."""
     inner: Any = error.args[0] if error.args else error
     inner = getattr(inner, "reason", inner)
     if isinstance(inner, Exception) and len(inner.args) == 2 and isinstance(inner.args[1], Exception):

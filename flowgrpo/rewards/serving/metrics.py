@@ -1,4 +1,4 @@
-"""What a server counts, in the text format of Prometheus."""
+"""The counts of a server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ PREFIX = "flowgrpo_reward"
 
 
 class Metrics:
-    """Counts since the start, from any thread.
+    """Counts since the start of the server. Any thread may call the methods.
 
     Args:
-        reward: name of what is served.
+        reward: name of the served reward.
     """
 
     def __init__(self, reward: str) -> None:
@@ -23,17 +23,17 @@ class Metrics:
         self._sums: Counter[str] = Counter()
 
     def answered(self, status: int) -> None:
-        """A request to score was answered."""
+        """Record that a request to score was answered."""
         with self._lock:
             self._requests[str(status)] += 1
 
     def received(self, size: int) -> None:
-        """So many bytes of a request to score came in."""
+        """Record that a request to score of `size` bytes was received."""
         with self._lock:
             self._sums["bytes"] += size
 
     def scored(self, samples: int, seconds: float, *, failed: bool) -> None:
-        """The reward was called, and took so long."""
+        """Record that the reward was called for `samples` samples, and took `seconds`."""
         with self._lock:
             self._sums["calls"] += 1
             self._sums["seconds"] += seconds  # type: ignore[assignment]
@@ -41,10 +41,10 @@ class Metrics:
             self._sums["samples"] += 0 if failed else samples
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Everything.
+        """Return all metrics as text.
 
         Args:
-            gauges: further name -> (what it is, value now).
+            gauges: additional metrics, name -> (description, current value).
         """
         with self._lock:
             requests, sums = dict(sorted(self._requests.items())), Counter(self._sums)

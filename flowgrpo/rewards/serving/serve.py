@@ -1,4 +1,4 @@
-"""Serving until a signal ends it."""
+"""Serving a reward until a signal comes."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def serve(
     limits: WireLimits | None = None,
     report: Callable[[str], object] = print,
 ) -> None:
-    """Serve a reward until SIGTERM or SIGINT, and then finish the requests that have begun.
+    """Serve a reward until SIGTERM or SIGINT, then finish the requests that have begun.
 
     The reward is made and called in this thread. A second signal ends the process at once.
 
     Args:
-        name: of the reward, as in a recipe.
-        options: its options.
-        host: address to listen at.
-        port: 0 for any free one.
-        token_env: environment variable with the token that requests have to bring.
-        waiting: most requests that wait for the one that is scored.
-        limits: of a request.
-        report: told the address and of failures, one line each.
+        name: name of the reward, as in a recipe.
+        options: options of the reward.
+        host: address on which the server listens.
+        port: port on which the server listens; 0 chooses a free one.
+        token_env: environment variable with the token that every request must have.
+        waiting: how many requests may wait at most while one is scored.
+        limits: limits of a request.
+        report: function that is called with one line of text for the address, and for each failure.
 
     Raises:
-        ValueError: the reward cannot be made or served, or the address needs a token or is taken.
+        ValueError: the reward cannot be made or served, or the address needs a token or is in use.
         MissingDependency: the reward needs a package that is not installed.
     """
     token = read_token("rewards serve", token_env)
-    # Found out before a model is loaded.
+    # These faults are found before a model is loaded.
     check_host(host, token)
     _check_free(host, port)
     reward = build(RewardSpec(name, options=options or {}))
@@ -69,13 +69,13 @@ def serve(
 
 @contextmanager
 def running(server: RewardServer) -> Iterator[None]:
-    """A server that listens in a thread of its own; at the end, all answers have been sent."""
+    """Run a server in a separate thread. At the end of the context, all answers have been sent."""
     listening = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="listening")
     listening.start()
     try:
         yield
     finally:
-        # If the service failed, nobody would answer those who wait for it.
+        # If the service has failed, this answers the requests that still wait for it.
         server.service.stop()
         server.shutdown()
         listening.join()
@@ -89,7 +89,9 @@ def _check_free(host: str, port: int) -> None:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
     except OSError as error:
-        raise ValueError(f"{host}:{port} cannot be listened at ({error.strerror}); choose another --port") from None
+        raise ValueError(
+            f"the server cannot listen on {host}:{port} ({error.strerror}); choose another --port"
+        ) from None
 
 
 @contextmanager

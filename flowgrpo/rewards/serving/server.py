@@ -1,12 +1,12 @@
 """Any reward over HTTP: `flowgrpo rewards serve`.
 
-    POST /score     a request as in `wire.py`; its scores
+    POST /score     takes a request as in `wire.py`, and answers with the scores
     GET  /info      the reward's declaration and the server's limits
     GET  /health    "ok" or "stopping"
     GET  /metrics   counts, in the text format of Prometheus
 
-Every connection carries one request. What a request could make expensive is bounded before it happens: who may ask,
-how many at a time, how many bytes, how large the images are, how long the reading may take.
+Every connection carries one request. All costs of a request are limited in advance: who may send requests, how many at
+a time, how many bytes, how large the images are, and how long the reading may take.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ CHUNK = 1 << 20
 
 
 class Refused(Exception):
-    """A request is answered by something other than its scores.
+    """A request is refused, and gets an error in place of scores.
 
     Attributes:
-        status: of HTTP.
-        more: further fields of the answer.
-        pause: seconds after which to try again, or None.
+        status: HTTP status.
+        more: additional fields of the answer.
+        pause: seconds after which the client should try again, or None.
     """
 
     def __init__(self, status: int, message: str, pause: int | None = None, **more: Any) -> None:
@@ -55,17 +55,17 @@ class RewardServer(ThreadingHTTPServer):
     """Listens for requests and hands them to a `Service`.
 
     Args:
-        service: scores them; it has to run in another thread than `serve_forever`.
-        declaration: what is told of its reward.
-        host: address to listen at.
-        port: 0 for any free one; `server_port` says which.
-        token: what requests have to bring; None lets everybody ask who can reach the address.
-        limits: of a request.
-        clock: seconds, for the reading of requests.
+        service: the service that scores the requests; it must run in another thread than `serve_forever`.
+        declaration: the declaration of the reward of `service`.
+        host: address on which the server listens.
+        port: port on which the server listens; 0 chooses a free one, which is then in `server_port`.
+        token: token that every request must have; None accepts requests from everybody who can reach the address.
+        limits: limits of a request.
+        clock: function that returns the time in seconds, for the reading of requests.
 
     Raises:
-        ValueError: other machines could reach the address, and there is no token.
-        OSError: the address cannot be listened at.
+        ValueError: other machines could reach the address, but there is no token.
+        OSError: the server cannot listen on the address.
     """
 
     daemon_threads = False
@@ -92,21 +92,21 @@ class RewardServer(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Take the address, without the look-up of its name, which can take long and serves nothing here."""
+        """Bind the address without looking up its name, because the look-up can take long."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def allows(self, header: str | None) -> bool:
-        """Whether an Authorization header brings the token; the time it takes does not depend on the header."""
+        """Whether an Authorization header has the right token; the time of this check does not depend on the header."""
         if self._token is None:
             return True
         given = (header or "").removeprefix("Bearer ").strip()
         return hmac.compare_digest(_digest(given), self._token)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own, or hang up if there are too many."""
+        """Answer in a separate thread, or hang up if there are too many connections."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
@@ -117,14 +117,14 @@ class RewardServer(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the place."""
+        """Answer, and release the place of the connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is the client's affair."""
+        """Do nothing: the client notices a broken connection itself."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, _json(self._info()))
         gauges = {
             "admitted": ("Requests that are read, waiting or scored.", service.admitted),
-            "places": ("Most of them at a time.", service.waiting + 1),
+            "places": ("Largest number of these requests.", service.waiting + 1),
         }
         self._send(200, service.metrics.text(gauges).encode(), "text/plain; version=0.0.4")
 
@@ -166,11 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, body)
 
     def version_string(self) -> str:
-        """Without versions, which tell an attacker more than anybody else."""
+        """Return the name without versions, because versions mainly help an attacker."""
         return "flowgrpo"
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: the metrics count, and the service reports failures."""
+        """Log nothing: the metrics count the requests, and the service reports the failures."""
 
     def _score(self, length: int) -> bytes:
         service = self.server.service
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
                 inputs = self._inputs(self._read(length))
                 return wire.pack_scores(service.score(inputs, self._abandoned))
         except Full:
-            raise Refused(503, "as many requests as fit are waiting", pause=1) from None
+            raise Refused(503, "the queue of requests is full", pause=1) from None
         except Stopping:
             raise Refused(503, "the server is ending", pause=5) from None
         except InvalidScores as error:
@@ -190,15 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(500, str(error)) from None
 
     def _length(self) -> int:
-        """Bytes that the request says it has.
+        """Return the number of bytes that the request declares.
 
         Raises:
-            Refused: it does not say, or they are too many, or it is no request to score.
+            Refused: the request does not declare its length, is too long, or is not a request to score.
         """
         given = self.headers.get_all("Content-Length") or []
         if len(given) != 1 or not (given[0].isascii() and given[0].isdigit()) or self.headers["Transfer-Encoding"]:
             raise Refused(411, "send one Content-Length, and no Transfer-Encoding")
-        # Browsers ask for leave before they send this type to another origin, so no web page can use the server.
+        # Browsers ask for permission before they send this content type to another origin. So a web page cannot use the
+        # server.
         if self.headers.get("Content-Type") != wire.CONTENT_TYPE:
             raise Refused(415, f"send Content-Type {wire.CONTENT_TYPE}")
         length, most = int(given[0][:20]), self.server.limits.most_bytes
@@ -215,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
                 count = 0
             start += count
             if not count or self.server.clock() > deadline:
-                raise Refused(408, f"{length - start} of {length} bytes did not come in time")
+                raise Refused(408, f"{length - start} of {length} bytes were not received in time")
         self.server.service.metrics.received(length)
         return body
 
@@ -230,7 +231,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"version": wire.VERSION, "declaration": declaration.as_json(), "limits": limits}
 
     def _abandoned(self) -> bool:
-        """Whether the client has hung up. It sends nothing after its request, so there is nothing else to read."""
+        """Whether the client has hung up: after its request, a client sends nothing but the end of the stream."""
         try:
             readable, _, _ = select.select([self.connection], [], [], 0)
             return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
@@ -243,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._drain()
 
     def _drain(self) -> None:
-        """Read what is still coming: a client that is sending would see a broken connection, and not the answer."""
+        """Read the rest of the request: a client that is still sending would not see the answer otherwise."""
         deadline, size = self.server.clock() + DRAIN_SECONDS, 0
         try:
             self.connection.shutdown(socket.SHUT_WR)
@@ -269,10 +270,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def check_host(host: str, token: str | None) -> None:
-    """Refuse an address that other machines can reach and that needs no token.
+    """Refuse an address that other machines can reach, if there is no token.
 
     Raises:
-        ValueError: as said.
+        ValueError: other machines can reach the address, and there is no token.
     """
     if token is None and not is_local(host):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""One scoring at a time, with a bounded queue in front of it."""
+"""A service that scores one request at a time, with a bounded queue of waiting requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .metrics import Metrics
 
 
 class Full(Exception):
-    """As many requests as there may be are being scored or waiting."""
+    """The queue is full: the largest allowed number of requests is being scored or waiting."""
 
 
 class Stopping(Exception):
-    """The service ends; it finishes what it was given before."""
+    """The service is ending. It takes no new requests, and finishes the earlier ones."""
 
 
 class RequestAbandoned(Exception):
-    """Whoever asked is gone."""
+    """The client that sent the request has gone."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class _Job:
 
 
 class Service:
-    """Calls a reward in the thread that runs it, for requests that come from others.
+    """Calls a reward in the thread that calls `run`, for requests from other threads.
 
-    Rewards are made for one thread: models, databases and processes that they hold are used from where they were
-    made. Requests are scored in the order in which they came in whole.
+    Rewards are made for one thread: their models, databases and processes must be used in the thread in which they were
+    made. Requests are scored in the order in which they were completely received.
 
     Args:
-        reward: what is called.
-        waiting: most requests that wait for the one that is scored.
-        report: told of failures, one line each.
-        clock: seconds, for the metrics.
+        reward: the reward that is called.
+        waiting: how many requests may wait at most while one is scored.
+        report: function that is called with one line of text for each failure.
+        clock: function that returns the time in seconds, for the metrics.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Service:
             raise ValueError(f"waiting is {waiting!r}; give a whole number of 0 or more")
         self.reward, self.waiting, self.metrics = reward, waiting, Metrics(reward.name)
         self._report, self._clock = report, clock
-        # Putting into it is safe within a signal handler, which `queue.Queue` is not.
+        # Unlike `queue.Queue`, this queue may be written to in a signal handler.
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._admitted = 0
@@ -73,16 +73,16 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """Requests that are read, waiting or scored now."""
+        """Number of requests that are being read, are waiting, or are being scored."""
         return self._admitted
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """A place for one request, from before it is read until it is answered.
+        """Reserve a place for one request, from before the request is read until it is answered.
 
         Raises:
-            Full: there is none.
-            Stopping: the service ends.
+            Full: there is no free place.
+            Stopping: the service is ending.
         """
         with self._lock:
             if self._stopping or self._ended:
@@ -98,13 +98,13 @@ class Service:
             self._jobs.put(None)
 
     def score(self, inputs: Inputs, abandoned: Callable[[], bool] = lambda: False) -> Scores:
-        """Score samples, within `admit`, as soon as their turn has come.
+        """Score samples when their turn comes. Call this within `admit`.
 
         Raises:
-            Abandoned: `abandoned` was true when it had.
-            Stopping: the service ended otherwise than by `stop`.
-            ValueError: the samples are not those that the reward takes.
-            InvalidScores: the reward returned something that is not one number a sample.
+            RequestAbandoned: `abandoned` was true when the turn came.
+            Stopping: the service ended, but not because of `stop`.
+            ValueError: the reward does not take such samples.
+            InvalidScores: the reward did not return one number for each sample.
             RuntimeError: the reward raised.
         """
         job = _Job(inputs, abandoned, Future())
@@ -115,19 +115,19 @@ class Service:
         return job.result.result()
 
     def run(self) -> None:
-        """Score what comes, until `stop` was called and all admitted requests are answered."""
+        """Score requests until `stop` has been called and all admitted requests are answered."""
         try:
             while not self._done():
                 job = self._jobs.get()
                 if job is not None:
                     self._do(job)
-                # Its samples would stay in memory until the next one comes.
+                # Without this, the samples of the request would stay in memory until the next request.
                 del job
         finally:
             self._end()
 
     def stop(self) -> None:
-        """Admit no more. May be called from a signal handler."""
+        """Admit no more requests. This method may be called from a signal handler."""
         self._stopping = True
         self._jobs.put(None)
 
@@ -137,7 +137,7 @@ class Service:
             return self._ended
 
     def _end(self) -> None:
-        """Leave nobody waiting, however `run` ended."""
+        """Answer all requests that still wait, in whatever way `run` ended."""
         with self._lock:
             self._ended = True
             while not self._jobs.empty():
@@ -164,7 +164,7 @@ class Service:
 
 
 def _portable(error: BaseException) -> Exception:
-    """What an exception says, without the traceback that would keep the samples of the call in memory."""
+    """Return a copy of an exception without its traceback, which would keep the samples of the call in memory."""
     if isinstance(error, InvalidScores):
         return InvalidScores(str(error), error.index)
     kind = ValueError if isinstance(error, ValueError) else RuntimeError

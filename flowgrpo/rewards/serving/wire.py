@@ -1,4 +1,4 @@
-"""What travels between the reward `remote` and a server: samples there, scores back. Nothing in it can run.
+"""The format of the requests and replies between the reward `remote` and a server. Nothing in them can be executed.
 
 A request is
 
@@ -11,9 +11,9 @@ where `samples` says what the payload is:
     {"kind": "completions", "texts": [...]}                                    no payload
     {"kind": "images", "encoding": "float32", "shape": [B, 3, H, W]}           little-endian, bit for bit
     {"kind": "images", "encoding": "uint8", "shape": [B, 3, H, W]}             round(255 · value)
-    {"kind": "images", "encoding": "png", "shape": ..., "sizes": [...]}        a file a frame, rounded in the same way
+    {"kind": "images", "encoding": "png", "shape": ..., "sizes": [...]}        one file for each frame, rounded likewise
 
-Videos have the shape [B, F, 3, H, W]. A reply is JSON, and its numbers are those of float32 exactly.
+Videos have the shape [B, F, 3, H, W]. A reply is JSON. Its numbers are exactly the float32 scores.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class WireLimits:
     """What a server accepts in one request.
 
     Attributes:
-        most_bytes: of the whole request.
-        most_samples: images, videos or completions.
-        most_frames: of a video.
-        most_side: height and width, in pixels.
+        most_bytes: largest number of bytes of a whole request.
+        most_samples: largest number of images, videos or completions.
+        most_frames: largest number of frames of a video.
+        most_side: largest height and largest width, in pixels.
     """
 
     most_bytes: int = 512 << 20
@@ -64,15 +64,15 @@ class WireLimits:
 
 
 def pack(inputs: Inputs, serves: str, encoding: str = "float32") -> bytes:
-    """A request.
+    """Return a request as bytes.
 
     Args:
-        inputs: B samples with all that is known of them; images in [0, 1].
+        inputs: B samples with their prompts, columns and group ids; images in [0, 1].
         serves: fingerprint of the declaration that the server is expected to have.
-        encoding: of images, see above.
+        encoding: how images are encoded, see above.
 
     Raises:
-        ValueError: a column holds something that JSON cannot carry.
+        ValueError: a column contains something that JSON cannot represent.
     """
     for name, column in inputs.columns.items():
         for row, value in enumerate(column):
@@ -91,14 +91,14 @@ def pack(inputs: Inputs, serves: str, encoding: str = "float32") -> bytes:
 
 
 def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
-    """The samples of a request, and the fingerprint it expects.
+    """Return the samples of a request, and the fingerprint that the request expects.
 
     Raises:
-        ValueError: it is malformed, or beyond the limits; says how.
+        ValueError: the request is malformed or exceeds a limit; the message says which.
     """
     length = int.from_bytes(body[:PREFIX_BYTES], "big")
     if len(body) < PREFIX_BYTES or length > len(body) - PREFIX_BYTES:
-        raise ValueError(f"the header should have {length} bytes, and the request has {len(body)} in all")
+        raise ValueError(f"the header should have {length} bytes, but the whole request has {len(body)}")
     header = _read_json(body[PREFIX_BYTES : PREFIX_BYTES + length])
     payload = memoryview(body)[PREFIX_BYTES + length :]
     if header.get("version") != VERSION:
@@ -108,7 +108,7 @@ def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
         raise ValueError(f"{len(prompts)} samples are more than {limits.most_samples}; send fewer at a time")
     columns, groups = header.get("columns"), header.get("groups")
     if not isinstance(columns, dict) or not all(isinstance(column, list) for column in columns.values()):
-        raise ValueError("`columns` is no object of lists")
+        raise ValueError("`columns` is not an object of lists")
     if groups is not None and not (isinstance(groups, list) and all(type(group) is int for group in groups)):
         raise ValueError("`groups` is neither null nor a list of integers")
     samples = _unpack_samples(header.get("samples"), payload, limits)
@@ -116,7 +116,7 @@ def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
 
 
 def pack_scores(scores: Scores) -> bytes:
-    """A reply with the scores of B samples; NaN becomes null."""
+    """Return a reply with the scores of B samples; NaN becomes null."""
     reply = {
         "values": _numbers(scores.values),
         "sub_scores": {name: _numbers(column) for name, column in scores.sub_scores.items()},
@@ -128,14 +128,14 @@ def pack_scores(scores: Scores) -> bytes:
 
 
 def unpack_scores(body: bytes) -> Scores:
-    """The scores of a reply, not yet checked.
+    """Return the scores in a reply, not yet checked.
 
     Raises:
-        ValueError: it is no such reply.
+        ValueError: the reply is not a reply with scores.
     """
     reply = _read_json(body)
     if not (isinstance(reply.get("sub_scores"), dict) and isinstance(reply.get("notes"), list)):
-        raise ValueError("the reply is not that of a server of rewards")
+        raise ValueError("the reply is not from a server of rewards")
     return Scores(
         reply.get("values"), reply["sub_scores"], reply["notes"], answers=reply.get("answers", ()),
         parts=reply.get("parts", ()),
@@ -143,15 +143,15 @@ def unpack_scores(body: bytes) -> Scores:
 
 
 def sample_bytes(samples: Tensor | list[str]) -> int:
-    """Most bytes that one sample takes in a request, its prompt and columns aside."""
+    """Return the largest number of bytes that one sample takes in a request, without its prompt and columns."""
     if isinstance(samples, Tensor):
         return math.prod(samples.shape[1:]) * 4
-    # A character outside of the basic plane takes twelve bytes in JSON.
+    # A character outside the basic multilingual plane takes twelve bytes in JSON.
     return max((12 * len(text) for text in samples), default=0)
 
 
 def limits_as_json(limits: WireLimits) -> dict[str, int]:
-    """For the server to tell."""
+    """Return the limits as JSON, for the server to send."""
     return asdict(limits)
 
 
@@ -169,7 +169,7 @@ def _pack_samples(samples: Tensor | list[str], encoding: str) -> tuple[dict[str,
 
 
 def png(pixels: Tensor) -> bytes:
-    """A PNG file of an image [3, H, W] of uint8."""
+    """Return an image [3, H, W] of uint8 as a PNG file."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -179,20 +179,20 @@ def png(pixels: Tensor) -> bytes:
 
 def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tensor | list[str]:
     if not isinstance(about, dict) or about.get("kind") not in ("images", "completions"):
-        raise ValueError("`samples` has to say kind images or completions")
+        raise ValueError("`samples` must have the kind images or completions")
     if about["kind"] == "completions":
         if len(payload):
             raise ValueError(f"{len(payload)} bytes follow the completions; they have no payload")
         return _texts(about.get("texts"), "texts")
     shape, encoding = _shape(about.get("shape"), limits), about.get("encoding")
     if encoding not in ENCODINGS:
-        raise ValueError(f"the encoding is {encoding!r}; it is one of {', '.join(ENCODINGS)}")
+        raise ValueError(f"the encoding is {encoding!r}; send one of {', '.join(ENCODINGS)}")
     if encoding == "png":
         return _unpack_files(about.get("sizes"), payload, shape)
     dtype = np.dtype("<f4" if encoding == "float32" else "u1")
     if len(payload) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{len(payload)} bytes are not {shape} numbers of {encoding}")
-    # Copied: what a request came in cannot be written to, and a reward may write into its images.
+        raise ValueError(f"{len(payload)} bytes do not fit the shape {shape} in {encoding}")
+    # The array is copied, because the buffer of a request is read-only, and a reward may write into its images.
     array = np.frombuffer(payload, dtype=dtype).reshape(shape)
     if encoding == "float32":
         return torch.from_numpy(array.astype(np.float32))
@@ -202,9 +202,9 @@ def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tens
 def _unpack_files(sizes: Any, payload: memoryview, shape: list[int]) -> Tensor:
     count, (height, width) = math.prod(shape[:-3]), shape[-2:]
     if not isinstance(sizes, list) or len(sizes) != count or not all(type(s) is int and s > 0 for s in sizes):
-        raise ValueError(f"`sizes` has to be {count} sizes in bytes, one a frame")
+        raise ValueError(f"`sizes` must be {count} sizes in bytes, one for each frame")
     if sum(sizes) != len(payload):
-        raise ValueError(f"the files have {sum(sizes)} bytes, and {len(payload)} came")
+        raise ValueError(f"the files should have {sum(sizes)} bytes, but {len(payload)} were received")
     frames, start = np.empty((count, height, width, 3), dtype=np.uint8), 0
     for number, size in enumerate(sizes):
         frames[number] = _read_png(bytes(payload[start : start + size]), height, width, number)
@@ -216,25 +216,26 @@ def _read_png(file: bytes, height: int, width: int, number: int) -> Any:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        # The size stands at the beginning, so a small file of a huge picture is refused before it is unpacked.
+        # The picture's size is at the beginning of the file. So a small file that unpacks to a huge picture is refused
+        # before it is unpacked.
         with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
             if image.size != (width, height) or image.mode != "RGB":
                 raise ValueError(f"it is {image.mode} of {image.size[0]}×{image.size[1]}, not RGB of {width}×{height}")
             return np.asarray(image)
     except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
-        raise ValueError(f"frame {number} is no such PNG file: {error}") from None
+        raise ValueError(f"frame {number} is not a PNG file as declared: {error}") from None
 
 
 def _shape(shape: Any, limits: WireLimits) -> list[int]:
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError("`shape` is no list of sizes")
+        raise ValueError("`shape` is not a list of sizes")
     if len(shape) not in (4, 5) or shape[-3] != 3 or 0 in shape[1:]:
         raise ValueError(f"images have shape {shape}; send [B, 3, H, W] or [B, F, 3, H, W]")
     if max(shape[-2:]) > limits.most_side:
         raise ValueError(f"{shape[-1]}×{shape[-2]} pixels are more than {limits.most_side} a side")
     if len(shape) == 5 and shape[1] > limits.most_frames:
         raise ValueError(f"{shape[1]} frames are more than {limits.most_frames}")
-    # Packed images may be much smaller than what they unpack to.
+    # Compressed images may be much smaller than the unpacked ones.
     if math.prod(shape) > limits.most_bytes:
         raise ValueError(f"images of shape {shape} are too many for a limit of {limits.most_bytes} bytes")
     return shape
@@ -244,7 +245,7 @@ def _read_json(text: bytes | bytearray) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is no JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"it is a JSON {type(value).__name__}, not an object")
     return value
@@ -252,12 +253,12 @@ def _read_json(text: bytes | bytearray) -> dict[str, Any]:
 
 def _texts(value: Any, name: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"`{name}` is no list of texts")
+        raise ValueError(f"`{name}` is not a list of texts")
     return value
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON gives back the very same value."""
+    """Whether a value that is written as JSON and read again is the same."""
     if isinstance(value, list):
         return all(_is_plain(inner) for inner in value)
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Rewards of completions that need no model."""
+"""Rewards for completions that need no model."""

@@ -1,7 +1,7 @@
-"""Answers that can be looked up: the reward of learning with verifiable rewards, without a model or an evaluation.
+"""Answers with known references: a verifiable reward that needs no model and executes nothing.
 
-Numbers are compared exactly and texts after their unimportant differences were removed; see `extraction.py` for both
-rules, which `majority` shares.
+Numbers are compared exactly, and texts without their unimportant differences. Both rules are in `extraction.py`;
+`majority` uses the same rules.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ SHOWN = 200
 
 
 class Answer:
-    r"""The final answer equals the column `answer`: a number exactly, or a text but for case and spaces.
+    r"""The final answer equals the column `answer`: a number exactly, a text without regard to case and white space.
 
-    The final answer is the content of the last `\boxed{...}`; without one, of the last `<answer>...</answer>`;
-    without either, what `extract` says. An answer that was cut off before its brace or tag closed is none.
+    The final answer is the content of the last `\boxed{...}`. If there is no box, it is the content of the last
+    `<answer>...</answer>`. If there is no tag either, `extract` decides. An answer that was cut off before its brace or
+    tag was closed does not count as an answer.
 
     Args:
-        extract: "whole": the whole completion is the answer. "last_number": the last number in it is. "marked":
-            only a box or a tag counts.
-        partial: give a wrong answer credit for the characters that agree with the right one from the start and from
-            the end, over the length of the longer one: 123 for 124 has 2/3. Otherwise it gets 0.
+        extract: "whole": the whole completion is the answer. "last_number": the last number in it is the answer.
+            "marked": only a box or a tag counts.
+        partial: if true, a wrong answer gets credit: the number of characters that agree with the right answer, from
+            the start and from the end, divided by the length of the longer answer. 123 in place of 124 gets 2/3. If
+            false, a wrong answer gets 0.
 
     Raises:
         ValueError: an option is wrong.
@@ -46,13 +48,13 @@ class Answer:
         Args:
             completions: B strings.
             prompts: B strings, not used.
-            answer: B references: a text, a number, or a list of several that are right; None where there is none. A
-                text with a box or tag counts as what is inside.
+            answer: B references: a text, a number, or a list of right answers; None if there is no reference. Of a text
+                with a box or tag, only the content of the box or tag counts.
 
         Returns:
             Scores with B values in [0, 1], NaN without a reference. Sub-scores: `found`, whether there is an answer;
-            with `partial`, `exact`. Notes are the answers as they
-            were written, `answers` as they were compared.
+            with `partial` also `exact`, whether the answer is right. Notes are the answers as they were written;
+            `answers` are the answers as they were compared.
 
         Raises:
             ValueError: a reference is empty or of another type.
@@ -71,10 +73,10 @@ class Answer:
 
 
 def references(reward: str, value: Any) -> list[str]:
-    """The accepted answers in one value of the column `answer`; none where it is None.
+    """Return the accepted answers in one value of the column `answer`; an empty list for None.
 
     Raises:
-        ValueError: it is empty, or no text, number or list of such.
+        ValueError: the value is empty, or is not a text, a number or a list of texts and numbers.
     """
     if value is None:
         return []
@@ -83,8 +85,8 @@ def references(reward: str, value: Any) -> list[str]:
         text = final_answer(str(single)) if isinstance(single, (str, int, float)) else None
         if text is None or isinstance(single, bool):
             raise ValueError(
-                f"{reward}: the column `answer` has {value!r:.80}; give a text, a number, a list of those that are "
-                "right, or null where there is no answer"
+                f"{reward}: the column `answer` has {value!r:.80}; give a text, a number, a list of right answers, "
+                "or null where there is no answer"
             )
         accepted.append(text)
     if not accepted:
@@ -93,19 +95,19 @@ def references(reward: str, value: Any) -> list[str]:
 
 
 def compared(answer: str | None) -> str | None:
-    """What of an answer is compared, as a text: the same for two answers that are equal."""
+    """Return an answer in the form in which it is compared, as a text; equal answers give the same text."""
     return None if answer is None else str(canonical(answer))
 
 
 def note(answer: str | None) -> str:
-    """What is written about a sample: its answer, shortened."""
+    """Return the note about a sample: its answer, shortened."""
     if answer is None:
         return "no answer"
     return f"answer: {answer if len(answer) <= SHOWN else answer[:SHOWN] + '...'}"
 
 
 def check_rule(reward: str, extract: Any) -> None:
-    """Refuse an option `extract` that is no rule of `extraction.final_answer`."""
+    """Refuse an option `extract` that is not a rule of `extraction.final_answer`."""
     if extract not in RULES:
         raise ValueError(
             f"{reward}: extract is {extract!r}{nearest(str(extract), RULES)} Write one of {', '.join(RULES)}"

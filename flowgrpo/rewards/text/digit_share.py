@@ -1,4 +1,4 @@
-"""Digits: a reward that needs no data and no model, to see whether a language model learns at all."""
+"""Digits: a reward that needs no data and no model. It shows whether a language model learns at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def digit_share(completions: Sequence[str], prompts: Sequence[str]) -> list[float]:
-    """Share of the characters that are digits, 0 to 9.
+    """Share of the characters of a completion that are digits, 0 to 9.
 
     Args:
         completions: B strings.

@@ -1,7 +1,8 @@
 """The equations of arithmetic in a text that a model wrote, and whether each holds.
 
-Time grows linearly with the length of the text, numbers are exact and bounded, and nothing is evaluated by Python. What
-may be algebra, a mixed number or a part of something else is left alone: only what is surely an equation can be wrong.
+The time grows linearly with the length of the text, numbers are exact and bounded, and Python evaluates nothing.
+Anything that may be algebra, a mixed number or a part of something else is ignored. So only what is certainly an
+equation can be wrong.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PLAIN = [
         (r"(?<=[0-9)])\s*[xX]\s*(?=[0-9(])", "*"),
         (r"(?<=[0-9)])\*\*(?=[0-9(])", "^"),
         (r"\*\*", ""),
-        # Bullets and numbers of a list, which are neither signs nor operands.
+        # The bullets and numbers of a list are neither signs nor operands.
         (r"^[ \t]*(?:[-*+•] +|\(?[0-9]{1,3}[.)] +)", ""),
     )
 ]
@@ -49,16 +50,16 @@ RELATIONS = ("=", "≈")
 
 
 class _Undefined(ArithmeticError):
-    """An expression without a value, or with one too large to compare."""
+    """An expression has no value, or its value is too large to compare."""
 
 
 class _Unreadable(ValueError):
-    """No expression of numbers."""
+    """The tokens are not an expression of numbers."""
 
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation: as it was read, and whether it holds."""
+    """An equation as it was read, and whether it holds."""
 
     text: str
     holds: bool
@@ -66,7 +67,7 @@ class Equation:
 
 @dataclass(frozen=True)
 class _Token:
-    """A number, a sign or a bracket, and where it is in the text."""
+    """A number, a sign or a bracket, and its place in the text."""
 
     text: str
     start: int
@@ -78,19 +79,22 @@ Tokens = Sequence[_Token]
 
 
 def equations(text: str, decimals: int = 2) -> list[Equation]:
-    """The equations in a text, in their order.
+    """Return the equations in a text, in their order.
 
-    An equation is two expressions beside an equals sign or ≈, of numbers, `+ - * / ^ %` and brackets, at least one of
-    them with an operation; also in LaTeX, with × ÷ ·, and with `x` between numbers. A unit may follow it. Each equals
-    sign of `a = b = c` is of one. What touches a letter is none, as in algebra, nor are two sides that are the same.
+    An equation has two expressions, one on each side of an equals sign or ≈. An expression consists of numbers,
+    `+ - * / ^ %` and brackets, and at least one of the two has an operation. LaTeX, × ÷ ·, and `x` between numbers are
+    read too. A unit may follow the equation. In `a = b = c`, each equals sign belongs to an equation of its own. An
+    expression that touches a letter, as in algebra, is not part of an equation. Two identical sides are not an
+    equation.
 
-    It holds if its sides are equal, or if one is a number to which the other rounds: with an equals sign to `decimals`
-    places at least, with ≈ to the digits it has. It does not if a side has no value (a division by 0) or a huge one, or
-    if it has more than 500 characters.
+    An equation holds if its sides are equal, or if one side is a number to which the other side rounds. With an equals
+    sign, the number must have at least `decimals` decimal places. With ≈, the digits of the number count. An equation
+    does not hold if a side has no value (a division by 0) or a huge value, or if the equation has more than 500
+    characters.
 
     Args:
-        text: of any length.
-        decimals: least places of a rounded result.
+        text: a text of any length.
+        decimals: smallest number of decimal places of a rounded result.
     """
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
@@ -98,7 +102,7 @@ def equations(text: str, decimals: int = 2) -> list[Equation]:
 
 
 def _runs(text: str) -> Iterator[list[_Token]]:
-    """Longest stretches of nothing but numbers, signs and spaces."""
+    """Yield the longest stretches that consist only of numbers, signs and spaces."""
     run: list[_Token] = []
     for match in _TOKEN.finditer(text):
         if match.lastgroup == "other":
@@ -135,9 +139,9 @@ def _equations_of(text: str, run: Tokens, decimals: int) -> Iterator[Equation]:
 
 
 def _expressions(side: Tokens) -> list[list[_Token]]:
-    """The expressions that follow one another on a side of an equation, cut where two operands meet.
+    """Return the expressions that follow one another on a side of an equation, separated where two operands meet.
 
-    A bracket without its other half is of the text around, and ends an expression too.
+    A bracket without its partner belongs to the surrounding text, and ends an expression too.
     """
     alone, opened = set[int](), list[int]()
     for k, token in enumerate(side):
@@ -165,7 +169,7 @@ def _expressions(side: Tokens) -> list[list[_Token]]:
 
 
 def _mixed(two: Sequence[Tokens]) -> bool:
-    """Whether two expressions that meet may be a mixed number, as `1 1/2`."""
+    """Whether two neighbouring expressions may be a mixed number, such as `1 1/2`."""
     if len(two) < 2:
         return False
     whole, rest = two
@@ -174,7 +178,7 @@ def _mixed(two: Sequence[Tokens]) -> bool:
 
 
 def _continues(text: str, token: _Token) -> bool:
-    """Whether the first token of a stretch belongs to something before it that is no number."""
+    """Whether the first token of a stretch belongs to text before the stretch."""
     before = text[max(token.start - LONGEST, 0) : token.start]
     near = before[-1:]
     if near.isalnum() or near in ("_", "√") or (near in (".", ",") and before[-2:-1].isdigit()):
@@ -186,7 +190,7 @@ def _continues(text: str, token: _Token) -> bool:
 
 
 def _goes_on(text: str, token: _Token) -> bool:
-    """Whether the last token of a stretch is not the end of an expression: a sign, or a number at what is no unit."""
+    """Whether the last token does not end an expression: it is a sign, or a number to which the next text belongs."""
     if token.text in "-+*/^(":
         return True
     after = text[token.end : token.end + 2]
@@ -205,7 +209,7 @@ def _same(one: Tokens, other: Tokens) -> bool:
     return bare[0] == bare[1]
 
 
-# -- what it is worth ----------------------------------------------------------------------------------------------
+# -- the value of an expression ------------------------------------------------------------------------------------
 
 
 def _holds(first: Tokens, last: Tokens, relation: str, decimals: int) -> bool:
@@ -217,7 +221,7 @@ def _holds(first: Tokens, last: Tokens, relation: str, decimals: int) -> bool:
 
 
 def _rounded(tokens: Tokens, number: Fraction, exact: Fraction, relation: str, decimals: int) -> bool:
-    """Whether a side is a number alone, to which the other side rounds."""
+    """Whether a side is a single number to which the other side rounds."""
     if _worked(tokens) or number == 0:
         return False
     [digits] = [token.text for token in tokens if token.number]

@@ -1,6 +1,6 @@
-"""Worked arithmetic, line by line: a process reward that needs no model.
+"""Arithmetic in completions, checked line by line: a process reward that needs no model.
 
-What counts as an equation, and when it holds, is said in `equation_reading.equations`.
+`equation_reading.equations` says what counts as an equation, and when an equation holds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from .extraction import canonical, final_answer
 
 
 class Equations:
-    r"""All equations of numbers hold, line by line or part by part, and the last line has the column `answer` if any.
+    r"""All equations of numbers hold, line by line or part by part, and the final answer is right if it is known.
 
     Args:
-        extract: what the final answer is in a completion without box and tag, as for the reward `answer`.
-        least: different equations that a completion has to show; with fewer its last part is wrong.
-        decimals: places to which the result of a division may be rounded with an equals sign; with ≈ any may.
+        extract: what counts as the final answer in a completion without box and tag, as for the reward `answer`.
+        least: smallest number of different equations in a completion; with fewer, the last part is wrong.
+        decimals: smallest number of decimal places of a rounded result after an equals sign; after ≈, any number will
+            do.
 
     Raises:
         ValueError: an option is wrong.
@@ -48,14 +49,16 @@ class Equations:
         Args:
             completions: B strings.
             prompts: B strings, not used.
-            parts: B lists of the texts of their parts; their lines if left out.
-            answer: B references as of the reward `answer`; none if left out.
+            parts: B lists of the texts of the parts of each completion; if left out, the parts are the lines.
+            answer: B references as for the reward `answer`; if left out, there are no references.
 
         Returns:
-            Scores of the parts: 1 where all equations of a part hold, else 0; NaN where it has none. That of the last
-            part is 0 as well where the final answer is wrong or there are too few equations. Values are the least of
-            them, NaN if all are. Sub-scores: `equations`, their number; `right`, the share of them that holds; with
-            the column, `answer`. Notes are the first equations that do not hold, and answers the final ones.
+            Scores with a score for each part: 1 if all equations of the part hold, 0 if not, NaN if it has no equation.
+            The score of the last part is also 0 if the final answer is wrong or if there are too few equations; it is 1
+            if the part has no equation and the final answer is right. The B values are the smallest score of the parts,
+            NaN if all are NaN. Sub-scores: `equations`, the number of equations; `right`, the share of the equations
+            that hold; with the column `answer`, whether the final answer is right. A note is the first equation that
+            does not hold. `answers` are the final answers.
 
         Raises:
             ValueError: a reference is empty or of another type.

@@ -1,7 +1,8 @@
-"""What a completion's answer is, and when two answers are the same; and the code in a fenced block.
+"""The answer in a completion, the comparison of two answers, and the code in a fenced block.
 
-Everything here reads text that a model wrote: time grows linearly with its length, nothing is evaluated, and nothing
-recurses. It imports nothing of the package, so that processes without torch can use it.
+Everything here reads text that a model wrote. The time grows linearly with the length of the text, nothing is
+evaluated, and nothing recurses. This module imports nothing from the package, so that processes without torch can use
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 RULES = ("whole", "last_number", "marked")
-# Longer ones are compared as text: no dataset asks for them, and exact arithmetic on them takes long.
+# Longer numbers are compared as text: no dataset has them as answers, and exact arithmetic on them takes long.
 LONGEST_NUMBER = 1000
 LARGEST_EXPONENT = 1000
 
@@ -29,18 +30,20 @@ _FENCE = re.compile(r"^[ \t]*```([^\n`]*)$", re.MULTILINE)
 
 
 def final_answer(text: str, rule: str = "whole") -> str | None:
-    r"""The answer that a text ends in.
+    r"""Return the final answer of a text.
 
-    1. The content of the last `\boxed{...}`, if there is any. Braces balance; escaped ones do not count.
-    2. Otherwise what is inside of the last `<answer>...</answer>`, if an answer tag was opened.
-    3. Otherwise by the `rule`.
+    1. If there is a `\boxed{...}`, the content of the last one. Braces inside it are balanced; escaped braces do not
+       count.
+    2. Otherwise, if an answer tag was opened, the content of the last `<answer>...</answer>`.
+    3. Otherwise, what the `rule` says.
 
-    A last box or tag that is never closed was cut off, and gives no answer.
+    If the last box or tag is never closed, the text was cut off, and there is no answer.
 
     Args:
         text: a completion, of any length.
-        rule: what counts in a text without box and tag. "whole": all of it, so that only a completion that contains
-            nothing but the answer can be right. "last_number": the last number in it. "marked": nothing.
+        rule: what counts as the answer in a text without box and tag. "whole": the whole text, so only a completion
+            that contains nothing but the answer can be right. "last_number": the last number in the text. "marked":
+            nothing.
 
     Returns:
         The answer without white space around it; None if there is none.
@@ -59,18 +62,18 @@ def final_answer(text: str, rule: str = "whole") -> str | None:
 
 
 def canonical(answer: str) -> Fraction | str:
-    r"""What of an answer is compared: a number exactly, or a text without the differences that do not count.
+    r"""Return what is compared of an answer: an exact number, or a text without the differences that do not count.
 
-    Numbers are integers, decimals (also `.5` and `5.`), with a sign, with commas between thousands, with an exponent,
-    as a percentage (50% is 1/2), and as fractions of two such numbers, `1/2` or `\frac{1}{2}`. `0.50`, `1/2` and
-    `50%` are equal, and leading zeros do not count. A number of more than 1000 characters, or with an exponent above
-    1000, is text.
+    Numbers are integers and decimals (also `.5` and `5.`). They may have a sign, commas between thousands, an
+    exponent, or a percent sign (50% is 1/2). Fractions of two numbers, `1/2` or `\frac{1}{2}`, are numbers too. `0.50`,
+    `1/2` and `50%` are equal, and leading zeros do not count. A number of more than 1000 characters, or with an
+    exponent above 1000, is compared as text.
 
-    Of texts, the case, the amount of white space, one final full stop, dollar signs and `\(...\)` around formulas,
-    and `\text{...}` around all of it do not count.
+    In texts, the following differences do not count: case, the amount of white space, one final full stop, dollar
+    signs and `\(...\)` around formulas, and `\text{...}` around the whole text.
 
     Args:
-        answer: of any length.
+        answer: a text of any length.
     """
     text = _bare(answer)
     if len(text) > LONGEST_NUMBER:
@@ -80,7 +83,10 @@ def canonical(answer: str) -> Fraction | str:
 
 
 def as_number(text: str) -> Fraction | None:
-    """The number that a text is, exactly, or None; see `canonical`. A text of more than 1000 characters is none."""
+    """Return the exact number that a text represents, or None; see `canonical`.
+
+    A text of more than 1000 characters gives None.
+    """
     if len(text) > LONGEST_NUMBER:
         return None
     text = text.strip().lower().replace("\u2212", "-").replace("{,}", ",").replace("\\!", "").replace("\\%", "%")
@@ -100,14 +106,14 @@ def as_number(text: str) -> Fraction | None:
 
 
 def agreement(one: str, other: str) -> float:
-    """The share of two answers' characters that agree from the start and from the end, in [0, 1].
+    """Return the share of the characters of two answers that agree from the start and from the end, in [0, 1].
 
-    With p the length of their common start and s that of the common end of what remains,
+    With p the length of the common start, and s the length of the common end of the rest,
 
         agreement = (p + s) / length of the longer one
 
-    after the differences that do not count were removed (`canonical`). 1 exactly for equal texts; 123 and 124 have
-    2/3, 1000 and 10 have 1/2, and an empty text has 0.
+    Differences that do not count (`canonical`) are removed first. The share is 1 exactly if the texts are equal. It is
+    2/3 for 123 and 124, 1/2 for 1000 and 10, and 0 if a text is empty.
     """
     first, second = (_spelt(_bare(answer)) for answer in (one, other))
     if not first or not second:
@@ -118,9 +124,9 @@ def agreement(one: str, other: str) -> float:
 
 
 def fenced(text: str) -> str:
-    """The content of the last fenced block (three backticks), or the whole text if there is none.
+    """Return the content of the last fenced block (three backticks), or the whole text if there is no fenced block.
 
-    A last block that is not closed counts only if it is the only one: it was cut off.
+    A last block that is not closed was cut off. It counts only if it is the only block.
     """
     fences = list(_FENCE.finditer(text))
     if not fences:
@@ -132,7 +138,7 @@ def fenced(text: str) -> str:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a whole text matches a regular expression; `.` matches line ends too. May take for ever."""
+    """Whether a whole text matches a regular expression; `.` matches line ends too. This function may never return."""
     return re.fullmatch(pattern, text, re.DOTALL) is not None
 
 
@@ -142,7 +148,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def _common(one: str, other: str) -> int:
-    """The length of the common start of two texts."""
+    """Return the length of the common start of two texts."""
     return next((k for k, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
@@ -151,7 +157,7 @@ def _filled(text: str | None) -> str | None:
 
 
 def _balanced(text: str, start: int) -> str | None:
-    """The text from `start` to the brace that closes the one before it; None if there is no such brace."""
+    """Return the text from `start` to the brace that closes the brace before it; None if there is no such brace."""
     depth = 1
     for brace in _BRACE.finditer(text, start):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
@@ -161,7 +167,7 @@ def _balanced(text: str, start: int) -> str | None:
 
 
 def _bare(answer: str) -> str:
-    """An answer without the differences that do not count between texts."""
+    """Return an answer without the differences that do not count between texts."""
     text = " ".join(answer.split())
     for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
         if len(text) > len(opening + closing) and text.startswith(opening) and text.endswith(closing):
@@ -172,7 +178,7 @@ def _bare(answer: str) -> str:
 
 
 def _spelt(text: str) -> str:
-    """A whole number in digits alone, so that digits are compared with digits; other texts as they are."""
+    """Return a whole number in digits alone, so that digits are compared with digits; return other texts unchanged."""
     number = as_number(text)
     return text if number is None or number.denominator > 1 else str(number.numerator)
 

@@ -1,4 +1,4 @@
-"""Structured output: one JSON value, alone, that fits a schema and says what was expected.
+"""Structured output: a completion that is one JSON value, fits a schema and has the expected content.
 
 The four graded parts follow RL-Struct (arXiv 2512.00319): structure, format, validity and content.
 """
@@ -27,27 +27,28 @@ _OPENING = re.compile(r"[\[{]")
 
 
 class JsonOutput:
-    """A JSON value, alone, that fits a schema and has the expected fields: weighted mean of four parts.
+    """A JSON value and nothing else, which fits a schema and has the expected fields: weighted mean of four parts.
 
-    The JSON value of a completion is all of it; or else the last fenced block; or else what begins at the first
-    bracket or brace. Each part is in [0, 1]; without a value all of them are 0:
+    The JSON value is the whole completion if it parses. Otherwise it is the last fenced block. If the block does not
+    parse either, it is the value that begins at the first bracket or brace. Each part is in [0, 1]; without a value all
+    parts are 0:
 
-        structure   1: there is a value that parses
-        format      1: the completion is the value and nothing else, neither prose nor a fence
-        schema      share of the schema's requirements that are satisfied, 1 if and only if it is valid: every
-                    property that is required or there counts with its own share, `items` with the mean over the
-                    items, and all other keywords together once; with the option or the column `schema`
-        content     share of the fields of the column `expected` that are equal, objects field by field; a field
-                    that was not expected does no harm; 1 and 1.0 are equal, true and 1 are not
+        structure   1 if there is a value that parses
+        format      1 if the completion is the value and nothing else, without prose and without a fence
+        schema      share of the schema's requirements that are satisfied; 1 if and only if the value is valid. Every
+                    property that is required or present counts with its own share, `items` counts with the mean over
+                    the items, and all other keywords count once, together. Needs the option or the column `schema`
+        content     share of the fields of the column `expected` that are equal; objects are compared field by field.
+                    A field that was not expected does not count. 1 and 1.0 are equal; true and 1 are not equal
 
-    A completion of more than 100,000 characters, or nested more than 100 deep, has no value. `NaN` and `Infinity` are
-    no JSON, and neither is a number that is too large for a float, such as `1e999`. A schema runs in a process of its
-    own and is given up after `seconds`, which counts as 0.
+    A completion of more than 100,000 characters, or with more than 100 levels of nesting, has no value. `NaN` and
+    `Infinity` are not JSON. A number that is too large for a float, such as `1e999`, is not accepted either. A schema
+    is checked in a separate process. If this takes longer than `seconds`, it is given up, and the part is 0.
 
     Args:
-        schema: a JSON schema, for samples whose column `schema` gives none. Schemas need the package jsonschema.
-        weights: part -> weight in the mean, 0 or more; 1 for those not named.
-        seconds: how long the schema may take for one completion.
+        schema: a JSON schema, for samples whose column `schema` is empty. Schemas need the package jsonschema.
+        weights: part -> weight in the mean, 0 or more; parts that are not named have the weight 1.
+        seconds: how long the check of the schema may take for one completion.
 
     Raises:
         ValueError: an option is wrong.
@@ -78,20 +79,21 @@ class JsonOutput:
         schema: Sequence[Any] | None = None,
         expected: Sequence[Any] | None = None,
     ) -> Scores:
-        """Read JSON.
+        """Score the JSON in completions.
 
         Args:
             completions: B strings.
             prompts: B strings, not used.
-            schema: B schemas, as objects or as JSON text; None for the option's.
-            expected: B values, where a text is read as JSON; None where nothing is expected.
+            schema: B schemas, as objects or as JSON text; None uses the schema of the option.
+            expected: B values; a text is read as JSON. None if nothing is expected.
 
         Returns:
-            Scores with B values in [0, 1]: the mean, by weight, of the parts that apply. Sub-scores are the parts,
-            NaN where one does not apply. Notes say what is wrong. `answers` are the values, equal ones alike.
+            Scores with B values in [0, 1]: the weighted mean of the parts that apply. Sub-scores are the parts, NaN for
+            a part that does not apply. Notes say what is wrong. `answers` are the JSON values; equal values have equal
+            texts.
 
         Raises:
-            ValueError: a schema is none, or a text in a column is no JSON.
+            ValueError: a schema is not a JSON schema, or a text in a column is not JSON.
             ModuleNotFoundError: there is a schema and jsonschema is not installed.
         """
         nothing = [None] * len(completions)
@@ -106,7 +108,7 @@ class JsonOutput:
         return Scores(values, {part: [row[part] for row in rows] for part in PARTS}, notes, answers=answers)
 
     def close(self) -> None:
-        """End the process that looks at schemas."""
+        """End the process that checks schemas."""
         self._worker.close()
 
     def _parts(self, text: str, own: Any, wanted: Any) -> tuple[dict[str, float], str, str | None]:
@@ -123,7 +125,7 @@ class JsonOutput:
         except ValueError as error:
             return parts, f"no JSON: {error}", None
         parts.update(structure=1.0, format=float(alone))
-        notes = [] if alone else ["more than the JSON value"]
+        notes = [] if alone else ["text beside the JSON value"]
         if schema is not None:
             try:
                 parts["schema"] = self._schema(schema, value, "the schema")
@@ -137,14 +139,14 @@ class JsonOutput:
         try:
             return float(self._worker(schema, value, seconds=self.seconds))
         except ValueError as error:
-            raise ValueError(f"json_output: {where} is no JSON schema: {error}") from None
+            raise ValueError(f"json_output: {where} is not a JSON schema: {error}") from None
 
 
 def read_json(text: str) -> tuple[Any, bool]:
-    """The JSON value of a completion, and whether it is all of it; see `JsonOutput`.
+    """Return the JSON value of a completion, and whether it is the whole completion; see `JsonOutput`.
 
     Raises:
-        ValueError: there is none, or it is too long or too deep; says which.
+        ValueError: there is no JSON value, or the text is too long or nested too deeply; the message says which.
     """
     if len(text) > LONGEST_TEXT:
         raise ValueError(f"{len(text)} characters are too long")
@@ -166,7 +168,7 @@ def _read(value: Any, where: str) -> Any:
     try:
         return _parse(value, False)
     except ValueError as error:
-        raise ValueError(f"json_output: {where} has {value!r:.80}, which is no JSON: {error}") from None
+        raise ValueError(f"json_output: {where} has {value!r:.80}, which is not JSON: {error}") from None
 
 
 def _parse(text: str, open_ended: bool) -> Any:
@@ -181,11 +183,11 @@ def _parse(text: str, open_ended: bool) -> Any:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:
-    """A number, where JSON's 1e999 would be read as infinity."""
+    """Return a number; refuse a number such as 1e999, which Python would read as infinity."""
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{digits[:40]} is too large a number")
@@ -193,7 +195,7 @@ def _finite(digits: str) -> float:
 
 
 def _content(expected: Any, value: Any) -> float:
-    """The share of the expected fields that are equal; objects field by field, all else as a whole."""
+    """Return the share of the expected fields that are equal; only objects are compared field by field."""
     if not isinstance(expected, dict) or not expected:
         return float(_same(expected, value))
     members = value if isinstance(value, dict) else {}
@@ -202,7 +204,7 @@ def _content(expected: Any, value: Any) -> float:
 
 
 def _settled(value: Any) -> Any:
-    """A value in which what `_same` finds equal is written alike: 1.0 as 1."""
+    """Return a value in a form that is the same for all values that `_same` finds equal: 1.0 becomes 1."""
     if isinstance(value, dict):
         return {name: _settled(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -215,5 +217,5 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_same, one, other))
-    # Python takes true for 1, JSON does not.
+    # In Python True equals 1, but in JSON true does not equal 1.
     return isinstance(one, bool) == isinstance(other, bool) and one == other

@@ -1,4 +1,4 @@
-"""How much of a JSON schema a value satisfies, as `json_output` asks for it in a process of its own; without torch."""
+"""The share of a JSON schema that a value satisfies. The reward `json_output` runs this in a process without torch."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ ANNOTATIONS = ("$schema", "$id", "$comment", "$defs", "definitions", "title", "d
 
 
 def share(schema: Any, value: Any) -> float:
-    """The share of a schema's requirements that a value satisfies, in [0, 1]; 1 if and only if it is valid.
+    """Return the share of a schema's requirements that a value satisfies, in [0, 1]; 1 exactly if the value is valid.
 
-    The requirements of a schema, each of which counts the same:
+    A schema has the following requirements, and all of them count equally:
 
-    - every property that is required, and every other one that is there: the share of its own schema, 0 if absent;
+    - every property that is required or present: the share of its own schema, 0 if the property is absent;
     - `items`: the mean of the shares of the items;
-    - all the rest together (type, bounds, additionalProperties, anyOf, $ref, ...): satisfied or not.
+    - all other keywords together (type, bounds, additionalProperties, anyOf, $ref, ...): satisfied or not.
 
-    May take for ever.
+    This function may never return.
 
     Raises:
-        ValueError: the schema is none, or refers to something outside of itself.
+        ValueError: the schema is not a JSON schema, or refers to something outside itself.
     """
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)
-        # With a registry of its own, a reference to an address is an error and not a download.
+        # With an empty registry, a reference to a web address is an error, not a download.
         return _share(kind(schema, registry=Registry()), schema, value)
     except SchemaError as error:
         raise ValueError(f"{error.message}, at {error.json_path}") from None
     except Unresolvable as error:
-        raise ValueError(f"the reference {error.ref!r} leads nowhere in the schema") from None
+        raise ValueError(f"the reference {error.ref!r} is not found in the schema") from None
 
 
 def _share(validator: Any, schema: Any, value: Any) -> float:
@@ -51,7 +51,7 @@ def _share(validator: Any, schema: Any, value: Any) -> float:
         for name in dict.fromkeys(names)
     ]
     rest = {key: inner for key, inner in schema.items() if key not in {"required", *ANNOTATIONS}}
-    # Other keywords look at the names of the properties.
+    # Other keywords, such as additionalProperties, depend on the names of the properties.
     by_name: dict[str, Any] = {"properties": dict.fromkeys(properties, True)} if properties else {}
     if isinstance(items, dict) and isinstance(value, list) and value and "prefixItems" not in schema:
         parts.append(math.fsum(_share(validator, items, item) for item in value) / len(value))

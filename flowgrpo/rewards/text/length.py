@@ -1,4 +1,4 @@
-"""Budgets for the length of completions: penalties, and rewards of right answers that depend on the length."""
+"""Budgets for the length of completions: penalties, and rewards for right answers that depend on the length."""
 
 from __future__ import annotations
 
@@ -18,50 +18,51 @@ UNITS = ("characters", "words", "tokens")
 
 
 class Length:
-    """A length budget: a penalty for long completions, or a right answer's reward that falls with the length.
+    """A length budget: a penalty for long completions, or a reward for right answers that falls with the length.
 
-    With L the length of a completion, and whether it is right taken from another reward:
+    L is the length of a completion. If it matters which completions are right, another reward, `correct`, decides this.
 
-    "linear", the soft overlong punishment of DAPO (arXiv 2503.14476, Eq. 13), to be listed beside a reward for
-    being right; with L_max = `limit` and L_cache = `buffer`:
+    "linear" is the soft overlong punishment of DAPO (arXiv 2503.14476, Eq. 13). List it beside a reward for right
+    answers. With L_max = `limit` and L_cache = `buffer`:
 
         0 for L <= L_max - L_cache;    (L_max - L_cache - L) / L_cache up to L = L_max;    -1 beyond
 
-    "cosine", of "Demystifying Long Chain-of-Thought Reasoning" (arXiv 2502.03373, section 4), which contains the
-    reward for being right:
+    "cosine" is the reward of "Demystifying Long Chain-of-Thought Reasoning" (arXiv 2502.03373, section 4). It already
+    contains the reward for right answers:
 
         r_long + (r_short - r_long) (1 + cos(pi L / L_max)) / 2 for L < L_max;    `exceeded` from L = L_max on
 
     with (r_short, r_long) = `right` for a right completion and `wrong` for a wrong one.
 
-    "relative", of "Training Language Models to Reason Efficiently" (arXiv 2502.04463), the penalty that GRPO-lambda
-    controls, to be listed beside a reward for being right; m and s are mean and standard deviation (over n) of the
-    lengths of the group's right completions:
+    "relative" is the penalty of "Training Language Models to Reason Efficiently" (arXiv 2502.04463), which GRPO-lambda
+    switches on and off. List it beside a reward for right answers. m and s are the mean and the standard deviation
+    (over n) of the lengths of the right completions in the group:
 
         -alpha sigmoid((L - m) / s) for a right completion (s = 0: -alpha / 2);    0 for a wrong one
 
-    `tau` sets a condition on the group: the length counts only where at least this share of its completions is
-    right. Elsewhere "linear" and "relative" give 0, and "cosine" gives 1 for a right completion and 0 for a wrong
-    one. GRPO-lambda (arXiv 2505.18086) switches so by the group's share, for the best groups of the batch in place
-    of a threshold; `tau: 1` is the condition of ConciseR (arXiv 2505.21178): all are right.
+    `tau` sets a condition on the group: the length counts only if at least this share of its completions is right.
+    In other groups "linear" and "relative" give 0, and "cosine" gives 1 for a right completion and 0 for a wrong one.
+    GRPO-lambda (arXiv 2505.18086) also decides by this share, but selects the best groups of the batch and has no
+    threshold. `tau: 1` is the condition of ConciseR (arXiv 2505.21178): all completions are right.
 
     Args:
-        limit: L_max, the length from which on a completion is too long. Not for "relative".
+        limit: L_max, the length limit, in `unit`. Not for "relative".
         mode: one of the three above.
-        buffer: L_cache, how far below `limit` the penalty starts. For "linear" alone; 0 makes a step.
-        unit: what the length counts: "characters", "words" (between white space) or "tokens".
-        tokenizer: folder or name of the tokenizer that counts tokens, as transformers loads it.
-        correct: name of the reward that tells right from wrong, as in a recipe. For "cosine", "relative", `tau`.
-        correct_options: its options.
-        threshold: a completion is right if that reward gives at least so much.
-        tau: share in (0, 1], see above; absent: the length always counts.
-        right: r_short and r_long of right completions, for "cosine".
-        wrong: the same of wrong completions.
+        buffer: L_cache, how far below `limit` the penalty starts. Only for "linear"; 0 makes a step at `limit`.
+        unit: unit of the length: "characters", "words" (separated by white space) or "tokens".
+        tokenizer: folder or name of the tokenizer that counts the tokens; transformers loads it.
+        correct: name of the reward that tells right from wrong, as in a recipe. For "cosine", "relative" and `tau`.
+        correct_options: options of the reward `correct`.
+        threshold: a completion is right if the reward `correct` gives at least this score.
+        tau: share in (0, 1], see above; if absent, the length always counts.
+        right: r_short and r_long for right completions, for "cosine".
+        wrong: r_short and r_long for wrong completions, for "cosine".
         exceeded: the value of a completion that reaches the limit, for "cosine".
         alpha: factor of the penalty, for "relative".
 
     Raises:
-        ValueError: an option is wrong, missing, or has no effect in this mode; or `correct` cannot be made.
+        ValueError: an option is wrong, is missing, or has no effect in this mode; or the reward `correct` cannot be
+            made.
         MissingDependency: the reward `correct` needs a package that is not installed.
     """
 
@@ -91,7 +92,7 @@ class Length:
         else:
             _refuse(not _is_number(limit, 0) or not limit, f"limit is {limit!r}; give a length above 0, such as 1000")
         _refuse(not _is_number(buffer, 0), f"buffer is {buffer!r}; give a number from 0 to limit")
-        _refuse(bool(buffer) and mode != "linear", "buffer has an effect with `mode: linear` alone; leave it out")
+        _refuse(bool(buffer) and mode != "linear", "buffer has an effect only with `mode: linear`; leave it out")
         _refuse(mode == "linear" and buffer > (limit or 0), f"buffer is {buffer!r}, more than the limit {limit!r}")
         _refuse(
             tau is not None and not (_is_number(tau, 0) and 0 < tau <= 1), f"tau is {tau!r}; give a share in (0, 1]"
@@ -101,12 +102,14 @@ class Length:
         _refuse(not _is_number(exceeded), f"exceeded is {exceeded!r}; give a number")
         for name, pair in (("right", right), ("wrong", wrong)):
             fits = isinstance(pair, (list, tuple)) and len(pair) == 2 and all(map(_is_number, pair))
-            _refuse(not fits, f"{name} is {pair!r}; give two numbers, of short and of long completions: [2, 1]")
+            _refuse(
+                not fits, f"{name} is {pair!r}; give two numbers, for short and for long completions, such as [2, 1]"
+            )
         asks = tau is not None or mode != "linear"
         _refuse(
             asks and correct is None,
             f"`mode: {mode}`{' with tau' if tau is not None else ''} needs to know which completions are right; "
-            "name a reward that says so: `correct: answer`",
+            "name a reward that knows, such as `correct: answer`",
         )
         _refuse(
             not asks and correct is not None, "`correct` has no effect with `mode: linear` without tau; leave it out"
@@ -122,7 +125,7 @@ class Length:
         self.correct = None if correct is None else _make(correct, correct_options)
         self.whole_group = tau is not None or mode == "relative" or bool(self.correct and self.correct.whole_group)
         self.remote = bool(self.correct and self.correct.remote)
-        # A remote reward's call is repeated as a whole, so it gets one group a call.
+        # A failed call of a remote reward is repeated as a whole, so each call has one group only.
         self.batch_size = 1 if self.remote else None
         needed = self.correct.needed if self.correct else []
         groups = ["groups"] if self.whole_group else []
@@ -135,17 +138,17 @@ class Length:
         groups: Sequence[int] | None = None,
         **columns: Any,
     ) -> Scores:
-        """Values of completions by their length.
+        """Return the values of completions by their length.
 
         Args:
             completions: B strings.
             prompts: B strings.
-            groups: B group ids, in any order; only where the group matters.
+            groups: B group ids, in any order; needed only if the group matters.
             columns: name -> B values, for the reward `correct`.
 
         Returns:
-            Scores with B values, NaN where `correct` gives none. Sub-scores: `length`; with `correct`, its own, its
-            value as `correct`, and as `counted` whether the length counted.
+            Scores with B values, NaN where `correct` gives no score. Sub-scores: `length`; with `correct` also the
+            sub-scores of that reward, its score as `correct`, and `counted`, whether the length counted.
         """
         lengths = self._lengths(completions)
         if self.correct is None:
@@ -169,7 +172,7 @@ class Length:
         return Scores(values, subs, scored.notes, answers=scored.answers)
 
     def close(self) -> None:
-        """Release what the reward `correct` holds."""
+        """Close the reward `correct`."""
         if self.correct is not None:
             self.correct.close()
 
@@ -179,7 +182,7 @@ class Length:
         return [float(len(text.split() if self.unit == "words" else text)) for text in completions]
 
     def _group(self, lengths: Sequence[float], right: Sequence[bool]) -> list[float]:
-        """Values of a group of completions whose length counts."""
+        """Return the values of the completions of a group in which the length counts."""
         if self.mode == "linear":
             return [self._linear(length) for length in lengths]
         if self.mode == "cosine":

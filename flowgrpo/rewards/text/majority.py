@@ -1,7 +1,8 @@
-"""The group's most frequent answer as the label: a reward for data without answers.
+"""The most frequent answer of the group as the label: a reward for data without reference answers.
 
-MM-UPT, "Unsupervised Post-Training for Multi-Modal LLM Reasoning via GRPO" (arXiv 2505.22453); TTRL (arXiv
-2504.16084). It makes a model surer of what it mostly answers already, right or not: watch a labelled evaluation.
+MM-UPT, "Unsupervised Post-Training for Multi-Modal LLM Reasoning via GRPO" (arXiv 2505.22453); TTRL (arXiv 2504.16084).
+This reward makes a model more certain of the answer that it already gives most often, even if that answer is wrong. So
+watch an evaluation with reference answers.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from .extraction import canonical, final_answer
 
 
 class Majority:
-    """The final answer is the most frequent one of the group: 1, else 0; needs no label.
+    """1 if the final answer is the most frequent one of the group, else 0. Needs no reference answers.
 
-    Answers are found and compared as by the reward `answer`. Where several are equally frequent, each of them is
-    right, so the result does not depend on an order; a group in which all answers differ learns nothing. A
-    completion without an answer gets 0 and has no vote.
+    Answers are found and compared in the same way as by the reward `answer`. If several answers are equally frequent,
+    each of them is right, so the result does not depend on an order. Nothing is learned from a group in which all
+    answers differ. A completion without an answer gets 0 and has no vote.
 
     Args:
-        extract: what counts as the answer of a completion without box and tag, see `answer`.
-        least: share of the group's completions, in [0, 1], that the most frequent answer needs; a group in which it
-            has fewer gets NaN.
+        extract: what counts as the answer in a completion without box and tag, see `answer`.
+        least: smallest share of the group's completions, in [0, 1], that must give the most frequent answer. A group
+            with a smaller share gets NaN.
 
     Raises:
         ValueError: an option is wrong.
@@ -42,7 +43,7 @@ class Majority:
         self.extract, self.least = extract, least
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], groups: Sequence[int]) -> Scores:
-        """Vote within groups.
+        """Let the completions of each group vote.
 
         Args:
             completions: B strings.
@@ -50,9 +51,9 @@ class Majority:
             groups: B group ids, in any order.
 
         Returns:
-            Scores with B values, 0, 1, or NaN where the group has no answer that is frequent enough. Sub-score
-            `votes`: the share of the group that gives the same answer. Notes are the answers as they were
-            written, `answers` as they were compared.
+            Scores with B values: 0, 1, or NaN if no answer of the group is frequent enough. Sub-score `votes`: the
+            share of the group that gives the same answer. Notes are the answers as they were written; `answers` are the
+            answers as they were compared.
         """
         found = [final_answer(text, self.extract) for text in completions]
         keys = [None if answer is None else canonical(answer) for answer in found]

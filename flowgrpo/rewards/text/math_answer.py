@@ -1,4 +1,4 @@
-"""Mathematical answers, equal as formulas by the package math-verify."""
+"""Mathematical answers, compared as formulas by the package math-verify."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ LONGEST_FORMULA = 1000
 
 
 class MathAnswer:
-    r"""The final answer equals the column `answer` as a formula: 1, else 0. Needs the package math-verify.
+    r"""1 if the final answer equals the column `answer` as a formula, else 0. Needs the package math-verify.
 
-    The final answer is found as by the reward `answer`. It is right if it is equal there, or if math-verify, which
-    reads LaTeX and plain formulas with sympy, finds the two equal: `x^2-1` and `(x-1)(x+1)`, `\frac{\sqrt{2}}{2}`
-    and `1/\sqrt{2}`, `\{1, 2\}` and `\{2, 1\}`. A word is read as a product of letters, so for words use `answer`.
+    The final answer is found in the same way as by the reward `answer`. It is right if it is right for the reward
+    `answer`, or if math-verify finds that the two formulas are equal. math-verify reads LaTeX and plain formulas with
+    sympy: `x^2-1` equals `(x-1)(x+1)`, `\frac{\sqrt{2}}{2}` equals `1/\sqrt{2}`, and `\{1, 2\}` equals `\{2, 1\}`. It
+    reads a word as a product of letters, so for words use `answer`.
 
-    Every comparison runs in a process of its own, which is killed after `seconds`; that counts as not equal. So does
-    an answer of more than 1000 characters that is not the very text.
+    Comparisons run in a separate process. If a comparison takes longer than `seconds`, the process is killed, and the
+    answer counts as not equal. An answer of more than 1000 characters counts as equal only if its text is the same.
 
     Args:
-        extract: what counts as the answer of a completion without box and tag, see `answer`.
-        among: compare wrong answers to one prompt with each other too, so that equal formulas are one in `answers`:
-            up to a comparison for each pair of them.
+        extract: what counts as the answer in a completion without box and tag, see `answer`.
+        among: if true, also compare the wrong answers to a prompt with each other, so that equal formulas have the same
+            text in `answers`. This takes up to one comparison for each pair of wrong answers.
         seconds: how long a comparison may take.
-        memory_mb: most megabytes of address space for the comparisons.
+        memory_mb: how many megabytes of address space the comparisons may take.
 
     Raises:
         ValueError: an option is wrong.
@@ -56,13 +57,14 @@ class MathAnswer:
 
         Args:
             completions: B strings.
-            prompts: B strings; with `among`, answers to equal ones are compared.
-            answer: B references: a formula, a number, or a list of several that are right; None where there is none.
+            prompts: B strings; with `among`, the answers to equal prompts are compared.
+            answer: B references: a formula, a number, or a list of right answers; None if there is no reference.
 
         Returns:
-            Scores with B values, 0, 1, or NaN without a reference. Sub-scores: `found`, whether there is an answer;
-            `exact`, whether it is equal without algebra. Notes are the answers, and why one was given up. `answers`
-            has the first reference for all that are right, and the others as the reward `answer` has them.
+            Scores with B values: 0, 1, or NaN without a reference. Sub-scores: `found`, whether there is an answer;
+            `exact`, whether the answer is equal without algebra. Notes are the answers, and the reason if a comparison
+            was given up. In `answers`, every right answer is the first reference; the other answers are as in the
+            reward `answer`.
 
         Raises:
             ValueError: a reference is empty or of another type.
@@ -91,7 +93,7 @@ class MathAnswer:
     def _merge(
         self, answers: list[str | None], wrong: dict[int, str], prompts: Sequence[str], notes: list[str]
     ) -> None:
-        """Give those of some rows' answers to one prompt that are equal formulas what the first of them has."""
+        """Replace each wrong answer by the first wrong answer to the same prompt that is an equal formula."""
         firsts: dict[str, dict[str | None, int]] = {}
         for row, text in wrong.items():
             own, known = answers[row], firsts.setdefault(prompts[row], {})

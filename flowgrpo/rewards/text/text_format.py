@@ -1,7 +1,7 @@
-"""The form of a completion: tags that structure it, and a regular expression that it matches.
+"""The form of a completion: its tags, and a regular expression that it should match.
 
-Format rewards as in DeepSeek-R1 (arXiv 2501.12948, section 2.2.2), and as surrogate for a label in "Surrogate Signals
-from Format and Length" (arXiv 2505.19439).
+Format rewards are used in DeepSeek-R1 (arXiv 2501.12948, section 2.2.2). "Surrogate Signals from Format and Length"
+(arXiv 2505.19439) uses them in place of reference answers.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ _TAG_NAME = re.compile(r"[A-Za-z][\w.-]*")
 
 
 class TextFormat:
-    """A regular expression matches, and tags come once each and in order: 1, else 0 or a share.
+    """1 if a regular expression matches and each tag occurs once and in order; else 0, or a share with `partial`.
 
     Args:
-        pattern: a regular expression for the whole completion, without the white space around it. `.` matches line
-            ends too. It runs in a process of its own and is given up after `seconds`, which counts as no match; so
-            does a completion of more than 100,000 characters.
-        tags: names such as [think, answer]: `<think>...</think>` has to come exactly once, then
-            `<answer>...</answer>`. Text between them is not looked at.
-        partial: the value is the mean of the sub-scores; otherwise 1 if all of them are 1, and 0 if not.
+        pattern: a regular expression that must match the whole completion, without the white space around it. `.`
+            matches line ends too. The pattern runs in a separate process. If it takes longer than `seconds`, it is
+            given up, and counts as no match. A completion of more than 100,000 characters is no match.
+        tags: names such as [think, answer]: `<think>...</think>` must occur exactly once, and after it
+            `<answer>...</answer>` exactly once. Text between the tags does not matter.
+        partial: if true, the value is the mean of the sub-scores. If false, it is 1 if all sub-scores are 1, and 0
+            otherwise.
         seconds: how long the pattern may take for one completion.
 
     Raises:
-        ValueError: an option is wrong, or neither pattern nor tags are given.
+        ValueError: an option is wrong, or neither `pattern` nor `tags` is given.
     """
 
     name = "text_format"
@@ -49,7 +50,7 @@ class TextFormat:
         try:
             re.compile(pattern or "")
         except (re.error, TypeError) as error:
-            raise ValueError(f"text_format: pattern {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"text_format: pattern {pattern!r} is not a regular expression: {error}") from None
         wrong = [tag for tag in tags if not (isinstance(tag, str) and _TAG_NAME.fullmatch(tag))]
         if isinstance(tags, str) or wrong or len(set(tags)) < len(tags):
             raise ValueError(
@@ -61,16 +62,16 @@ class TextFormat:
         self._worker = Worker(f"{__package__}.extraction:matches")
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str]) -> Scores:
-        """Look at the form of completions.
+        """Check the form of completions.
 
         Args:
             completions: B strings.
             prompts: B strings, not used.
 
         Returns:
-            Scores with B values in [0, 1]. Sub-scores: `pattern`, 1 for a match; `tags`, the share of tags whose
-            opening and closing come exactly once, the opening first; `order`, the share of neighbours in the list
-            of tags of which the first closes before the second opens, 1 for a single tag that counts.
+            Scores with B values in [0, 1]. Sub-scores: `pattern`, 1 for a match; `tags`, the share of the tags that
+            open exactly once and then close exactly once; `order`, the share of neighbouring tags in the list of which
+            the first closes before the second opens. For a single tag, `order` is equal to `tags`.
         """
         subs: dict[str, list[float]] = {}
         notes = [""] * len(completions)
@@ -98,7 +99,7 @@ class TextFormat:
 
 
 def _tags(text: str, tags: Sequence[str]) -> tuple[float, float]:
-    """Shares of the tags that come once, and of the neighbours that do not overlap."""
+    """Return the share of the tags that occur once, and the share of the neighbouring tags that are in order."""
     spans = [_span(text, tag) for tag in tags]
     once = sum(span is not None for span in spans) / len(tags)
     apart = [first is not None and second is not None and first[1] <= second[0] for first, second in pairwise(spans)]
@@ -106,7 +107,7 @@ def _tags(text: str, tags: Sequence[str]) -> tuple[float, float]:
 
 
 def _span(text: str, tag: str) -> tuple[int, int] | None:
-    """Start and end of the only element of a name; None unless it opens once, then closes once."""
+    """Return start and end of a tag's element; None unless the tag opens exactly once and then closes exactly once."""
     opening, closing = f"<{tag}>", f"</{tag}>"
     start, end = text.find(opening), text.find(closing)
     if text.count(opening) != 1 or text.count(closing) != 1 or end < start:
