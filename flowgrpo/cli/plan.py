@@ -104,7 +104,7 @@ def _print_findings(checked: Checked) -> None:
 
 
 def _print_counts(recipe: Recipe) -> None:
-    from ..training.planning import budget_line, clip_bounds, forecast, search_line, step_ranges
+    from ..training.planning import budget_line, clip_bounds, forecast, nfe_of, search_line, step_ranges
 
     expected = forecast(recipe)
     say(
@@ -130,6 +130,11 @@ def _print_counts(recipe: Recipe) -> None:
             f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
             f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
         )
+    nfe = nfe_of(recipe, expected)
+    say(
+        f"evaluations of the denoiser for an image (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
+        f"with shared states ({nfe.old_shared:.3g}, {nfe.theta_shared:.3g})"
+    )
     if (line := search_line(recipe)) is not None:
         say(f"trained edges: {line}")
     for warning in expected.warnings:

@@ -9,10 +9,10 @@ from functools import cache
 
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
-from ..parts.traits import saying, trained
+from ..parts.traits import saying
 from ..training.data import read_prompts
 from ..training.distributed.processes import Processes
-from ..training.planning import Forecast, forecast, search_passes
+from ..training.planning import Forecast, forecast, nfe_of, search_passes
 from ..training.session import kept_prompts
 from .memory import SHARDING, Shares, passing, resting, waiting
 from .models import Model, model_of
@@ -166,9 +166,8 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
     def average(name: str) -> float:
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
 
-    objective, leaves, states = recipe.objective, average("leaves"), average("trained_states")
-    if trained(recipe) == "images":
-        states = leaves * (objective.get("times") or recipe.sampler.steps - 1)
+    objective, leaves = recipe.objective, average("leaves")
+    states = leaves * nfe_of(recipe, expected).theta_shared
     others = int(bool(saying(recipe, "compares"))) + int(objective.get("old") is not None)
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward

@@ -58,6 +58,8 @@ class PlanCounts:
         chain_evaluations: the same if every leaf walked its own chain.
         leaves: images.
         edges: transitions of the tree.
+        walked: evaluations if each sample of a root walked from the noise by itself, and no two edges of the tree shared
+            an evaluation. This is how the papers count the evaluations of the policy that samples.
         trained_edges: transitions that enter the loss.
         trained_states: distinct states whose velocity is computed again with gradients.
         trained_steps: denoising steps with a trained edge.
@@ -67,6 +69,7 @@ class PlanCounts:
     chain_evaluations: int
     leaves: int
     edges: int
+    walked: int
     trained_edges: int
     trained_states: int
     trained_steps: tuple[int, ...]
@@ -170,7 +173,10 @@ class Plan:
             main = children
         leaves = main + sum(side.states for side in sides)
         chain = main * self.num_steps + sum(side.states * side.length for side in sides)
-        return PlanCounts(evaluations, chain, leaves, edges, trained_edges, trained_states, tuple(trained_steps))
+        alone = self.roots * (self.samples - 1) * (self.first_stochastic or 0)
+        return PlanCounts(
+            evaluations, chain, leaves, edges, edges + alone, trained_edges, trained_states, tuple(trained_steps)
+        )
 
     def _leaving(self, i: int, main: int) -> list[_Side]:
         """Side branches of step `i`, after that step."""

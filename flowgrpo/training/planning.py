@@ -13,6 +13,7 @@ from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.plugins import told
+from ..parts.traits import trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -112,6 +113,35 @@ def forecast(
         on_policy_steps=1,
         warnings=_warnings(recipe, elements),
     )
+
+
+@dataclass(frozen=True)
+class Nfe:
+    """Evaluations of the denoiser for an image (NFE), on average over a run.
+
+    Attributes:
+        old: evaluations in the rollout, by the policy that samples, as the papers count them: no state is shared.
+        theta: evaluations with gradients, one for each trained edge (or noised image) of one pass over the rollout.
+        old_shared, theta_shared: the evaluations that are made here, each distinct state once.
+    """
+
+    old: float
+    theta: float
+    old_shared: float
+    theta_shared: float
+
+
+def nfe_of(recipe: Recipe, expected: Forecast) -> Nfe:
+    """Evaluations for an image, from the counts of a recipe."""
+
+    def total(name: str) -> float:
+        return sum(getattr(counts, name) * uses for counts, uses in zip(expected.counts, expected.windows))
+
+    leaves = total("leaves")
+    theta, shared = total("trained_edges") / leaves, total("trained_states") / leaves
+    if trained(recipe) == "images":
+        theta = shared = recipe.objective.get("times") or recipe.sampler.steps - 1
+    return Nfe(total("walked") / leaves, theta, total("evaluations") / leaves, shared)
 
 
 def step_ranges(steps: Sequence[int]) -> str:

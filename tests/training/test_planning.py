@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from flowgrpo.configs.load import load_image_recipe
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.windows import progressive
-from flowgrpo.training.planning import clip_bounds, forecast, planner, step_ranges
+from flowgrpo.training.planning import Nfe, clip_bounds, forecast, nfe_of, planner, step_ranges
 
 KINDS = ("progressive", "random", "decay", "exp_decay", "frozen", "all")
 
@@ -223,3 +224,42 @@ def test_every_step_may_be_stochastic_where_few_are_trained():
         assert len(plan.trained_steps) == 2
         seen |= set(plan.trained_steps)
     assert seen == set(range(5))
+
+
+# MixGRPO (2507.21802) compares whole iterations by evaluations for an image: (of the old policy, with gradients).
+COMPARED = {
+    "dance_grpo": (25, 14), "mixgrpo": (25, 4), "mixgrpo_flash": (16, 4), "mixgrpo_flash_star": (8, 4),
+}  # fmt: skip
+
+
+def published(name: str) -> Nfe:
+    recipe = load_image_recipe(f"{name}@published")
+    return nfe_of(recipe, forecast(recipe))
+
+
+@pytest.mark.parametrize(("name", "counts"), COMPARED.items())
+def test_published_forms_evaluate_as_often_as_in_the_comparison_of_mixgrpo(name: str, counts: tuple[int, int]):
+    found = published(name)
+    assert (found.old, found.theta) == pytest.approx(counts, rel=0.05)
+    assert found.old_shared <= found.old
+    assert found.theta_shared <= found.theta
+
+
+def test_the_times_of_that_comparison_follow_from_the_counts():
+    """Its five times an iteration, 291.3 to 83.3 s, are 3.74 s an evaluation and 14.13 s one with gradients."""
+    seconds = {name: 3.74 * published(name).old + 14.13 * published(name).theta for name in COMPARED}
+    shares = {name: time / seconds["dance_grpo"] for name, time in seconds.items()}
+    expected = {"dance_grpo": 1.0, "mixgrpo": 0.51, "mixgrpo_flash": 0.39, "mixgrpo_flash_star": 0.29}
+    assert shares == pytest.approx(expected, rel=0.05)
+
+
+def test_published_trees_have_as_many_edges_an_image_as_branchgrpo_says():
+    """BranchGRPO (2509.06040): 218 edges and 16 images. Depth pruning trains 138 edges, and Mix 34."""
+    assert published("branchgrpo").old == 218 / 16 == pytest.approx(13.7, rel=0.05)
+    assert published("branchgrpo_depth").theta == 138 / 16 == pytest.approx(8.6, rel=0.05)
+    assert published("branchgrpo_mix").theta == 34 / 16 == pytest.approx(2.1, rel=0.05)
+
+
+def test_an_image_of_the_forward_process_is_evaluated_once_for_each_noise():
+    found = published("awm")
+    assert (found.old, found.theta, found.old_shared, found.theta_shared) == (14, 6, 14, 6)
