@@ -194,14 +194,14 @@ def test_the_table_says_that_it_is_an_estimate_and_what_it_assumes():
     assert "rewards are not counted" in lines[0]
     assert "an assumed 35% of 989.4 TFLOP/s" in text
     assert "10 iterations, 4 evaluations" in text
-    assert "more than the card has" not in text
+    assert "more memory than the GPU has" not in text
     rows = [line for line in lines if line.startswith("    ")]
     assert len(rows) >= 8
 
 
 def test_what_does_not_fit_is_noted():
     crowded = table(of(rollout={"batch": 10_000_000}))
-    assert any("more than the card has" in line for line in crowded)
+    assert any("more memory than the GPU has" in line for line in crowded)
 
 
 @pytest.mark.parametrize(
