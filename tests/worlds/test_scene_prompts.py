@@ -126,7 +126,7 @@ def test_items_travel_as_genevals_columns():
         ([{"class": "star", "position": "left of"}, {"class": "cross"}], "position 'left of'"),
         ([{"class": "star", "position": ["left of", 2]}, {"class": "cross"}], "against item 2"),
         ([{"class": "star", "position": ["left of", -1]}, {"class": "cross"}], "against item -1"),
-        ([{"class": "star", "position": ["left of", 0]}, {"class": "cross"}], "places item 0 against item 0"),
+        ([{"class": "star", "position": ["left of", 0]}, {"class": "cross"}], "places item 0 relative to item 0"),
         (["star"], "lists 'star'"),
         ([], "at least one item"),
         ('[{"class": "star"}]', ".jsonl"),
