@@ -115,7 +115,7 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
         elif unit and value % unit:
             below, above = value - value % unit, value - value % unit + unit
             near = f"{below} or {above}" if below else str(above)
-            yield f"{place}{name} is {value}, and this pipeline makes multiples of {unit}; write {near}"
+            yield f"{place}{name} is {value}, but this pipeline makes only multiples of {unit}; write {near}"
 
 
 def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
@@ -132,7 +132,7 @@ def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
         if max(asked, made) % min(asked, made) == 0:
             # Some classes assume a scale of the VAE. With another VAE, the size is wrong by the ratio of the scales.
             mend = f"leave {name} out, or give the pipeline a VAE of the scale that its class assumes"
-        raise ValueError(f"the call's {name} is {asked}, and the pipeline makes {made}; {mend}")
+        raise ValueError(f"the call's {name} is {asked}, but the pipeline makes {made}; {mend}")
 
 
 def size_unit(folder: Path) -> int | None:

@@ -179,7 +179,7 @@ def require_same(sample: Tensor, x: Tensor) -> None:
         raise PipelineError("the state x holds values that are not finite")
     raise PipelineError(
         f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
-        f"({tuple(x.shape)}): it ignores, rescales or repacks it"
+        f"({tuple(x.shape)}): the pipeline ignores, rescales or repacks the state"
     )
 
 

@@ -148,7 +148,7 @@ def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
 
 
 def company(prompts: Sequence[str], together: Together) -> list[str]:
-    """As many of the prompts as one call can hold. If a call holds rows of one prompt only, this prompt twice."""
+    """As many of the prompts as one call can hold. If a call holds only rows of one prompt, this prompt is doubled."""
     first = [prompts[row] for row in kin(prompts, together)[0]]
     return first * 2 if together == "prompt" and len(first) == 1 < len(prompts) else first
 

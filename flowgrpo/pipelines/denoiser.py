@@ -300,7 +300,7 @@ class Denoiser:
         return cache.prompts[0] if cache is not None and cache.prompts else "a photo"
 
     def _timesteps_at(self, raw: Tensor) -> Tensor:
-        """Timesteps [T] for sigmas [T]: N * sigma if the pipeline's own are that, else interpolated from its own."""
+        """Timesteps [T] for sigmas [T]: N * sigma if the pipeline's own table has that, else interpolated in it."""
         scale = float(self._recorder.config.num_train_timesteps)
         own = self._own
         if own.timesteps.is_floating_point() and torch.allclose(own.timesteps, own.sigmas[:-1] * scale):

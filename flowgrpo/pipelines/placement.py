@@ -192,8 +192,8 @@ def place(pipe: Any, device: torch.device, kinds: Sequence[str] = ()) -> None:
     for kind, parts in waiting.items():
         if not parts:
             raise ValueError(
-                f"model.offload names {kind}, and {type(pipe).__name__} has no {KINDS[kind]}; leave it out (it has "
-                f"{', '.join(modules)})"
+                f"model.offload names {kind}, but {type(pipe).__name__} has no {KINDS[kind]}; leave {kind} out (the "
+                f"pipeline has {', '.join(modules)})"
             )
     if pipe not in _OF_PIPELINE:
         _OF_PIPELINE[pipe] = offload = Offload(waiting, device)

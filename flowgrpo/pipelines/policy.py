@@ -251,7 +251,7 @@ class FlowPolicy:
 
     Args:
         denoiser: the pipeline.
-        weights: what is trained.
+        weights: the trained weights.
         ratio: form of the importance ratio, see `samplers.kernels.log_ratio`.
         weight: per-step weight of the surrogate: `guard` is 1/|∂μ/∂v| (GRPO-Guard's δ, exact for every
             kernel), `noise` is s divided by its mean over the trained steps (TempFlow-GRPO, Eq. 8), `equalise` is
@@ -342,7 +342,7 @@ class FlowPolicy:
         """Evaluate one recorded batch of states again, and compare the result with the sampling policy.
 
         The mean shifts by Δμ = J·Δv, and J = ∂μ/∂v is one number per step. So the ratio is computed from the shift of
-        the velocity. The ratio is then exactly 1 while the prediction is unchanged, and no digits cancel in a
+        the velocity. The ratio is then exactly 1 while the prediction is unchanged, and no precision is lost in a
         difference of log-probs.
         """
         self.bind(experience.plan)

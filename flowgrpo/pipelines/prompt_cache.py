@@ -155,7 +155,7 @@ class PromptCache:
 
         Args:
             names: components to release; None means all modules named `text_encoder*`.
-            keep: keep their weights on the CPU so that `close` can put them back; False frees the weights finally.
+            keep: keep their weights on the CPU so that `close` can put them back; with False, they are lost.
 
         Raises:
             ValueError: if a name is not a module of the pipeline.
@@ -232,8 +232,8 @@ class PromptCache:
             if self._released:
                 raise ValueError(
                     f"prompt {_prompt_of(row)!r} (with {_listed(row)}) was not encoded before the text "
-                    "encoders were released; pass it to PromptCache.encode before that, with the call "
-                    "arguments used now, or do not release"
+                    "encoders were released; pass it to PromptCache.encode before the release, with the present call "
+                    "arguments, or do not release the text encoders"
                 )
 
             def encoded(rows: int, values: dict[str, Any]) -> Any:
@@ -241,7 +241,7 @@ class PromptCache:
 
             with torch.inference_mode(False), torch.no_grad():
                 if context not in self._layouts and self._caller.adapter.together != "one":
-                    # Texts of our own: ones of the user's, if long, might be cut to equal length.
+                    # The pair has our own texts, because two long texts of the user might be cut to equal length.
                     pair = {
                         n: list(_PROBE_TEXTS) if isinstance(value, str) else [value] * 2 for n, value in row.items()
                     }
@@ -258,7 +258,7 @@ class PromptCache:
 
 
 def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
-    """Encode prompts before their rollout where text encoders wait in host memory, to fetch them once for all."""
+    """Encode prompts before their rollout if text encoders wait in host memory; the encoders are fetched only once."""
     cache = getattr(pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
     if cache is not None and offload_of(pipe).waits("text_encoders"):
         distinct = {(str(p), p.mark if isinstance(p, ConditionedPrompt) else None): p for p in prompts}
@@ -266,7 +266,7 @@ def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
 
 
 def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of each row; texts given once count for all rows."""
+    """The arguments of each row; a text that is given once belongs to all rows."""
     first = texts[_LIST if _LIST in texts else "prompt"]
     count = 1 if isinstance(first, str) else len(first)
     for name, value in texts.items():
@@ -280,7 +280,7 @@ def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _prompt_of(row: Mapping[str, Any]) -> str:
-    """Its positive prompt, as the class worded it."""
+    """The positive prompt of a row, in the words of the pipeline's class."""
     text: str = row[_LIST][-1] if _LIST in row else row["prompt"]
     return text
 
@@ -294,7 +294,7 @@ def _moved(value: Any, device: torch.device | None) -> Any:
 
 
 def _plain(arguments: Mapping[str, Any]) -> bool:
-    """Whether all values are texts, lists of them, or settings, which can be compared with `==`."""
+    """Whether all values can be compared with `==`: texts, lists of texts, and plain settings."""
     return all(
         value is None
         or isinstance(value, (str, bool, int, float, torch.device, torch.dtype))

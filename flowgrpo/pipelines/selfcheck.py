@@ -125,8 +125,8 @@ def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: 
 def require_dependence(replay: StateCaller, own: Schedule, record: Record, variant: str) -> None:
     """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
 
-    A replay of a pipeline without this dependence is exact, but it says nothing. The check costs one evaluation. A
-    model whose predictions are all 0 passes, because output layers are 0 before any training.
+    A replay can be exact even without this dependence, so an exact replay is not enough. The check costs one
+    evaluation. A model whose predictions are all 0 passes, because output layers are 0 before any training.
 
     Raises:
         PipelineError: if there is no dependence; the message says what has no effect.

@@ -34,7 +34,7 @@ def pipeline_class(folder: Path) -> type | None:
     name = read_json_object(index).get("_class_name")
     if isinstance(name, list) and len(name) == 2 and all(isinstance(part, str) for part in name):
         if not (folder / f"{name[0]}.py").is_file():
-            raise ValueError(f"{index}: _class_name is {name!r}, and there is no file {folder / name[0]}.py")
+            raise ValueError(f"{index}: _class_name is {name!r}, but there is no file {folder / name[0]}.py")
         return None
     if not isinstance(name, str):
         raise ValueError(f"{index}: _class_name is {name!r}; it must be the name of a pipeline class of diffusers")
@@ -173,7 +173,7 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
         if parameter.name not in index and parameter.default is parameter.empty:
             yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
         elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
-            yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name library and class"
+            yield f"{folder / INDEX}: {parameter.name} is null, but {kind.__name__} needs it; name its library and class"
 
 
 def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[str]:

@@ -37,7 +37,9 @@ def cast_base(pipe: DiffusionPipeline, dtype: torch.dtype, *, vae_float32: bool 
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     for name, part in parts.items():
         if getattr(part, "peft_config", None):
-            raise ValueError(f"{name} has an adapter; call cast_base before adding it, so that it stays as it is")
+            raise ValueError(
+                f"{name} has an adapter; call cast_base before you add the adapter, so that the adapter keeps its dtype"
+            )
     for name, part in parts.items():
         _cast(part, torch.float32 if name == "vae" and vae_float32 else dtype)
 

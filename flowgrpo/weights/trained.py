@@ -38,7 +38,7 @@ ADAPTER = "default"
 
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
-    """The denoisers of a pipeline by component name: those of `transformer`, `transformer_2`, `unet` that it has.
+    """The denoisers that a pipeline has, by component name: `transformer`, `transformer_2`, `unet`.
 
     Raises:
         ValueError: the pipeline has no denoiser.
@@ -277,7 +277,7 @@ class TrainedWeights:
             raise ValueError(
                 f"these are not the trained weights of this {type(self.pipe).__name__} ({self.kind}): "
                 + "; ".join(faults)
-                + "; give the state saved with the same model, targets and rank"
+                + "; give a state that was saved with the same model, targets and rank"
             )
         for parameter, tensor in common.values():
             parameter.data.copy_(cut_as(parameter, tensor))

@@ -262,7 +262,7 @@ def lora(subject: Subject) -> str:
 
 
 def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
-    """Load the files of `TrainedWeights.save` in the way that its docstring gives; the name of the loading method."""
+    """Load the files of `TrainedWeights.save` as its docstring says, and return the name of the loading method."""
     files = ["pytorch_lora_weights.safetensors", *(f"pytorch_lora_weights_{name}.safetensors" for name in names[1:])]
     loader = getattr(pipe, "load_lora_weights", None)
     if loader is None:
