@@ -173,7 +173,7 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
         if parameter.name not in index and parameter.default is parameter.empty:
             yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
         elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
-            yield f"{folder / INDEX}: {parameter.name} is null, but {kind.__name__} needs it; name its library and class"
+            yield f"{folder / INDEX}: {parameter.name} is null, but {kind.__name__} needs it; give library and class"
 
 
 def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[str]:

@@ -212,7 +212,7 @@ def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, small: list[str]) -
 def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_as_the_kit_does("FluxPipeline", monkeypatch)
     run = trained("FluxPipeline", tmp_path)
-    with pytest.raises(ValueError, match=r"is not the adapter that model\.lora .*\[2, 32\] there, and \[3, 32\]"):
+    with pytest.raises(ValueError, match=r"is not the adapter that model\.lora .*\[2, 32\] in the file, and \[3, 32\]"):
         open_images(str(run), image_recipe(str(run), ["model.lora.rank=3"]))
 
 
