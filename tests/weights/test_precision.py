@@ -47,7 +47,7 @@ def test_a_float32_adapter_on_a_bfloat16_base() -> None:
     assert all(g is not None and g.dtype is torch.float32 and g.any() for g in gradients)
     half = TrainedWeights.full(TINY["wan"](), param_dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    with pytest.raises(ValueError, match="before adding it"):
+    with pytest.raises(ValueError, match="before you add the adapter"):
         cast_base(pipe, torch.float32)
     with pytest.raises(ValueError, match=r"torch\.float64.*use torch\.float32"):
         cast_base(pipe, torch.float64)
