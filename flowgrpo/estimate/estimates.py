@@ -150,7 +150,10 @@ def estimate(
 
 
 def _turns(recipe: Recipe, gpus: int) -> int:
-    """Prompts that are trained one after another in an iteration: in each optimizer step, all wait for the slowest."""
+    """Number of prompts that are trained one after another in an iteration.
+
+    In each optimizer step, all GPUs wait for the GPU with the most prompts.
+    """
     total, updates = recipe.rollout.prompts, recipe.optimizer.updates
     bounds = []
     for rank in range(gpus):

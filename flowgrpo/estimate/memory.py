@@ -11,7 +11,7 @@ from ..training.planning import Forecast
 from .models import Model
 
 BUCKET = 500_000_000
-"""Size of the tensor in which DeepSpeed adds gradients over processes, in numbers; it is the same for few gradients."""
+"""How many numbers DeepSpeed's tensor for adding gradients over processes has, even if there are fewer gradients."""
 
 SHARDING = {"fsdp2": "full weights in shards by FSDP2", "zero2": "the optimizer in parts by ZeRO-2"}
 """What may be distributed over several processes, by its name in `flowgrpo plan`."""

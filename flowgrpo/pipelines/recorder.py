@@ -1,4 +1,4 @@
-"""A scheduler that hands every step to a hook instead of integrating."""
+"""A scheduler that passes every step to a hook instead of integrating."""
 
 from __future__ import annotations
 

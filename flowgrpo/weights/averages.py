@@ -22,10 +22,10 @@ class _Named(Protocol):
 class Ema:
     """Exponential moving average of the trained parameters; Flow-GRPO evaluates and saves such an average.
 
-    After each `every` optimizer steps `average ← d·average + (1 − d)·weights` with `d = min((1+s)/(10+s), decay)`. With
-    `rise`, `d = min(rise·s, decay)` (DiffusionNFT's sampling policy). s = 0, 1, ... counts optimizer steps. A decay of
-    0 copies the weights: this gives an anchor that moves after each `every` steps (SAGE-GRPO). The average has the
-    dtype and device that the parameters have when the average is made.
+    The average is updated once in `every` optimizer steps: `average ← d·average + (1 − d)·weights`. Here
+    `d = min((1+s)/(10+s), decay)`, or with `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy), and
+    s = 0, 1, ... counts optimizer steps. A decay of 0 copies the weights: this gives an anchor that moves once in
+    `every` steps (SAGE-GRPO). The average has the dtype and device that the parameters have when the average is made.
 
     Args:
         weights: an object with the trained parameters by name (`TrainedWeights`).
@@ -112,7 +112,7 @@ class Ema:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state, so that the average continues without a gap; `decay` and `every` of this object are kept.
+        """Restore a state, and continue as without an interruption; `decay` and `every` of this object are kept.
 
         Raises:
             ValueError: names or shapes differ from the trained parameters.

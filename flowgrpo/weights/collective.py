@@ -58,8 +58,8 @@ def teller() -> Callable[[int], list[int]]:
 class Lockstep:
     """Keeps this process in step with the others that hold shards of the same modules.
 
-    When the object exists, calls of the modules go through it. Any other work that needs all processes (sums, saving)
-    must begin with `meet`.
+    After this object is made, calls of the modules go through it. Any other work that needs all processes (sums,
+    saving) must begin with `meet`.
 
     Args:
         modules: the same on all processes, in the same order.

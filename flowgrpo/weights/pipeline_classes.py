@@ -87,7 +87,7 @@ ADAPTERS: dict[str, Adapter] = {
     "Kandinsky5T2VPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5I2VPipeline": Adapter(_PADDED, together="prompt"),
     "HiDreamImagePipeline": Adapter(
-        "at inference the class mixes its experts without gradient, so a mixture with gradient replaces this one",
+        "at inference the class mixes its experts without gradient, so its mixture is replaced by one with gradient",
         prepare=_experts_with_gradient,
     ),
     "ChromaPipeline": Adapter("", recompute=_NO_MASK),

@@ -30,7 +30,7 @@ def cast_base(pipe: DiffusionPipeline, dtype: torch.dtype, *, vae_float32: bool 
             the `vae`, so the caller must convert latents before decoding.
 
     Raises:
-        ValueError: the dtype is another one, or the pipeline has an adapter.
+        ValueError: the dtype is none of these, or the pipeline has an adapter.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"cannot cast a pipeline to {dtype}; use torch.float32, torch.bfloat16 or torch.float16")
