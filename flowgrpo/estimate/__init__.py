@@ -1,1 +1,1 @@
-"""Memory and time that a recipe should need, before a run."""
+"""Estimates of the memory and time that a recipe needs, made before a run."""

@@ -1,4 +1,4 @@
-"""Memory and time that a recipe should need, from shapes alone; the method is in docs/estimates.md."""
+"""Estimates of the memory and time that a recipe needs, from shapes alone; docs/estimates.md explains the method."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN_PROMPTS = 10_000
 
 @dataclass(frozen=True)
 class Gpu:
-    """A card: what it is called, its dense bfloat16 peak in 10¹² FLOP/s by its maker, and its memory in GiB."""
+    """A GPU: its name, its dense bfloat16 peak in 10¹² FLOP/s as its maker gives it, and its memory in GiB."""
 
     label: str
     tflops: float
@@ -42,19 +42,19 @@ GPUS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run should need, on each of several equal GPUs.
+    """Estimated memory and time of a run, for each of several equal GPUs.
 
     Attributes:
-        gpu, gpus, utilisation: what was assumed.
-        sharding: what the GPUs share out, a key of `SHARDING`; None where each has everything.
-        resting: what stays in memory during an iteration, in bytes.
-        passing: what comes and goes, one of them at a time, in bytes.
+        gpu, gpus, utilisation: the assumptions.
+        sharding: what is distributed over the GPUs, a key of `SHARDING`; None if each GPU has everything.
+        resting: memory that is in use during the whole iteration, by name, in bytes.
+        passing: memory of phases that follow one another, by name, in bytes.
         start: bytes while the prompts are encoded, before the first iteration.
-        waiting: what is in host memory for this GPU, in bytes.
-        flops: of an iteration, by part, on the GPU with the most to do.
+        waiting: host memory for this GPU, by name, in bytes.
+        flops: FLOPs of an iteration, by phase, on the GPU with the most work.
         evaluation: FLOPs of an evaluation on the held-out prompts.
-        iterations, evaluations: how many there are of each.
-        prompts_known: whether the number of prompts is that of the file or of the published one.
+        iterations, evaluations: their numbers.
+        prompts_known: whether the numbers of prompts come from the files or from published files of the same name.
     """
 
     gpu: Gpu
@@ -73,21 +73,21 @@ class Estimate:
 
     @property
     def peak(self) -> int:
-        """Most bytes at once."""
+        """Largest number of bytes in use at once."""
         return max(self.start, sum(self.resting.values()) + max(self.passing.values()))
 
     def seconds(self, flops: float) -> float:
-        """Time for so many FLOPs."""
+        """Seconds for a number of FLOPs."""
         return flops / (self.gpu.tflops * 1e12 * self.utilisation)
 
     @property
     def iteration_seconds(self) -> float:
-        """Time of an iteration, without rewards and without an evaluation."""
+        """Seconds of an iteration, without rewards and without an evaluation."""
         return self.seconds(sum(self.flops.values()))
 
     @property
     def run_seconds(self) -> float:
-        """Time of the whole run, evaluations with it."""
+        """Seconds of the whole run, with evaluations and without rewards."""
         return self.iterations * self.iteration_seconds + self.evaluations * self.seconds(self.evaluation)
 
 
@@ -104,21 +104,21 @@ def estimate(
     Args:
         recipe: of images or videos.
         gpu: a key of `GPUS`.
-        gpus: how many share the prompts.
-        utilisation: share of the card's peak that is reached, in (0, 1].
-        prompts: training prompts to count at most, where the file is not there.
-        sharding: what a launch on several GPUs shares out, a key of `SHARDING`; FSDP2 leaves a LoRA whole.
+        gpus: number of GPUs that share the prompts.
+        utilisation: fraction of the GPU's peak that is reached, in (0, 1].
+        prompts: largest number of training prompts to count if their file does not exist.
+        sharding: what a launch distributes over several GPUs, a key of `SHARDING`; FSDP2 leaves a LoRA whole.
 
     Raises:
-        ValueError: an unknown card or sharding, a share out of range, or a pipeline whose shapes are not known.
+        ValueError: the GPU, the sharding or the shapes of the pipeline are unknown, or a number is out of range.
     """
     if gpu not in GPUS:
         raise ValueError(f"no figures for the GPU {gpu!r}; use one of {', '.join(GPUS)}")
     if not 0 < utilisation <= 1 or gpus < 1:
-        raise ValueError(f"utilisation is {utilisation} and gpus {gpus}; use a share in (0, 1] and at least 1 GPU")
+        raise ValueError(f"utilisation is {utilisation} and gpus is {gpus}; use a number in (0, 1] and at least 1 GPU")
     if gpus > recipe.rollout.prompts:
         raise ValueError(
-            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, and all samples of a prompt are made by one; "
+            f"rollout.prompts is {recipe.rollout.prompts} on {gpus} GPUs, but one GPU makes all samples of a prompt; "
             "use fewer GPUs, or more prompts"
         )
     shares = Shares.of(recipe, gpus, sharding)
@@ -150,7 +150,10 @@ def estimate(
 
 
 def _turns(recipe: Recipe, gpus: int) -> int:
-    """Prompts trained one after the other in an iteration: in each optimizer step all wait for the busiest GPU."""
+    """Number of prompts that are trained one after another in an iteration.
+
+    In each optimizer step, all GPUs wait for the GPU with the most prompts.
+    """
     total, updates = recipe.rollout.prompts, recipe.optimizer.updates
     bounds = []
     for rank in range(gpus):
@@ -160,7 +163,7 @@ def _turns(recipe: Recipe, gpus: int) -> int:
 
 
 def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: int) -> dict[str, float]:
-    """Of an iteration on the busiest GPU, by part; where plans differ over the run, on average."""
+    """FLOPs of an iteration on the busiest GPU, by phase; if plans differ over the run, their average."""
     cost, iterations = model.evaluation, sum(expected.windows)
 
     def average(name: str) -> float:
@@ -179,7 +182,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
 
 
 def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
-    """Most prompts whose embeddings one GPU holds."""
+    """Largest number of prompts whose embeddings one GPU holds."""
     templates, share = max(len(recipe.data.templates), 1), math.ceil(heldout / gpus)
     most = kept_prompts(recipe, heldout)
     if recipe.model.release_text_encoders:
@@ -191,7 +194,7 @@ def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
 
 @cache
 def _prompt_count(source: str, most: int | None = None) -> tuple[int, bool]:
-    """Prompts of a file, or of the published one of that name; and whether that is known."""
+    """Number of prompts of a file, or of the published file of the same name; and whether the number is known."""
     try:
         return len(read_prompts(source)), True
     except ValueError:
@@ -223,14 +226,14 @@ def table(found: Estimate) -> list[str]:
         f"{found.evaluations} evaluations",
     ]
     if found.peak > found.gpu.gib * GIB:
-        lines.append("  note: that is more than the card has; a smaller rollout.batch or more GPUs help")
+        lines.append("  note: this is more memory than the GPU has; use a smaller rollout.batch or more GPUs")
     if not found.prompts_known:
-        lines.append(f"  note: a prompt file that is not there was counted as {UNKNOWN_PROMPTS:,} prompts")
+        lines.append(f"  note: a prompt file that does not exist was counted as {UNKNOWN_PROMPTS:,} prompts")
     return lines
 
 
 def duration(seconds: float) -> str:
-    """A time in two or three figures: 0.42 s, 95 s, 12 min, 31 h, 12 d."""
+    """A time as text, with two or three digits: 0.42 s, 95 s, 12 min, 31 h, 12 d."""
     for limit, unit, size in ((1.0, "s", 1), (120.0, "s", 1), (7200.0, "min", 60), (172_800.0, "h", 3600)):
         if seconds < limit:
             number = seconds / size

@@ -1,7 +1,8 @@
-"""What an evaluation of a network costs, found by running its own code on the `meta` device, where nothing is computed.
+"""The cost of one evaluation of a network, found by running the network's code on the `meta` device without computing.
 
-Matrix products are counted as `torch.utils.flop_counter` counts them, 2·m·n·k each: for every matrix P that acts on N
-tokens 2·P·N, and 4·N²·width for the attention of a layer. What autograd would keep is seen by saved-tensor hooks.
+Matrix products are counted as in `torch.utils.flop_counter`, 2·m·n·k each. So a matrix of P weights that acts on N
+tokens counts as 2·P·N, and the attention of a layer as 4·N²·width. Hooks for saved tensors see what autograd would
+keep.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ class Footprint:
 
     Attributes:
         forward: FLOPs of the prediction.
-        backward: FLOPs of its gradient, of what is trained alone.
+        backward: FLOPs of the gradient with respect to the trained weights.
         recompute: FLOPs of the blocks that gradient checkpointing evaluates a second time.
-        working: most bytes alive at once in a prediction without gradient, weights not counted.
+        working: largest number of bytes alive at once in a prediction without gradient, without the weights.
         saved: bytes kept for the gradient.
-        kept: bytes kept for it with gradient checkpointing: what goes into the blocks, and all that is outside them.
-        block: bytes of the largest block that is evaluated again, while its gradient is taken.
+        kept: bytes kept for the gradient with gradient checkpointing: the inputs of the blocks, and everything outside
+            the blocks.
+        block: bytes of the largest block that is evaluated again, while its gradient is computed.
     """
 
     forward: float
@@ -44,7 +46,7 @@ class Footprint:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that operations made and that are still referred to; `most` is their largest sum."""
+    """Counts bytes of storages that operations made and that are still in use; `most` is their largest sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +75,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 class Saved:
-    """Storages that autograd keeps within `watched`, each once, those of `weights` left out."""
+    """Counts the storages that autograd saves within `hooks`, each storage once, without the storages of `weights`."""
 
     def __init__(self, weights: Any) -> None:
         self._weights = {t.untyped_storage()._cdata for t in weights}
@@ -81,27 +83,28 @@ class Saved:
 
     @property
     def bytes(self) -> int:
-        """Kept so far."""
+        """Bytes that autograd has saved up to now."""
         return sum(storage.nbytes() for storage in self._storages.values())
 
     def hooks(self) -> contextlib.AbstractContextManager[Any]:
-        """A context whose saved tensors are counted."""
+        """A context in which saved tensors are counted."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
 
     def _pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in self._weights:
-            # Held on to, so that no later storage takes its place in memory.
+            # The reference keeps the storage alive, so that no later storage gets its address.
             self._storages[storage._cdata] = storage
         return tensor
 
 
 class _Attention(torch.autograd.Function):
-    """Attention that keeps what a fused kernel keeps: inputs, output, and one number a query and head."""
+    """Attention that saves what a fused kernel saves: inputs, output, and one number for each query and head."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tally: _Tally) -> Tensor:
-        # In the layout of the query, as fused kernels do: it decides whether joining the heads takes a copy.
+        # The output has the layout of the query, as in fused kernels: the layout decides whether joining the heads
+        # needs a copy.
         same = query.shape[-1] == value.shape[-1]
         out = torch.empty_like(query) if same else query.new_empty((*query.shape[:-1], value.shape[-1]))
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
@@ -113,13 +116,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        # Five products where the forward has two: the scores are computed again.
+        # The backward pass has five products and the forward pass two, because the scores are computed again.
         ctx.tally.attention += 2.5 * ctx.products
         return (*(tensor.new_empty(tensor.shape) for tensor in ctx.saved_tensors[:3]), None)
 
 
 class _Tally(TorchFunctionMode):
-    """Takes over attention, whose plain form on `meta` would keep the square of the tokens."""
+    """Replaces attention, because its plain form on `meta` would save a matrix with tokens × tokens entries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +142,7 @@ class _Tally(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class _Block:
-    """One block within a stack of equal ones: FLOPs and bytes saved, and bytes of the streams that go into it."""
+    """One block in a stack of equal blocks: its FLOPs, its saved bytes, and the bytes of its input streams."""
 
     forward: float
     backward: float
@@ -148,13 +151,13 @@ class _Block:
 
 
 def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, alike: bool = True) -> Footprint:
-    """The cost of `module(**inputs)`, all of it on `meta`; what requires a gradient is trained.
+    """The cost of `module(**inputs)` for each row, on `meta`; parameters that require a gradient count as trained.
 
     Args:
         module: a denoiser that can checkpoint its blocks.
         inputs: tensors on `meta`, which may be in dicts.
-        rows: of the inputs. A single one may need fewer copies than its share of several.
-        alike: of blocks that are equal in their weights' shapes run one, and count it as often as it is there.
+        rows: number of rows of the inputs. A single row may need fewer copies than each of several rows.
+        alike: among blocks whose weights have equal shapes, run only one, and multiply its cost by their number.
     """
     constants = _constants(module)
     fixed = {tensor.untyped_storage()._cdata for tensor in constants}
@@ -199,14 +202,14 @@ def footprint(module: nn.Module, inputs: Mapping[str, Any], rows: int = 1, *, al
 
 
 def _alone(block: nn.Module, args: Any, kwargs: Any, found: Any, constants: list[Tensor]) -> _Block:
-    """A block run by itself, with gradients wanted of the streams, which blocks before it would have changed."""
+    """The cost of a block that runs alone. Its streams need gradients, because earlier blocks would change them."""
     shapes = {tensor.shape for tensor in tree_leaves(found) if isinstance(tensor, Tensor)}
 
     def is_stream(value: Any) -> bool:
         return isinstance(value, Tensor) and value.is_floating_point() and value.shape in shapes
 
     def cut(value: Any) -> Any:
-        # Off the graph of the whole, whose gradient has been taken.
+        # Detached from the graph of the whole network, because the gradient of that graph is already computed.
         return (
             value.detach().requires_grad_(is_stream(value) or value.requires_grad)
             if isinstance(value, Tensor)
@@ -225,14 +228,14 @@ def _alone(block: nn.Module, args: Any, kwargs: Any, found: Any, constants: list
 
 
 def _storages(values: Any) -> dict[int, int]:
-    """Bytes of the storages of all tensors in a nest of values, each once."""
+    """Bytes of the storages of all tensors in a nest of values; each storage counts once."""
     tensors = [value for value in tree_leaves(values) if isinstance(value, Tensor)]
     return {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
 
 
 @contextlib.contextmanager
 def _shortened(module: nn.Module) -> Iterator[list[int]]:
-    """Within this context each stack holds one of its equal blocks; gives how often each is there, in their order."""
+    """Within this context each stack holds only one of its equal blocks; yields the number of each, in their order."""
     stacks = {name: child for name, child in module.named_children() if isinstance(child, nn.ModuleList)}
     counts: list[int] = []
     for name, stack in stacks.items():
@@ -249,7 +252,7 @@ def _shortened(module: nn.Module) -> Iterator[list[int]]:
 
 
 def _kind(block: nn.Module) -> Any:
-    """What blocks have in common whose cost is the same for equal inputs."""
+    """A key that is equal for blocks that have the same cost for equal inputs."""
     return type(block), tuple((key, value.shape, value.requires_grad) for key, value in block.named_parameters())
 
 
@@ -261,7 +264,7 @@ def _constants(module: nn.Module) -> list[Tensor]:
 
 @contextlib.contextmanager
 def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
-    """Within this context the blocks that can be checkpointed are called through `function`."""
+    """Within this context, blocks that can be checkpointed are called through `function`."""
     module.enable_gradient_checkpointing(function)  # type: ignore[operator]
     try:
         yield
@@ -270,7 +273,7 @@ def _checkpointing(module: nn.Module, function: Callable[..., Any]) -> Iterator[
 
 
 def decoding(vae: nn.Module, latent: Tensor) -> tuple[float, int]:
-    """FLOPs of `vae.decode(latent)` on `meta`, and the most bytes alive at once in it, weights not counted."""
+    """FLOPs of `vae.decode(latent)` on `meta`, and its largest number of bytes alive at once, without the weights."""
     live, tally = LiveBytes(), _Tally()
     with torch.no_grad(), tally.flops, tally, live:
         vae.decode(latent, return_dict=False)  # type: ignore[operator]

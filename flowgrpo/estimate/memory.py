@@ -1,4 +1,4 @@
-"""What a run should have in memory by an estimate, part by part; the method is in docs/estimates.md."""
+"""Estimates of the memory of a run, part by part; docs/estimates.md explains the method."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ..training.planning import Forecast
 from .models import Model
 
 BUCKET = 500_000_000
-"""Numbers of the tensor in which DeepSpeed adds gradients over processes, however few there are."""
+"""How many numbers DeepSpeed's tensor for adding gradients over processes has, even if there are fewer gradients."""
 
 SHARDING = {"fsdp2": "full weights in shards by FSDP2", "zero2": "the optimizer in parts by ZeRO-2"}
-"""What several processes may share out, by the name that `flowgrpo plan` has for it."""
+"""What may be distributed over several processes, by its name in `flowgrpo plan`."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Among how many processes something is shared out; 1 where each has it whole.
+    """Over how many processes something is distributed; 1 if each process has all of it.
 
     Attributes:
-        name: a key of `SHARDING`; None where nothing is shared out.
-        processes: of the run.
-        weights: trained weights, their averages and their reference.
-        optimizer: gradients and moments.
+        name: a key of `SHARDING`; None if nothing is distributed.
+        processes: number of processes of the run.
+        weights: for trained weights, their averages and their reference.
+        optimizer: for gradients and moments.
     """
 
     name: str | None
@@ -35,10 +35,10 @@ class Shares:
 
     @classmethod
     def of(cls, recipe: Recipe, processes: int, name: str | None) -> Shares:
-        """As the launcher would share it out: one process has everything, and FSDP2 leaves a LoRA whole.
+        """The shares that the launcher would give: a single process has everything, and FSDP2 leaves a LoRA whole.
 
         Raises:
-            ValueError: an unknown name.
+            ValueError: the name is unknown.
         """
         if name is not None and name not in SHARDING:
             raise ValueError(f"sharding is {name!r}; use one of {', '.join(SHARDING)}, or leave it out")
@@ -48,33 +48,33 @@ class Shares:
 
 
 def _share(numbers: int, processes: int) -> int:
-    """Bytes of so many float32 numbers, or of this process's part of them."""
+    """Bytes of this process's part of float32 numbers that are distributed over processes."""
     return 4 * math.ceil(numbers / processes)
 
 
 def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares: Shares) -> dict[str, int]:
-    """Bytes that stay from one iteration to the next, and those of the states of a rollout.
+    """Bytes that stay in use from one iteration to the next, and the bytes of a rollout's states, by name.
 
     Args:
         recipe: of images or videos.
-        model: its pipeline.
+        model: the recipe's pipeline.
         expected: counts of an iteration.
-        share: prompts of a process.
-        shares: how trained weights and their optimizer are shared out.
+        share: number of prompts of a process.
+        shares: how trained weights and their optimizer are distributed.
     """
     settings, objective, lora = recipe.optimizer, recipe.objective, recipe.model.train == "lora"
     averages = sum(average is not None for average in (settings.ema, recipe.reference, objective.get("old")))
     weights, part = _share(model.trained, shares.weights), _share(model.trained, shares.optimizer)
     gradients = part
     if shares.name is None and shares.processes > 1:
-        # They are added in one more tensor of the same size.
+        # A second tensor of the same size adds the gradients over processes.
         gradients *= 2
-    # DeepSpeed steps on a copy of the part of the weights that a process moves.
+    # DeepSpeed makes its step on a copy of the process's part of the weights.
     copies = 1 if shares.name == "zero2" else 0
     sharded = shares.weights > 1
     own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
-    # Of a trained state x and the prediction there, in float32; of an edge and a leaf where it ends.
+    # A trained state has x, and its prediction in float32. An edge has the state at its end, and so has a leaf.
     states = largest.trained_states * (model.state_bytes + 4) + largest.trained_edges * model.state_bytes
     return {
         "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
@@ -91,20 +91,20 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
 
 
 def waiting(recipe: Recipe) -> list[str]:
-    """What of `resting` is in host memory, by name."""
+    """Names of the parts of `resting` that are in host memory."""
     offload, store = recipe.model.offload, recipe.rollout.store
     asked = {"VAE": "vae" in offload, "text encoders": "text_encoders" in offload, "rollout states": store == "host"}
     return [name for name, waits in asked.items() if waits]
 
 
 def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
-    """Bytes that an evaluation, a decoding and a gradient need beside `resting`."""
+    """Bytes that sampling, decoding and training need in addition to `resting`, by name."""
     rollout, cost = recipe.rollout, model.evaluation
     if recipe.model.gradient_checkpointing:
         gradient, held = model.branches * cost.kept + model.rows * (cost.block + cost.working), cost.kept + cost.block
     else:
         gradient, held = model.branches * cost.saved + model.rows * cost.working, cost.saved
-    # A compiled denoiser samples by its graph for training, which is let go after each call.
+    # A compiled denoiser also samples with its graph for training, and frees the graph's memory after each call.
     graph = held if recipe.model.compile else 0
     away = waiting(recipe)
     encoding = {"encoding": model.encoders} if "text encoders" in away else {}
@@ -118,10 +118,10 @@ def passing(recipe: Recipe, model: Model, shares: Shares) -> dict[str, int]:
 
 
 def _gathered(model: Model, shares: Shares) -> tuple[int, int]:
-    """Bytes of weights that are whole during an evaluation, and of gradients that are during a backward pass."""
+    """Bytes of weights that are whole during an evaluation, and of gradients that are whole in a backward pass."""
     if shares.name == "fsdp2":
-        # The block in use and the next, which is gathered meanwhile. In a backward pass, the gradient of one block is
-        # made while the gradient of the block before is added over processes, in float32.
+        # While one block is in use, the next block is gathered. In a backward pass, while the gradient of one block is
+        # computed, the gradient of the block before is added over processes, in float32.
         numbers = model.outside + 2 * model.block
         return (2 if model.rounded else 4) * numbers, 4 * numbers
     if shares.name == "zero2":

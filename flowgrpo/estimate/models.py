@@ -1,4 +1,4 @@
-"""A recipe's pipeline in numbers, found on `meta` without its weights; the method is in docs/estimates.md."""
+"""Sizes and costs of a recipe's pipeline, found on `meta` without weights; docs/estimates.md explains the method."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ..weights.trained import TrainedWeights
 from .footprint import Footprint, decoding, footprint
 
 ROWS = 2
-"""Of the evaluation that is counted."""
+"""Number of rows in the evaluation that is counted."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A recipe's pipeline in numbers.
+    """Sizes and costs of a recipe's pipeline.
 
     Attributes:
         denoiser, vae, encoders: bytes of their weights and buffers.
-        trained: numbers that are trained.
-        rounded: of the trained numbers, those that the denoiser has in half precision.
-        block: numbers in the largest of the blocks in which FSDP2 shares out a denoiser.
-        outside: numbers of a denoiser that are in none of them.
-        elements: numbers in a latent.
-        state_bytes: bytes of one number of a state.
-        prompt_bytes: bytes of what a text encoder makes of a prompt.
+        trained: number of trained parameters.
+        rounded: number of trained parameters that the denoiser has in half precision.
+        block: parameters in the largest block; FSDP2 shards a denoiser block by block.
+        outside: parameters of a denoiser that are in no block.
+        elements: elements of a latent.
+        state_bytes: bytes of one element of a state.
+        prompt_bytes: bytes of a prompt's embeddings.
         branches: evaluations of the denoiser for one state.
-        rows: of them, those in one call.
-        evaluation: cost of one of them.
-        decode_flops, decode_bytes: of one latent.
+        rows: how many of these evaluations are in one call.
+        evaluation: cost of one evaluation.
+        decode_flops, decode_bytes: cost of decoding one latent.
     """
 
     denoiser: int
@@ -61,10 +61,10 @@ class Model:
 
 
 def model_of(config: ModelConfig) -> Model:
-    """The numbers of a recipe's pipeline, from its configurations.
+    """Sizes and costs of a recipe's pipeline, from its configurations.
 
     Raises:
-        ValueError: as `architecture_of`.
+        ValueError: as in `architecture_of`.
     """
     path = model_folder(config.path)
     architecture, call = architecture_of(path), call_arguments(path, config.call)
@@ -96,7 +96,7 @@ def model_of(config: ModelConfig) -> Model:
 
 @dataclass(frozen=True)
 class _Denoiser:
-    """Bytes of its weights, numbers of them by kind, numbers in a prompt's embeddings, and an evaluation's cost."""
+    """Sizes of a denoiser: bytes, numbers of parameters, elements of a prompt's embeddings; cost of an evaluation."""
 
     bytes: int
     trained: int
@@ -111,7 +111,7 @@ class _Denoiser:
 def _denoiser(
     path: str, dtype_name: str, adapter: str | None, latent: tuple[int, ...], tokens: int, quantized: bool
 ) -> _Denoiser:
-    """The denoiser of a pipeline on `meta`, with a LoRA as JSON or, without one, all of its weights trained."""
+    """The denoiser of a pipeline on `meta`, trained with a LoRA (`adapter`, as JSON) or, without one, in full."""
     name, config = architecture_of(path).denoiser
     dtype = DTYPES[dtype_name]
     module = built(name, config, dtype)
@@ -146,14 +146,14 @@ def _numbers(module: nn.Module) -> int:
 
 
 def _saved_by_quantizing(module: nn.Module) -> int:
-    """Bytes that linear weights in 8 bits with a float32 scale a row take less than the weights as they are."""
+    """Bytes that are saved if linear weights have 8 bits and a float32 scale for each row."""
     linear = [part.weight for part in module.modules() if isinstance(part, nn.Linear)]
     return sum(w.numel() * (w.element_size() - 1) - 4 * len(w) for w in linear)
 
 
 @cache
 def _decoder(path: str, dtype_name: str, latent: tuple[int, ...]) -> tuple[int, float, int]:
-    """Bytes of a VAE's weights, and FLOPs and most bytes alive of decoding one latent."""
+    """Bytes of a VAE's weights, and FLOPs and largest number of bytes alive for decoding one latent."""
     vae = built(*architecture_of(path).vae, DTYPES[dtype_name])
     return _bytes(vae), *decoding(vae, torch.empty(1, *latent, dtype=DTYPES[dtype_name], device="meta"))
 

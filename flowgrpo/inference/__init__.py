@@ -1,1 +1,1 @@
-"""What a model makes outside a run: `flowgrpo sample` and `flowgrpo evaluate`."""
+"""Samples and evaluations of a model outside a run: `flowgrpo sample` and `flowgrpo evaluate`."""

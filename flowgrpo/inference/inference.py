@@ -1,4 +1,4 @@
-"""Samples and evaluations outside a run, by the very steps of its own evaluations."""
+"""Samples and evaluations outside a run, made in exactly the same way as in the run's own evaluations."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def model_images(
     """Images [N, 3, H, W] in [0, 1] of N prompts, each from the noise of its seed.
 
     Args:
-        model: as `opening.open_images`.
+        model: as in `opening.open_images`.
         prompts: texts.
         noises: seeds.
-        overrides: of the recipe by which the model is called.
+        overrides: changed keys of the recipe with which the model is called.
     """
     opened = open_images(model, image_recipe(model, overrides))
     return opened.evaluator(prompts).images(prompts, noises)
@@ -65,26 +65,26 @@ def sample_images(
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
 
-    Images are made as in the evaluations of a run: by its dtype, steps, batch and arguments of the call. With the
-    `noise` of an image of its held-out prompts that image is made again to the last bit, for the others of its batch
-    are made beside it.
+    Images are made as in the evaluations of a run: with the run's dtype, steps, batch size and arguments of the call.
+    With the `noise` of an image that an evaluation made of a held-out prompt, this image is reproduced to the last bit.
+    For this purpose the other images of its batch are made too.
 
     Args:
-        model: as `opening.open_images`.
+        model: as in `opening.open_images`.
         prompts: texts.
         out: folder.
-        seed: of the first image of a prompt; the next ones have the next seeds.
-        count: images of a prompt.
-        noise: seed of the generator of the initial noise itself, as `samples/index.jsonl` of a run has it.
-        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
-        base: of a run, the model before training.
-        say: told what is done.
+        seed: of the first image of a prompt; the next images have the next seeds.
+        count: number of images of each prompt.
+        noise: seed of the generator of the initial noise, as in `samples/index.jsonl` of a run.
+        overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
+        base: for a run, use the model before training.
+        say: called with lines that say what is done.
 
     Raises:
-        ValueError: a file of that name exists, or `noise` with several images of a prompt.
+        ValueError: a file with the name of an image exists, or `noise` is given with several images of a prompt.
     """
     if noise is not None and count != 1:
-        raise ValueError(f"--noise is of one image and --count is {count}; leave one of them out")
+        raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
     first = seed if noise is None else noise
     paths = [out / f"{p:03d}-{first + k}.png" for p in range(len(prompts)) for k in range(count)]
     for path in paths:
@@ -108,7 +108,7 @@ def sample_images(
 
 
 def how(recipe: Recipe) -> str:
-    """In what way images are made, in a line."""
+    """One line that says how images are made."""
     levels = recipe.sampler.sigmas
     steps = recipe.evaluate.steps or (len(levels) - 1 if levels else recipe.sampler.steps)
     call = "".join(f", {name} {value}" for name, value in recipe.model.call.items())
@@ -116,30 +116,31 @@ def how(recipe: Recipe) -> str:
 
 
 def _company(opened: ImageModel, prompt: str, noise: int, say: Say) -> tuple[Sequence[str], list[int], list[int]]:
-    """Prompts and noises of the images that a run's evaluations made together, and the place of one among them.
+    """Prompts and noises of the images that a run's evaluations made in one batch with an image, and its place there.
 
-    It is alone if it is none of theirs. The model rounds by what is beside a state.
+    The whole batch is needed, because the rounding of a state depends on the other states of its batch. An image that
+    is not from the run's evaluations is alone.
     """
     recipe = opened.recipe
     try:
         rows = [row for row in read_heldout(recipe) for _ in range(recipe.evaluate.seeds)]
     except (OSError, ValueError) as error:
-        say(f"made alone, so the same but for rounding: {error}")
+        say(f"the image is made alone, so it is the same up to rounding: {error}")
         return [prompt], [noise], [0]
     keys = evaluation_noises(rows, recipe.evaluate.seeds)
     places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
     if not places:
-        say("no image of the run's evaluations has this prompt and noise; made alone")
+        say("no image of the run's evaluations has this prompt and noise; the image is made alone")
         return [prompt], [noise], [0]
     first = places[0] // company_of(recipe) * company_of(recipe)
     together = slice(first, first + company_of(recipe))
     chosen = opened.illustrated(rows[together], str(recipe.data.heldout))
-    say(f"made beside the {len(chosen) - 1} other image(s) of its batch, as in the run's evaluations")
+    say(f"the image is made with the {len(chosen) - 1} other image(s) of its batch, as in the run's evaluations")
     return [row.prompt for row in chosen], keys[together], [places[0] - first]
 
 
 def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
-    """Seeds of the initial noises of evaluations, of rows that stand there once for each of so many images."""
+    """Seeds of the initial noises of evaluations; `rows` has each row `seeds` times, once for each image."""
     return [address(evaluation_key(row), 0, k % seeds) for k, row in enumerate(rows)]
 
 
@@ -148,30 +149,32 @@ def evaluate_model(
 ) -> dict[str, tuple[float, float, int]]:
     """Mean, standard error and count of each evaluation reward on the held-out prompts.
 
-    Of a run and its own recipe the means are those of the run's last evaluation, to the last bit if that was made by
-    one process on such a device.
+    For a run with its own recipe, the means equal the means of the run's last evaluation. They are equal to the last
+    bit if one process made that evaluation on a device of the same kind.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
-        recipe: how samples are made, and whose held-out prompts, rewards and lengths are taken; of images or of text.
-        out: folder for the completions with their rewards, as `samples/index.jsonl` of a run has them; text only.
-        base: of a run, the model before training.
-        say: told what is evaluated, and how far it is.
+        recipe: says how samples are made, and has the held-out prompts, rewards and lengths; of images or of text.
+        out: folder for the completions with their rewards, in the format of a run's `samples/index.jsonl`; text only.
+        base: for a run, evaluate the model before training.
+        say: called with lines that say what is evaluated, and how many samples are done.
 
     Raises:
         ValueError: the recipe is of another task than the model or has no held-out prompts, a reward cannot score
-            them, a file exists, or the run has no weights yet.
+            the samples, a file exists, or the run has no weights yet.
     """
     made = task_of(model)
     if made not in (recipe.task, None):
-        raise ValueError(f"{model} makes {made}, and {recipe.name} is a recipe of {recipe.task}; name one of {made}")
+        raise ValueError(
+            f"{model} makes {made}, but {recipe.name} is a recipe of {recipe.task}; name a recipe of {made}"
+        )
     if out is not None and not isinstance(recipe, TextRecipe):
         raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
     index = None if out is None else new_index(out)
     rows = read_heldout(recipe)
     if not rows:
         raise ValueError(
-            f"data.heldout of {recipe.name} is null, and an evaluation is of held-out prompts; name a file with "
+            f"data.heldout of {recipe.name} is null, but an evaluation needs held-out prompts; name a file with "
             "data.heldout=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
@@ -204,7 +207,7 @@ def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], base: bool,
 
 
 def progress(total: int, say: Say) -> Callable[[int], None]:
-    """Says how many of some samples are there: of the first, of the last, and every few seconds in between."""
+    """A function that reports how many samples are done: at the first call, every few seconds, and for the last."""
     began = time.perf_counter()
     said = began - EVERY_SECONDS
 

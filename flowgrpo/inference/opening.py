@@ -1,4 +1,4 @@
-"""Models of images outside a run: the recipe by which one is called, and the model itself, as its run had it."""
+"""Models of images outside a run: the recipe with which a model is called, and the model with its run's settings."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
 
 PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
-"""How a model is called that is no run: with the arguments that its folder recommends, and in small batches."""
+"""Settings for a model that is not a run: it is called with the arguments that its folder recommends, and in small
+batches."""
 HOW = ("model", "sampler", "rollout", "generation", "run")
-"""Sections of a recipe that say how samples are made; of an evaluation the others say what is sampled and scored."""
+"""Sections of a recipe that say how samples are made. In an evaluation, the other sections say what is sampled and
+scored."""
 
 
 def is_run(model: str) -> bool:
@@ -38,26 +40,26 @@ def is_run(model: str) -> bool:
 
 
 def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
-    """How a model of images is called: of a run its own recipe, else the schema's defaults.
+    """The recipe with which a model of images is called: a run's own recipe, else the schema's defaults.
 
     Raises:
-        ValueError: a run of text, or an override that the schema refuses.
+        ValueError: the model is a run of text, or the schema refuses an override.
     """
     source: Path | str = Path(model) / "config.yaml" if is_run(model) else "default"
     recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides])
     if not isinstance(recipe, Recipe):
-        raise ValueError(f"{model} is a run of text, which makes no images; name a run or a model of images")
+        raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
     return recipe
 
 
 def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) -> AnyRecipe:
-    """What a model is evaluated by: of a run its own recipe, else the one that is named.
+    """The recipe by which a model is evaluated: the recipe that is named, else a run's own recipe.
 
-    Of a recipe that is named for a run, prompts, rewards and the section `evaluate` are taken; how samples are made
-    stays as in the run.
+    If a recipe is named for a run, the prompts, the rewards and the section `evaluate` come from this recipe. Samples
+    are still made as in the run.
 
     Raises:
-        ValueError: no recipe is named and the model is neither a run nor an embedded one, or the recipe is of another
+        ValueError: no recipe is named and the model is neither a run nor an embedded model, or the recipe is of another
             task.
     """
     if is_run(model):
@@ -68,15 +70,16 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
         own, asked = load_recipe(config, how), load_recipe(source, [word for word in overrides if word not in how])
         if own.task != asked.task:
             raise ValueError(
-                f"{model} makes {own.task}, and {asked.name} is a recipe of {asked.task}; name one of {own.task}"
+                f"{model} makes {own.task}, but {asked.name} is a recipe of {asked.task}; name a recipe of {own.task}"
             )
         what = {"name": asked.name, "data": asked.data, "rewards": asked.rewards, "evaluate": asked.evaluate}
         return own.model_copy(update=what)
     embedded = {"scenes": "default", "arithmetic": "text", "arithmetic:untrained": "text"}
     if source is None and model not in embedded:
         raise ValueError(
-            f"{model} is no run, so nothing says by which prompts and rewards to evaluate it; name a recipe: "
-            f"`flowgrpo evaluate {model} my-run.yaml` (or `default` or `text`, for those of the embedded models)"
+            f"{model} is not a run, so it has no prompts and rewards for an evaluation; name a recipe: "
+            f"`flowgrpo evaluate {model} my-run.yaml` (the recipes `default` and `text` have the prompts and rewards "
+            "of the embedded models)"
         )
     return load_recipe(source or embedded[model], overrides)
 
@@ -86,10 +89,10 @@ class ImageModel:
     """A loaded model of images, called as a recipe says.
 
     Attributes:
-        recipe: how it is called.
-        pipe: the pipeline, with the trained weights of a run where it is one's.
-        call: arguments of its call.
-        weights: of its denoiser.
+        recipe: the recipe with which the model is called.
+        pipe: the pipeline; if the model is a run, with the run's trained weights.
+        call: arguments of the pipeline's call.
+        weights: weights of the pipeline's denoiser.
     """
 
     recipe: Recipe
@@ -99,7 +102,7 @@ class ImageModel:
 
     @cached_property
     def cache(self) -> PromptCache:
-        """What encodes prompts, one at a time as in a run."""
+        """The cache that encodes prompts, one at a time as in a run."""
         return PromptCache(self.pipe, self.call)
 
     def illustrated(self, rows: list[PromptRow], source: str) -> list[PromptRow]:
@@ -108,7 +111,7 @@ class ImageModel:
 
     @torch.no_grad()
     def evaluator(self, prompts: Sequence[str]) -> Evaluator:
-        """What makes images of the prompts, as the evaluations of the recipe do.
+        """An object that makes images of the prompts in the same way as the evaluations of the recipe.
 
         Raises:
             PipelineError: no way of calling the pipeline is exact.
@@ -124,15 +127,15 @@ class ImageModel:
 
 
 def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel:
-    """Load a model of images, on the accelerator where there is one; of a run with its trained weights.
+    """Load a model of images onto the accelerator, or onto the CPU if there is none; a run with its trained weights.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
-        recipe: how it is called; of a run also where its base is.
-        base: of a run, the model before its training.
+        recipe: the recipe with which the model is called; for a run, the recipe also names the base model.
+        base: for a run, load the model before training.
 
     Raises:
-        ValueError: the run has no trained weights yet, or `base` of what is no run.
+        ValueError: the run has no trained weights yet, or `base` is set and the model is not a run.
     """
     quiet_libraries()
     folder, adapter = _files(model, recipe, base)
@@ -145,7 +148,7 @@ def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
         weights.load_lora(adapter)
     else:
-        # What is no run may be the result of one that trained all weights.
+        # A model that is not a run may be the result of a run that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
     if settings.compile:
         compile_blocks(pipe)
@@ -153,11 +156,11 @@ def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel
 
 
 def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:
-    """The folder of a pipeline, and of an adapter to put on it."""
+    """The folder of a pipeline, and the folder of the adapter for it."""
     run = Path(model)
     if not is_run(model):
         if base:
-            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
+            raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
         return local_folder(model_folder(model)), None
     if not base and (run / "pipeline").is_dir():
         return str(run / "pipeline"), None

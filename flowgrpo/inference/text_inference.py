@@ -1,4 +1,4 @@
-"""Sampling of completions outside a run, by a plain model or by that of a run, before training or after."""
+"""Sampling of completions outside a run, with a plain model or with the model of a run before or after training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..training.text.text_task import TextTask
 
 
 def task_of(model: str) -> Literal["images", "text"] | None:
-    """What a model makes; None for a hub id, of which only its files would tell.
+    """What a model makes, images or text; None for a hub id, because only its files would tell.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
@@ -43,30 +43,29 @@ def task_of(model: str) -> Literal["images", "text"] | None:
 
 
 def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
-    """The recipe of a run of text; for a model that is no run, one whose model and lengths are the schema's defaults.
+    """The recipe of a run of text; for another model, a recipe whose model and lengths are the schema's defaults.
 
     Raises:
-        ValueError: a run of images, or an override that the schema refuses.
+        ValueError: the model is a run of images, or the schema refuses an override.
     """
     config = Path(model) / "config.yaml"
     plain = ["model={}", "generation={}", "evaluate.batch=64"]
     recipe = load_recipe(config, overrides) if config.is_file() else load_recipe("text", [*plain, *overrides])
     if not isinstance(recipe, TextRecipe):
-        raise ValueError(f"{model} is a run of images, which makes no completions; name a run or a model of text")
+        raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
 
 
 def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -> LanguageModel:
-    """A language model, on the accelerator where there is one: of a run its base with the trained weights, else the
-    model.
+    """Load a language model onto the accelerator, or onto the CPU if there is none; a run with its trained weights.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: for precision, chat template and system message.
-        base: of a run, the model before training.
+        base: for a run, load the model before training.
 
     Raises:
-        ValueError: the run has no trained weights yet, or `base` of what is no run.
+        ValueError: the run has no trained weights yet, or `base` is set and the model is not a run.
     """
     quiet_libraries()
     settings, run = recipe.model, Path(model)
@@ -76,7 +75,7 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
     }  # fmt: skip
     if not (run / "config.yaml").is_file():
         if base:
-            raise ValueError(f"{model} is no run, so there is nothing before its training; leave out --base")
+            raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
         language = load_language_model(language_folder(model), **options)
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
@@ -85,7 +84,7 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
     elif (run / "lora").is_dir() or base:
         trained = recipe_of(model)
         language = load_language_model(language_folder(trained.model.path), **options)
-        # As in the run: by this torch chooses between kernels, see `TrainedWeights.given`.
+        # The same setting as in the run, because torch chooses kernels by it, see `TrainedWeights.given`.
         language.model.requires_grad_(trained.model.train == "full")
         if trained.model.path == UNTRAINED:
             reinitialise(language, trained.run.seed)
@@ -106,7 +105,7 @@ def text_task(model: str, recipe: TextRecipe, *, base: bool = False) -> TextTask
 
 
 def how_text(recipe: TextRecipe) -> str:
-    """In what way completions are made in evaluations, in a line."""
+    """One line that says how completions are made in evaluations."""
     return (
         f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
         f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
@@ -124,20 +123,21 @@ def sample_texts(
     overrides: Sequence[str] = (),
     base: bool = False,
 ) -> tuple[Path, Completions]:
-    """Complete prompts, and write the completions with the fields that `samples/index.jsonl` of a run has.
+    """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`.
 
-    A completion depends on the model, the place of its prompt and its seed alone: that of seed 3 is the same as the
-    fourth from seed 0.
+    A completion depends only on the model, the place of its prompt and its seed. For example, the completion with seed
+    3 equals the fourth completion from seed 0.
 
     Args:
-        model: as `open_language_model`.
+        model: as in `open_language_model`.
         rows: prompts.
         out: folder for `index.jsonl`.
-        seed: of the first completion of a prompt; the next ones have the next seeds.
-        count: completions of a prompt.
-        temperature: 0 takes the likeliest token; None for that of the run's rollouts, and of a plain model 1.
-        overrides: keys of the recipe that are not as in the run, and of a plain model not as by default.
-        base: of a run, the model before training.
+        seed: of the first completion of a prompt; the next completions have the next seeds.
+        count: number of completions of each prompt.
+        temperature: 0 takes the likeliest token; None means the temperature of the run's rollouts, or 1 if the model is
+            not a run.
+        overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
+        base: for a run, use the model before training.
 
     Returns:
         The file, and the completions.
@@ -161,10 +161,10 @@ def sample_texts(
 
 
 def new_index(out: Path) -> Path:
-    """The file for completions in a folder.
+    """Path of the file for completions in a folder.
 
     Raises:
-        ValueError: it exists.
+        ValueError: the file exists.
     """
     index = out / "index.jsonl"
     if index.exists():
@@ -175,7 +175,7 @@ def new_index(out: Path) -> Path:
 def write_completions(
     index: Path, phase: str, iteration: int, records: Sequence[Mapping[str, Any]], texts: Sequence[str]
 ) -> None:
-    """Write a new file as a run appends to its own, see `RunFolder.save_samples`."""
+    """Write a new file in the format that `RunFolder.save_samples` appends to a run's own file."""
     head = {"phase": phase, "iteration": iteration}
     lines = [{**head, **record, "completion": text} for record, text in zip(records, texts, strict=True)]
     index.parent.mkdir(parents=True, exist_ok=True)
@@ -183,10 +183,10 @@ def write_completions(
 
 
 def iterations_done(model: str) -> int:
-    """Iterations of training behind the weights of a run; 0 for what is no run."""
+    """Number of iterations that trained the weights of a run; 0 if the model is not a run."""
     metrics = Path(model) / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").split("\n") if metrics.is_file() else [""]
-    # A crash can cut the last line short. It is of an iteration, or of the evaluation after the last one.
+    # A crash can cut the last line short. A line is about an iteration, or the evaluation after the last iteration.
     for line in reversed(lines[:-1]):
         try:
             last = json.loads(line)

@@ -1,1 +1,1 @@
-"""Pipelines: any diffusers flow-matching pipeline as a policy, its prompts, and its trained weights."""
+"""Pipelines: any diffusers flow-matching pipeline as a policy, and its prompts."""

@@ -1,5 +1,7 @@
-"""What makes the denoiser's calls cheaper and leaves the method as it is: attention kernels, compiled blocks, frozen
-weights in fewer bits. The code for each is the libraries' own; here it is chosen, and refused where it cannot work.
+"""Make the denoiser's calls cheaper without a change to the method: attention kernels, compiled blocks, frozen weights
+in fewer bits.
+
+Libraries do the work. The functions here choose among what the libraries have, and refuse what cannot work.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ __all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_atten
 
 Quantized = Literal["float8", "int8"]
 _CONFIGS: Mapping[str, str] = {"float8": "Float8WeightOnlyConfig", "int8": "Int8WeightOnlyConfig"}
-# Window positions, trees and rests of batches make calls of many sizes, and each has a graph of its own.
+# Window positions, trees and incomplete batches lead to calls of many sizes, and each size has a graph of its own.
 _GRAPHS = 64
 
 
 def quantization(kind: Quantized) -> Any:
-    """How `from_pretrained` loads the denoisers with their linear weights in 8 bits, through torchao.
+    """Configuration with which `from_pretrained` loads the denoisers, their linear weights in 8 bits by torchao.
 
-    Predictions are computed in the pipeline's dtype; `TrainedWeights.lora` trains on top of it.
+    Predictions are computed in the pipeline's dtype. `TrainedWeights.lora` trains adapters on top of the 8-bit weights.
 
     Args:
         kind: `float8` (e4m3, a scale per row) or `int8` (symmetric, a scale per row).
@@ -35,7 +37,7 @@ def quantization(kind: Quantized) -> Any:
         A `diffusers.PipelineQuantizationConfig`.
 
     Raises:
-        ValueError: torchao is not installed, or is too old to have it.
+        ValueError: torchao is not installed, or is too old.
     """
     chosen = _torchao(kind)
     from diffusers import PipelineQuantizationConfig, TorchAoConfig
@@ -44,7 +46,7 @@ def quantization(kind: Quantized) -> Any:
 
 
 def quantize(pipe: Any, kind: Quantized) -> None:
-    """The same for denoisers that are there already, in place; raises as `quantization`."""
+    """Put the linear weights of loaded denoisers into 8 bits, in place. Raises the errors of `quantization`."""
     chosen = _torchao(kind)
     from torchao.quantization import quantize_
 
@@ -65,14 +67,15 @@ def _torchao(kind: Quantized) -> Any:
 
 
 def use_attention(pipe: Any, backend: str) -> None:
-    """Let the denoisers compute attention by one of the backends of diffusers.
+    """Let the denoisers compute attention with one of the backends of diffusers.
 
     Args:
         pipe: any pipeline with a denoiser.
         backend: a name of `diffusers.models.attention_dispatch.AttentionBackendName`: native, flash, sage, xformers, …
 
     Raises:
-        ValueError: no such backend, one whose package or device is missing, or a denoiser without a choice.
+        ValueError: there is no such backend, its package or device is missing, or the denoiser has no choice of
+            backends.
     """
     for key, module in trainable_modules(pipe).items():
         processors = [getattr(part, "processor", None) for part in module.modules()]
@@ -90,10 +93,10 @@ def use_attention(pipe: Any, backend: str) -> None:
 def compile_blocks(pipe: Any, backend: str = "inductor") -> int:
     """Compile the repeated blocks of the denoisers with `torch.compile`, one graph for each size of a call.
 
-    A graph compiled for training may round otherwise than one compiled without gradients, and ratios would not be 1
-    before the first update. So a denoiser always runs the graph for training; without gradients, what it gives is
-    cut off it. Sampling then needs the memory of a forward pass that keeps its activations. Call this once adapters
-    and attention backends are in place.
+    A graph that is compiled for training may round differently from a graph that is compiled without gradients. Then
+    ratios would not be 1 before the first update. So a denoiser always runs the graph for training. If gradients are
+    disabled, its output is detached. Sampling then needs the memory of a forward pass that keeps its activations. Call
+    this function when adapters and attention backends are in place.
 
     Args:
         pipe: any pipeline with a denoiser.

@@ -1,4 +1,4 @@
-"""Shapes of pipelines without their weights: of a folder's configurations, or of the models that recipes name."""
+"""Shapes of pipelines without their weights, from the configurations of a folder or from the id of a known model."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Architecture:
 
     Attributes:
         denoiser: class of diffusers, and its configuration.
-        vae: likewise.
+        vae: class of diffusers, and its configuration.
         encoders: text encoder -> number of its parameters.
-        experts: denoisers, each for a range of noise levels.
+        experts: number of denoisers, each for a range of noise levels.
     """
 
     denoiser: tuple[str, Mapping[str, Any]]
@@ -100,22 +100,22 @@ KNOWN = {
         {"CLIP-L": CLIP_L, "CLIP-G": CLIP_G},
     ),
 }  # fmt: skip
-"""Models that recipes may name by their id. Configurations left out are the classes' own defaults."""
+"""Models that recipes may name by their id. A setting that is not listed has the default of its class."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """How pipelines of one denoiser class call it.
+    """How pipelines call a denoiser of one class.
 
     Attributes:
         inputs: (configuration, latent shape, text tokens, rows) -> the arguments, on the default device.
-        text_tokens: tokens of a prompt in the pipeline's default call; None where they are as many as the prompt has.
-        fixed: of them, those that `max_sequence_length` does not change.
-        guidance: argument above 1 of which every state is evaluated twice.
-        negative: that argument asks for a `negative_prompt` too.
+        text_tokens: tokens of a prompt in the pipeline's default call; None if the pipeline does not pad prompts.
+        fixed: how many of these tokens `max_sequence_length` does not change.
+        guidance: name of the argument for guidance; above 1, every state is evaluated twice.
+        negative: whether guidance needs a `negative_prompt` too.
         together: whether both evaluations are one call with twice the rows.
-        float32: whether the pipeline keeps its states in float32 whatever the dtype of its weights.
-        alike: whether blocks with equal weights cost the same. Those of a U-Net may be of different resolutions.
+        float32: whether the pipeline keeps its states in float32, whatever the dtype of its weights.
+        alike: whether blocks with equal weights cost the same. The blocks of a U-Net may have different resolutions.
     """
 
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
@@ -141,7 +141,7 @@ class Family:
 
 
 PROMPT_TOKENS = 64
-"""Tokens of a prompt where the pipeline does not pad it, by assumption."""
+"""The number of tokens that is assumed for a prompt if the pipeline does not pad it."""
 DEFAULT_GUIDANCE = {"guidance_scale": 5.0, "true_cfg_scale": 1.0}
 
 
@@ -201,7 +201,7 @@ def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
         }
     elif kind is not None or config.get("class_embed_type") is not None or config.get("encoder_hid_dim") is not None:
         raise ValueError(
-            "no estimate for a UNet2DConditionModel with inputs other than those of Stable Diffusion and SDXL "
+            "no estimate for a UNet2DConditionModel whose inputs differ from the inputs of Stable Diffusion and SDXL "
             f"(addition_embed_type {kind!r}, class_embed_type {config.get('class_embed_type')!r}, encoder_hid_dim "
             f"{config.get('encoder_hid_dim')!r})"
         )
@@ -209,7 +209,7 @@ def _unet(config: Mapping[str, Any], latent: tuple[int, ...], tokens: int, rows:
 
 
 SDXL_TIMES = 6
-"""Sizes and corners of the picture that SDXL is told, a number each."""
+"""How many numbers SDXL gets about the sizes and corners of the picture."""
 
 FAMILIES = {
     "SD3Transformer2DModel": Family(_sd3, 333, 77, "guidance_scale", False, True, False),
@@ -224,7 +224,7 @@ def architecture_of(path: str) -> Architecture:
     """The shapes of a pipeline folder, or of a known model id; no weight is read.
 
     Raises:
-        ValueError: neither, or a pipeline whose denoiser class is not in `FAMILIES`.
+        ValueError: `path` is neither of them, or the class of the pipeline's denoiser is not in `FAMILIES`.
     """
     folder = Path(path)
     if not (folder / "model_index.json").is_file():
@@ -238,8 +238,8 @@ def architecture_of(path: str) -> Architecture:
     key = "unet" if "unet" in part else "transformer"
     if part.get(key) not in FAMILIES or "vae" not in part:
         raise ValueError(
-            f"{path}: no estimate for a pipeline with the denoiser {part.get(key, 'none')}; there is one for "
-            f"{', '.join(FAMILIES)}"
+            f"{path}: there is no estimate for a pipeline with the denoiser {part.get(key, 'none')}; there are "
+            f"estimates for {', '.join(FAMILIES)}"
         )
     encoders = [name for name in part if name.startswith("text_encoder") and (folder / name).is_dir()]
     return Architecture(
@@ -263,7 +263,7 @@ def built(name: str, config: Mapping[str, Any], dtype: torch.dtype) -> nn.Module
 
 
 def latent_shape(architecture: Architecture, call: Mapping[str, Any]) -> tuple[int, ...]:
-    """[C, h, w], or [C, f, h, w] for a model of videos, of what the VAE decodes."""
+    """Shape of the latent that the VAE decodes: [C, h, w], or [C, f, h, w] for a model of videos."""
     (name, config), (_, settings) = architecture.denoiser, architecture.vae
     blocks = settings.get("block_out_channels") or settings.get("dim_mult") or _CAUSAL_VAE["dim_mult"]
     scale = 2 ** (len(blocks) - 1)
@@ -286,7 +286,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _stored_numbers(folder: Path) -> int:
-    """How many numbers the safetensors files of a folder hold, by their headers alone."""
+    """How many numbers the safetensors files of a folder hold; only the headers are read."""
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

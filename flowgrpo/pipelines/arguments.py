@@ -1,4 +1,4 @@
-"""Arguments of a pipeline's call, judged by its signature: names, kinds of values, and sizes that would be rounded."""
+"""Checks of the arguments of a pipeline's call: names, types of values, and sizes that the pipeline would round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parameters = Mapping[str, inspect.Parameter]
 
 
 def set_by_us(name: str) -> bool:
-    """Whether an argument of the call is set for each evaluation."""
+    """Whether flowgrpo itself sets an argument of the call at each evaluation."""
     return name in OURS or name.endswith("_per_prompt")
 
 
@@ -37,18 +37,18 @@ def accepts(parameters: Parameters, name: str) -> bool:
 
 
 def did_you_mean(parameters: Parameters, name: str) -> str:
-    """The end of a sentence about an argument that there is not."""
+    """The end of a message about an unknown argument: the name that is most like it, or nothing."""
     close = difflib.get_close_matches(name, list(parameters), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def argument_faults(parameters: Parameters, call: Mapping[str, Any], place: str, owner: str) -> Iterator[str]:
-    """What is wrong with arguments before a pipeline is loaded.
+    """Faults of a call's arguments, one message for each; found before the pipeline is loaded.
 
     Args:
         parameters: of the call.
         call: name -> value, as read from YAML.
-        place: what stands before a name in messages, such as "model.call.".
+        place: text before each name in a message, such as "model.call.".
         owner: name of the pipeline's class.
     """
     for name, value in call.items():
@@ -76,7 +76,7 @@ def _value_fault(parameter: inspect.Parameter, value: Any) -> str | None:
 
 
 def _kinds(annotation: Any) -> set[type] | None:
-    """The plain types that an annotation allows; None if it allows others, or says nothing that is understood."""
+    """The plain types that an annotation allows; None if it allows other types or cannot be interpreted."""
     found: set[type] = set()
     for part in _parts(annotation):
         kind = _NAMES.get(part.partition("[")[0]) if isinstance(part, str) else typing.get_origin(part) or part
@@ -93,7 +93,7 @@ _NAMES["None"] = type(None)
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """The members of a union, written in any way."""
+    """The members of a union in any notation; another annotation is its own only member."""
     if isinstance(annotation, str):
         inner = re.fullmatch(r"(Optional|Union)\[(.*)\]", annotation.strip())
         return [part.strip() for part in re.split(r"[|,](?![^\[]*\])", inner[2] if inner else annotation)]
@@ -104,7 +104,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[str]:
-    """Heights and widths that the pipeline in a folder cannot make; some classes round them and say nothing."""
+    """Messages about heights and widths that the pipeline in a folder cannot make. Some classes round them silently."""
     unit = size_unit(folder)
     for name in ("height", "width"):
         value = call.get(name)
@@ -115,14 +115,14 @@ def size_faults(folder: Path, call: Mapping[str, Any], place: str) -> Iterator[s
         elif unit and value % unit:
             below, above = value - value % unit, value - value % unit + unit
             near = f"{below} or {above}" if below else str(above)
-            yield f"{place}{name} is {value}, and this pipeline makes multiples of {unit}; write {near}"
+            yield f"{place}{name} is {value}, but this pipeline makes only multiples of {unit}; write {near}"
 
 
 def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
-    """Refuse what a pipeline has made of a size that it cannot make: many round it, and say nothing.
+    """Refuse images whose size differs from the call. Many pipelines silently round a size that they cannot make.
 
     Raises:
-        ValueError: an image's height or width, in pixels, is not that of the call.
+        ValueError: an image's height or width, in pixels, is not the height or width of the call.
     """
     for name, made in (("height", height), ("width", width)):
         asked = call.get(name)
@@ -130,13 +130,13 @@ def refuse_other_size(call: Mapping[str, Any], height: int, width: int) -> None:
             continue
         mend = f"write {name}: {made}"
         if max(asked, made) % min(asked, made) == 0:
-            # Some classes count on a scale of the VAE, and another one's pictures are smaller by the same factor again.
-            mend = f"leave {name} out, or give the pipeline a VAE of the scale that its class counts on"
-        raise ValueError(f"the call's {name} is {asked}, and the pipeline makes {made}; {mend}")
+            # Some classes assume a scale of the VAE. With another VAE, the size is wrong by the ratio of the scales.
+            mend = f"leave {name} out, or give the pipeline a VAE of the scale that its class assumes"
+        raise ValueError(f"the call's {name} is {asked}, but the pipeline makes {made}; {mend}")
 
 
 def size_unit(folder: Path) -> int | None:
-    """Pixels of a side that make one patch, by the configurations in a folder; None if they do not tell."""
+    """Side of one patch in pixels, from the configurations in a folder; None if the configurations do not tell."""
     vae = _config(folder / "vae")
     channels, halved = vae.get("block_out_channels"), vae.get("temperal_downsample")
     scale: Any = vae.get("scale_factor_spatial") or vae.get("spatial_compression_ratio")

@@ -1,19 +1,24 @@
-"""The ways to make a pipeline evaluate, or decode, a state it did not compute itself.
+"""The ways to make a pipeline evaluate, or decode, a state that the pipeline did not compute itself.
 
-Variants, lightest first, with what each one needs beyond the one before:
+Variants, the lightest first; in brackets, the pipelines that need the variant:
 
-- direct: one step, the state as `latents=`.
-- inject: one step, the state behind `prepare_latents` (pipelines that refuse, ignore or rescale `latents=`).
-- relay: two steps at the same noise level, of which the first is not evaluated and hands in the state
-  (pipelines whose steps see the state in another layout than `prepare_latents` makes it, or a part of it).
-- slice: as inject, with the pipeline's own number of steps and table, of which one step is kept (pipelines
-  that depend on the number of steps).
-- fast_forward: the whole loop with the denoiser answering zeros until the step before hands in the state
-  (pipelines that depend on the step's index, or edit the state between steps).
+- direct: one step, the state is passed as `latents=`.
+- inject: one step, the state replaces the result of `prepare_latents` (pipelines that refuse, ignore or rescale
+  `latents=`).
+- relay: two steps at the same noise level. The first step does not evaluate the denoiser, and returns the state
+  (pipelines whose steps see the state in a layout that differs from the result of `prepare_latents`, or see only a part
+  of this result).
+- slice: like inject, but with the pipeline's own number of steps and its own table, from which one step is kept
+  (pipelines that depend on the number of steps).
+- fast_forward: the whole loop. The denoiser returns zeros up to the step before, which returns the state (pipelines
+  that depend on the step's index, or edit the state between steps).
 
-Decoders likewise: no step at all ("empty") or a last step that returns the state ("null"), each with the
-state as `latents=` or injected, then a step that is not evaluated and hands in the state ("relay"), and at last
-the whole loop with zeros ("fast_forward").
+Decoders, the lightest first:
+
+- empty: no step at all, the state is passed as `latents=`; empty_inject: the state is injected.
+- null: a last step that returns the state, passed as `latents=`; null_inject: the state is injected.
+- relay: a step that does not evaluate the denoiser, and returns the state.
+- fast_forward: the whole loop with zeros.
 """
 
 from __future__ import annotations
@@ -41,9 +46,9 @@ class StateCaller:
 
     Attributes:
         caller: the pipeline and its arguments.
-        recorder: the scheduler put in place of its own.
+        recorder: the scheduler that replaces the pipeline's own.
         num_steps: the pipeline's own number of steps.
-        forms: of the denoiser's answers, learnt in use.
+        forms: structures of the denoiser's outputs, filled by the calls; see `skipping_denoiser`.
     """
 
     caller: PipelineCall
@@ -55,17 +60,17 @@ class StateCaller:
         """The pipeline's prediction (guidance included) at step i of the schedule.
 
         Args:
-            variant: one of `VARIANTS`; those in `OWN_TABLE` ignore `schedule` for the pipeline's own.
-            x: [N, *latent_shape] in the loop-state dtype.
+            variant: one of `VARIANTS`; variants in `OWN_TABLE` use the pipeline's own table instead of `schedule`.
+            x: [N, *latent_shape] in the dtype of the loop's state.
             schedule: table of T steps.
             i: step, 0 <= i < T.
             prompts: N texts.
 
         Returns:
-            [N, *latent_shape], in the dtype the pipeline predicts in, with gradient if that is enabled.
+            [N, *latent_shape], in the dtype in which the pipeline predicts, with gradient if gradients are enabled.
 
         Raises:
-            PipelineError: if the pipeline has no place for the state, or evaluates another state than x.
+            PipelineError: if the pipeline does not accept a state, or evaluates a state other than x.
         """
         first = {"fast_forward": i, "relay": 1}.get(variant, 0)
         found: list[Tensor] = []
@@ -97,12 +102,12 @@ class StateCaller:
 
         Args:
             decoder: one of `DECODERS`.
-            x: [N, *latent_shape] in the loop-state dtype.
+            x: [N, *latent_shape] in the dtype of the loop's state.
             own: the pipeline's own table.
             prompts: N texts.
 
         Raises:
-            PipelineError: if the pipeline has no place for the state, or takes another one.
+            PipelineError: if the pipeline does not accept a state, or uses a state other than x.
         """
 
         def last(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
@@ -134,7 +139,7 @@ class StateCaller:
         return self.caller.run(self.recorder, prompts, steps, **extra)
 
     def _relay(self, stack: ExitStack, hook: StepHook, table: Schedule, prompts: Sequence[str], output: str) -> Any:
-        """Run a table of which the first step is not evaluated."""
+        """Run a table whose first step does not evaluate the denoiser."""
         self.recorder.arm(hook, table=table)
         stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken == 0, self.forms))
         return self.caller.run(self.recorder, prompts, len(table.timesteps), output_type=output)
@@ -155,7 +160,7 @@ class StateCaller:
         stack.enter_context(skipping_denoiser(self.caller.pipe, lambda: self.recorder.taken < first, self.forms))
         extra: dict[str, Any] = {"output_type": output}
         if self.caller.accepts("callback_on_step_end"):
-            # Inpainting pipelines blend after the step; only the callback comes later than that.
+            # Inpainting pipelines blend the state after the step, and only the callback is called after the blending.
             def callback(pipe: Any, index: int, timestep: Any, state: dict[str, Any]) -> dict[str, Any]:
                 latents = state.get("latents")
                 if self.recorder.taken == first and isinstance(latents, Tensor) and latents.shape == x.shape:
@@ -167,21 +172,21 @@ class StateCaller:
 
 
 def require_same(sample: Tensor, x: Tensor) -> None:
-    """Refuse a pipeline that works on another state than the one it was given."""
+    """Refuse a pipeline that works on a state other than the given state."""
     if sample.shape == x.shape and torch.equal(sample, x.to(device=sample.device, dtype=sample.dtype)):
         return
     if not bool(torch.isfinite(x).all()):
         raise PipelineError("the state x holds values that are not finite")
     raise PipelineError(
         f"the pipeline evaluated a state of shape {tuple(sample.shape)} that is not the one supplied "
-        f"({tuple(x.shape)}): it ignores, rescales or repacks it"
+        f"({tuple(x.shape)}): the pipeline ignores, rescales or repacks the state"
     )
 
 
 def stacked(images: Any) -> Tensor:
-    """One tensor [N, 3, H, W], of videos [N, F, 3, H, W], of a pipeline's images, which may come as a list.
+    """Images of a pipeline, a tensor or a list, as one tensor [N, 3, H, W]; videos as [N, F, 3, H, W].
 
-    Images with an opacity are laid on white.
+    Images with an alpha channel are put on white.
     """
     found: Tensor = images if isinstance(images, Tensor) else torch.stack(list(images))
     if found.ndim >= 4 and found.shape[-3] == 4:

@@ -1,7 +1,7 @@
-"""Calling an unmodified diffusers pipeline with a scheduler that hands every step to us.
+"""Call an unmodified diffusers pipeline with a scheduler that passes every step to a hook of ours.
 
-Nothing here changes a pipeline for longer than one call: attributes are put on the instance and taken off
-again.
+No function here changes a pipeline for longer than one call: attributes are set on the instance, and removed
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONDITIONING_SEED = 0
 
 @contextmanager
 def injecting(pipe: Any, x: Tensor) -> Iterator[None]:
-    """Within the block, `pipe.prepare_latents` draws as ever, then returns x in place of what it drew."""
+    """Within the block, `pipe.prepare_latents` draws as usual, then returns x in place of its own state."""
     if not hasattr(pipe, "prepare_latents"):
         raise PipelineError(f"{type(pipe).__name__} has no prepare_latents to inject a state into")
     original = pipe.prepare_latents
@@ -56,7 +56,8 @@ def intercepting(
     modules = [module for name in names if isinstance(module := getattr(pipe, name), nn.Module)]
     if not modules:
         raise PipelineError(f"{type(pipe).__name__} has no component named 'transformer' or 'unet'")
-    # What a call of a module looks up first: hooks, which gather the weights of a sharded one, belong to the forward.
+    # A call of a module looks up these attributes first. The module's hooks run inside them, and the hooks of a sharded
+    # module gather its weights.
     originals = {id(module): (module, module._compiled_call_impl or module._call_impl) for module in modules}
 
     def substitute(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +70,7 @@ def intercepting(
 
 
 def stopping_at_denoiser(pipe: Any) -> Any:
-    """Context manager: a call ends where it would first evaluate its denoiser."""
+    """Context manager: a call ends just before its first evaluation of the denoiser."""
 
     def answer(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise LoopStopped
@@ -78,10 +79,10 @@ def stopping_at_denoiser(pipe: Any) -> Any:
 
 
 def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]) -> Any:
-    """Context manager: while `skip()` holds, the denoiser answers zeros.
+    """Context manager: while `skip()` is true, the denoiser returns zeros.
 
-    The form of an answer is learnt from one real forward, without gradient, for each denoiser and shape of its
-    inputs, and kept in `forms`, without its values.
+    For each denoiser and each shape of its inputs, one real forward without gradient shows the structure of the output.
+    The structure, without values, is kept in `forms`.
     """
 
     def form(leaf: Any) -> Any:
@@ -108,33 +109,34 @@ def skipping_denoiser(pipe: Any, skip: Callable[[], bool], forms: dict[Any, Any]
 
 
 class ConditionedPrompt(str):
-    """A prompt with keyword arguments of its own for the pipeline: its picture to edit, its first frame.
+    """A prompt with its own keyword arguments for the pipeline, such as the picture to edit or the first frame.
 
-    It is a text wherever a text is wanted. Two prompts with equal texts may have different arguments.
+    The prompt is a string, and can be used like any other text. Two prompts with equal texts may have different
+    arguments.
 
     Attributes:
-        call: the arguments; they win over those of the `Denoiser`.
+        call: the arguments; they take precedence over the arguments of the `Denoiser`.
     """
 
     call: Mapping[str, Any]
     _mark: Any = None
 
     def __new__(cls, text: str, **call: Any) -> ConditionedPrompt:
-        """Args: text, and the arguments by name, which must not be changed later."""
+        """Args: the text, and the arguments by name; the arguments must not be changed later."""
         made = super().__new__(cls, text)
         made.call = call
         return made
 
     @property
     def mark(self) -> Any:
-        """What tells its arguments from any others; None for values that cannot be told apart."""
+        """A mark that distinguishes these arguments from all others; None if a value has no fingerprint."""
         if self._mark is None:
             self._mark = fingerprint(self.call)
         return self._mark
 
 
 def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
-    """Rows that one call of a pipeline can hold: their prompts' own arguments are equal, and it takes them together."""
+    """Groups of rows, each for one call: the pipeline takes the rows together, and their own arguments are equal."""
     if together == "all" and not any(isinstance(prompt, ConditionedPrompt) and prompt.call for prompt in prompts):
         return [list(range(len(prompts)))]
     groups: dict[Any, list[int]] = {}
@@ -146,13 +148,13 @@ def kin(prompts: Sequence[str], together: Together) -> list[list[int]]:
 
 
 def company(prompts: Sequence[str], together: Together) -> list[str]:
-    """As many of the prompts as one call can hold, of one prompt two rows."""
+    """As many of the prompts as one call can hold. If a call holds only rows of one prompt, this prompt is doubled."""
     first = [prompts[row] for row in kin(prompts, together)[0]]
     return first * 2 if together == "prompt" and len(first) == 1 < len(prompts) else first
 
 
 class PipelineCall:
-    """A pipeline with the keyword arguments it is called with.
+    """A pipeline, with the keyword arguments of its calls.
 
     Args:
         pipe: any diffusers pipeline.
@@ -160,7 +162,7 @@ class PipelineCall:
             Texts given as one string are repeated for every row.
 
     Raises:
-        ValueError: if `call` names an argument the pipeline does not have, or one set by us.
+        ValueError: if `call` names an argument that the pipeline does not have, or that flowgrpo itself sets.
     """
 
     def __init__(self, pipe: Any, call: Mapping[str, Any]) -> None:
@@ -171,18 +173,18 @@ class PipelineCall:
             self.adapter.prepare(pipe)
         self._encodings = encodings_of(pipe)
         self._placement = Placement(pipe)
-        # Diffusers decorates __call__ with no_grad; below it the caller's own grad mode decides.
+        # Diffusers decorates __call__ with no_grad; the function below the decorator keeps the caller's grad mode.
         self._function = getattr(type(pipe).__call__, "__wrapped__", type(pipe).__call__)
         self.parameters = inspect.signature(self._function).parameters
         for name in self.call:
             self._require(name)
 
     def keep_encodings(self, prompts: int) -> None:
-        """Remember the pictures of at least so many prompts at a time."""
+        """Remember the pictures of at least this many prompts at a time."""
         self._encodings.hold(prompts)
 
     def accepts(self, name: str) -> bool:
-        """Whether `__call__` has an argument of this name (or takes any)."""
+        """Whether `__call__` has an argument of this name, or accepts any argument."""
         return accepts(self.parameters, name)
 
     def _require(self, name: str) -> None:
@@ -199,12 +201,12 @@ class PipelineCall:
 
         Args:
             recorder: armed for this call.
-            prompts: N texts, one a row; `Prompt`s must have equal arguments.
+            prompts: N texts, one for each row; if they are `ConditionedPrompt`s, their arguments must be equal.
             steps: num_inference_steps.
             extra: further keyword arguments (latents, output_type, ...).
 
         Returns:
-            The first element of what the pipeline returns, or None if a hook ended the call by `Stop`.
+            The first element of what the pipeline returns, or None if a hook ended the call by `LoopStopped`.
         """
         rows, given = len(prompts), self.call
         if isinstance(prompts[0], ConditionedPrompt):
@@ -212,7 +214,7 @@ class PipelineCall:
                 self._require(name)
             given = given | dict(prompts[0].call)
         kwargs = {name: self._in_rows(name, value, rows) for name, value in given.items()}
-        # Conditioning that is sampled (a VAE posterior) must come out the same in every call of one sample.
+        # Sampled conditioning (a VAE posterior) must be equal in every call for one sample.
         generators = [torch.Generator().manual_seed(_CONDITIONING_SEED) for _ in range(rows)]
         kwargs |= {"generator": generators, "num_inference_steps": steps, "return_dict": False, **extra}
         texts: Any = [str(prompt) for prompt in prompts]

@@ -1,9 +1,9 @@
-"""Any unmodified diffusers pipeline as a flow-matching velocity, a decoder and a source of noise.
+"""Use any unmodified diffusers pipeline as a flow-matching velocity, a decoder and a source of noise.
 
-The pipeline's own `__call__` is what evaluates a state: guidance, packing, resolution-dependent shift and
-the choice between experts are then the pipeline's, by construction. A scheduler of ours ends the call at
-the prediction (`capture`), in the lightest of several ways (`callers`) that reproduces the pipeline's own
-loop bit for bit.
+The pipeline's own `__call__` evaluates a state. So guidance, packing, resolution-dependent shift and the choice between
+experts are always the pipeline's own. A scheduler of ours ends the call at the prediction (`capture`). There are
+several ways to make this call (`callers`). The lightest way that reproduces the pipeline's own loop bit for bit is
+used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .selfcheck import exact_decoder, exact_variant, require_dependence, rollout
 
 @dataclass(frozen=True)
 class Probe:
-    """What a pipeline works with, for given height, width, frames and steps.
+    """State layout and noise levels of a pipeline, for given height, width, frames and steps.
 
     Attributes:
-        latent_shape: shape of the state in the denoising loop, without batch.
-        dtype: dtype of that state, the pipeline's choice.
+        latent_shape: shape of the state in the denoising loop, without the batch dimension.
+        dtype: dtype of this state, chosen by the pipeline.
         sigmas: T+1 noise levels of flow matching, shift included, strictly falling from at most 1 to 0.
         timesteps: T values, as the pipeline passes them to its denoiser.
     """
@@ -45,28 +45,27 @@ class Probe:
 class Denoiser:
     """Velocity, decoding and initial noise of a pipeline.
 
-    Sigma is the noise level of x = (1 - sigma) * data + sigma * noise, the velocity is dx/dsigma (noise -
-    data); tables of pipelines that count the other way (`invert_sigmas`) are turned round, and those of models
-    that predict noise are put in these coordinates (`noise_prediction`).
+    Sigma is the noise level of x = (1 - sigma) * data + sigma * noise. The velocity is dx/dsigma = noise - data. Some
+    pipelines count sigma in the other direction (`invert_sigmas`); here their sigma becomes 1 - sigma. The tables of
+    models that predict noise are converted to these coordinates (`noise_prediction`).
 
-    Embeddings are padded to the longest prompt of a call by some pipelines: a prediction then depends on
-    its neighbours by rounding. Score a state beside the neighbours it was rolled out with if ratios must be
-    exact.
+    Some pipelines pad embeddings to the longest prompt of a call. Then the neighbours of a state change its prediction
+    by rounding errors. If ratios must be exact, score a state beside the neighbours that it had in the rollout.
 
     Args:
         pipe: the pipeline. Its scheduler is read once, here; components may change later.
         num_steps: T, number of denoising steps of the pipeline's own table.
         call: keyword arguments for the pipeline (height, width, num_frames, guidance_scale,
             negative_prompt, ...).
-        variant: how states are evaluated, one of `replay.VARIANTS`; "auto" lets
-            `self_check` choose, at the latest at the first evaluation.
+        variant: how states are evaluated, one of `callers.VARIANTS`; with "auto", `self_check` chooses, at the latest
+            at the first evaluation.
         sigmas: a table to use instead of the pipeline's own, see `bind`.
-        example: a prompt to look at the pipeline with; a `Prompt` where it cannot be called without a picture that
-            `call` does not have.
+        example: the prompt of the first call, which reads the pipeline's table and layout. If the pipeline needs a
+            picture that `call` does not have, this is a `ConditionedPrompt`.
 
     Raises:
-        ValueError: if an argument does not fit the pipeline, or the pipeline is neither a flow-matching one nor one
-            that predicts noise.
+        ValueError: if an argument does not fit the pipeline, or the pipeline is neither a flow-matching pipeline nor
+            one that predicts noise.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Denoiser:
         """Evaluate at the noise levels of another table from now on.
 
         Args:
-            sigmas: T'+1 values, strictly falling from at most 1 to exactly 0; shifts are not applied to them.
+            sigmas: T'+1 values, strictly falling from at most 1 to exactly 0; no shift is applied to them.
 
         Raises:
-            ValueError: if they do not form such a table, or this pipeline can only be replayed on its own.
+            ValueError: if the values do not form a valid table, or this pipeline can only be replayed on its own table.
         """
         table = tuple(float(sigma) for sigma in sigmas)
         if not is_flow_table(torch.tensor(table)):
@@ -126,17 +125,17 @@ class Denoiser:
         """The velocity at sigma_i, by one pipeline call.
 
         Args:
-            x: [N, *latent_shape], any float dtype; rounded to the loop-state dtype first.
+            x: [N, *latent_shape], any float dtype; rounded first to the dtype of the loop's state.
             i: index into the bound table, 0 <= i < T.
             prompts: N texts.
 
         Returns:
-            [N, *latent_shape] float32 (what the pipeline predicted, exactly, or the velocity that a prediction
-            of noise implies), with gradient if that is enabled.
+            [N, *latent_shape] float32, with gradient if gradients are enabled. It is exactly what the pipeline
+            predicted, or the velocity that a prediction of noise implies.
 
         Raises:
             ValueError: if x, i or prompts do not fit.
-            PipelineError: if the pipeline evaluates another state than x, or `self_check` finds no variant.
+            PipelineError: if the pipeline evaluates a state other than x, or `self_check` finds no variant.
         """
         process = self._recorder.process
         if process is None:
@@ -147,18 +146,18 @@ class Denoiser:
         return process.velocity(self.prediction(process.entered(x, sigma), i, prompts), x, sigma)
 
     def prediction(self, z: Tensor, i: int, prompts: Sequence[str]) -> Tensor:
-        """What the pipeline hands its scheduler at step i for a state of its own loop.
+        """What the pipeline passes to its scheduler at step i for a state of its own loop.
 
         Args:
-            z: [N, *latent_shape], any float dtype; that of `velocity`, but for models that predict noise.
+            z: [N, *latent_shape], any float dtype. It is the x of `velocity`, except for models that predict noise.
             i: index into the bound table, 0 <= i < T.
             prompts: N texts.
 
         Returns:
-            [N, *latent_shape], in the dtype the pipeline predicts in.
+            [N, *latent_shape], in the dtype in which the pipeline predicts.
 
         Raises:
-            ValueError, PipelineError: as `velocity`.
+            ValueError, PipelineError: as in `velocity`.
         """
         self._require(z, i, prompts)
 
@@ -169,12 +168,12 @@ class Denoiser:
 
     @property
     def replay(self) -> StateCaller:
-        """The pipeline, as states are evaluated through it."""
+        """The object that evaluates single states through the pipeline."""
         return self._replay
 
     @property
     def caller(self) -> PipelineCall:
-        """The pipeline with the arguments it is called with."""
+        """The pipeline, with the arguments of its calls."""
         return self._replay.caller
 
     @torch.no_grad()
@@ -189,7 +188,7 @@ class Denoiser:
             Float32 images [N, 3, H, W] in [0, 1]; videos [N, F, 3, H, W].
 
         Raises:
-            ValueError: if x or prompts do not fit, or the pipeline made another size than its call asks for.
+            ValueError: if x or prompts do not fit, or the size of the images is not the size that the call asks for.
             PipelineError: if `self_check` finds no way to decode.
         """
         if self._decoder is None:
@@ -205,14 +204,14 @@ class Denoiser:
 
     @property
     def initial_std(self) -> float:
-        """Of the states that a rollout begins with, in flow-matching coordinates."""
+        """Standard deviation of the initial states of a rollout, in flow-matching coordinates."""
         return 1.0 if self._recorder.process is None else state_norm(self.sigmas[0])
 
     def initial_noise(self, generators: Sequence[torch.Generator]) -> Tensor:
-        """Normal states of `initial_std` in loop layout, float32 on the CPU.
+        """Normal states with standard deviation `initial_std`, in the loop's layout, float32 on the CPU.
 
         Args:
-            generators: N CPU generators, one a sample, so that a sample does not depend on its batch.
+            generators: N CPU generators, one for each sample, so that a sample does not depend on its batch.
 
         Returns:
             [N, *latent_shape].
@@ -223,20 +222,20 @@ class Denoiser:
     def self_check(self, prompts: Sequence[str], seed: int = 0) -> str:
         """Choose the lightest variant and decoder that reproduce the pipeline's own loop exactly.
 
-        The pipeline runs its own loop over stochastic states, without gradient; each step is then replayed
-        in the caller's grad mode: call it with grad enabled to check the path that training takes. Costs
-        2T + 1 evaluations if the first variant passes.
+        The pipeline runs its own loop over stochastic states, without gradient. Then each step is replayed in the
+        caller's grad mode. So enable gradients if you want to check the path that training takes. If the first variant
+        passes, the check costs 2T + 1 evaluations.
 
         Args:
             prompts: one or two texts.
             seed: of the rollout's noise.
 
         Returns:
-            The variant, which stays chosen.
+            The variant, which is used from now on.
 
         Raises:
-            PipelineError: if none has error 0 (names the pipeline, and step and error for each variant), or if the
-                prediction does not depend on the state or the noise level.
+            PipelineError: if no variant has error 0, or if the prediction does not depend on the state or the noise
+                level. The message names the pipeline, and gives the step and the error of each variant.
         """
         _require_texts(prompts)
         prompts = company(prompts, self.caller.adapter.together)
@@ -251,7 +250,7 @@ class Denoiser:
         return self.variant
 
     def _by_kin(self, compute: Callable[[Tensor, Sequence[str]], Tensor], x: Tensor, prompts: Sequence[str]) -> Tensor:
-        """`compute`, in one call where one call can hold all rows, and in the order of the rows."""
+        """The result of `compute` in the order of the rows, with one call if one call can hold all rows."""
         groups = kin(prompts, self.caller.adapter.together)
         if len(groups) == 1:
             return compute(x, prompts)
@@ -260,7 +259,7 @@ class Denoiser:
         return torch.cat(parts)[torch.tensor(order, device=parts[0].device)]
 
     def _look(self) -> tuple[Schedule, Probe]:
-        """Call the pipeline up to its denoiser, or to its first step where only that shows the state's layout."""
+        """Call the pipeline up to its denoiser, or up to its first step if only that shows the state's layout."""
         prompts = [self._any_prompt()]
         seen: list[Tensor] = []
         prepare: Callable[..., Any] | None = getattr(self.pipe, "prepare_latents", None)
@@ -294,19 +293,19 @@ class Denoiser:
         return own, Probe(tuple(seen[0].shape[1:]), seen[0].dtype, tuple(sigmas.tolist()), timesteps)
 
     def _any_prompt(self) -> str:
-        """A prompt that can be encoded, even after a prompt cache let go of the text encoders."""
+        """A prompt that can be encoded, even after a prompt cache released the text encoders."""
         if self._example is not None:
             return self._example
         cache = getattr(self.pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
         return cache.prompts[0] if cache is not None and cache.prompts else "a photo"
 
     def _timesteps_at(self, raw: Tensor) -> Tensor:
-        """Timesteps [T] for sigmas [T]: N * sigma where the pipeline has that, else off its own pairs."""
+        """Timesteps [T] for sigmas [T]: N * sigma if the pipeline's own table has that, else interpolated in it."""
         scale = float(self._recorder.config.num_train_timesteps)
         own = self._own
         if own.timesteps.is_floating_point() and torch.allclose(own.timesteps, own.sigmas[:-1] * scale):
             return raw * scale
-        # The table need not reach either end of the scale; other sigmas may.
+        # The pipeline's table may end before 0 or 1, and the given sigmas may reach them.
         known = np.append(own.sigmas[:-1].double().numpy(), [1.0, 0.0])
         values = np.append(own.timesteps.double().numpy(), [scale, 0.0])
         order = np.argsort(known, kind="stable")
@@ -316,8 +315,8 @@ class Denoiser:
     def _require_own_table(self, variant: str, table: tuple[float, ...]) -> None:
         if variant in OWN_TABLE and table != self.probe.sigmas:
             raise ValueError(
-                f"{type(self.pipe).__name__} is replayed by {variant!r}, which works with its own table "
-                f"only: choose num_steps (now {self.num_steps}) instead of binding other sigmas"
+                f"{type(self.pipe).__name__} is replayed by {variant!r}, which works only with the pipeline's own "
+                f"table: choose num_steps (now {self.num_steps}) instead of binding other sigmas"
             )
 
     def _require(self, x: Tensor, i: int, prompts: Sequence[str]) -> None:
@@ -340,4 +339,4 @@ class Denoiser:
 
 def _require_texts(prompts: Sequence[str]) -> None:
     if isinstance(prompts, str) or not prompts:
-        raise ValueError(f"prompts is {prompts!r}; give a list of texts, one a row")
+        raise ValueError(f"prompts is {prompts!r}; give a list of texts, one for each row")

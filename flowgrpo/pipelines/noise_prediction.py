@@ -1,9 +1,11 @@
 """Models of the variance-preserving process (DDPM, arXiv:2006.11239) as flow-matching velocities.
 
-Such a model is trained on `z = a x0 + b n` with `a**2 + b**2 = 1`. Divided by `a + b` that is `x = (1 - sigma) x0 +
-sigma n` with `sigma = b / (a + b)`, the state of flow matching: a change of coordinates, after which every kernel,
-plan, solver and ratio holds as it stands. In them `n - x0`, with the two as the model predicts them, is the velocity,
-Euler's step is DDIM's with eta 0 (arXiv:2010.02502, Eq. 12), and DDIM's with any eta is the kernel `ddim`.
+A model of this process is trained on `z = a x0 + b n` with `a**2 + b**2 = 1`. Division by `a + b` gives
+`x = (1 - sigma) x0 + sigma n` with `sigma = b / (a + b)`, which is the state of flow matching. After this change of
+coordinates, every kernel, plan, solver and ratio is valid without a change.
+
+In these coordinates the velocity is `n - x0`, where `n` and `x0` are the model's predictions. Euler's step is DDIM's
+step with eta 0 (arXiv:2010.02502, Eq. 12). DDIM's step with any eta is the kernel `ddim`.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ PREDICTIONS = ("epsilon", "v_prediction", "sample")
 
 
 def state_norm(sigma: float) -> float:
-    """`1 / (a + b)`: the factor from z to x at a noise level, between 0.7 and 1; it is 1 at 0 and at 1."""
+    """`1 / (a + b)`: the factor from z to x at a noise level; between 0.7 and 1, and 1 at the levels 0 and 1."""
     return math.hypot(1.0 - sigma, sigma)
 
 
 class NoiseProcess:
-    """What a model of the variance-preserving process was trained on, and what its predictions mean.
+    """The noise levels on which a model of the variance-preserving process was trained, and what it predicts.
 
     Attributes:
         prediction: one of `PREDICTIONS`.
         levels: [N] float32, sigma of each training timestep, strictly rising.
 
     Args:
-        shipped: scheduler of the pipeline. Of a solver other than DDIM only the timesteps of DDIM are taken.
+        shipped: scheduler of the pipeline. If its solver is not DDIM, the timesteps are still DDIM's.
 
     Raises:
-        ValueError: a prediction, a solver or an option that no change of coordinates turns into flow matching.
+        ValueError: a prediction, a solver or an option cannot be converted to flow matching.
     """
 
     def __init__(self, shipped: Any) -> None:
@@ -53,8 +55,8 @@ class NoiseProcess:
         for option in ("clip_sample", "thresholding"):
             if config.get(option):
                 raise ValueError(
-                    f"{name} has {option}: it cuts the clean prediction at each step, which a rollout does not; load "
-                    f"the pipeline with {option}=False in its scheduler if it is one of latents"
+                    f"{name} has {option}, which clips the clean prediction at each step. A rollout does not clip. If "
+                    f"the pipeline denoises latents, load it with {option}=False in its scheduler"
                 )
         self._scheduler = _ddim(shipped)
         alphas = self._scheduler.alphas_cumprod.double()
@@ -64,33 +66,34 @@ class NoiseProcess:
     def table(self, request: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Sigmas [T+1], the last one 0, and integer timesteps [T].
 
-        The last step ends at the data, also where the configuration ends it at the first noise level
-        (`set_alpha_to_one` off): no noise is left in what is decoded.
+        The last step always ends at the data, so that no noise is left in the decoded latent. This holds even if the
+        configuration ends the last step at the first noise level (`set_alpha_to_one` off).
 
         Args:
             request: arguments of the pipeline's `set_timesteps`.
 
         Raises:
-            ValueError: a table that is not asked for by its length, or a prediction of noise where nothing else is.
+            ValueError: the request is not a number of steps, or the model predicts noise and the table begins at pure
+                noise.
         """
         if "num_inference_steps" not in request or {"timesteps", "sigmas"} & request.keys():
-            raise ValueError(f"a pipeline that predicts {self.prediction} is given num_inference_steps, not a table")
+            raise ValueError(f"a pipeline that predicts {self.prediction} takes num_inference_steps, not a table")
         scheduler = copy.deepcopy(self._scheduler)
         scheduler.set_timesteps(request["num_inference_steps"])
         timesteps = scheduler.timesteps.cpu()
         sigmas = torch.cat([self.levels[timesteps], torch.zeros(1)])
         if self.prediction == "epsilon" and float(sigmas[0]) >= 1.0:
             raise ValueError(
-                "the scheduler begins at pure noise (rescale_betas_zero_snr), where a prediction of the noise says "
-                "nothing of the image; turn that off, or use a model with v_prediction"
+                "the scheduler begins at pure noise (rescale_betas_zero_snr). There, a prediction of the noise says "
+                "nothing about the image. Turn rescale_betas_zero_snr off, or use a model with v_prediction"
             )
         return sigmas, timesteps
 
     def timesteps_at(self, sigmas: Tensor) -> Tensor:
-        """Timesteps [T] of sigmas [T], in between those of training where need be.
+        """Timesteps [T] of sigmas [T]; a sigma between two levels of training has a fractional timestep.
 
         Raises:
-            ValueError: a level above the last one of training.
+            ValueError: a level is above the last level of training.
         """
         if float(sigmas.max()) > float(self.levels[-1]):
             raise ValueError(
@@ -102,11 +105,11 @@ class NoiseProcess:
         return found.long() if torch.equal(found, found.round()) else found.float()
 
     def entered(self, x: Tensor, sigma: float) -> Tensor:
-        """The state z that the pipeline knows, in the dtype of x."""
+        """The state z of the pipeline for a state x of flow matching, in the dtype of x."""
         return (x.float() / state_norm(sigma)).to(x.dtype)
 
     def velocity(self, prediction: Tensor, x: Tensor, sigma: float) -> Tensor:
-        """`n - x0` in float32, from what the model predicts at x [N, ...], a state of flow matching."""
+        """`n - x0` in float32, from the model's prediction at a state x [N, ...] of flow matching."""
         prediction, x = prediction.float(), x.float()
         if self.prediction == "epsilon":
             return (prediction - x) / (1.0 - sigma)
@@ -117,7 +120,7 @@ class NoiseProcess:
 
 
 def _ddim(shipped: Any) -> Any:
-    """A DDIM scheduler with the noise levels of a pipeline's own."""
+    """A DDIM scheduler with the noise levels of a pipeline's own scheduler."""
     name = type(shipped).__name__
     alphas = getattr(shipped, "alphas_cumprod", None)
     if name.endswith("DDIMScheduler"):
@@ -125,11 +128,11 @@ def _ddim(shipped: Any) -> Any:
     if name in KarrasDiffusionSchedulers.__members__ and alphas is not None:
         known = inspect.signature(DDIMScheduler.__init__).parameters
         made = DDIMScheduler(**{key: value for key, value in shipped.config.items() if key in known})
-        # Some solvers keep the end of a zero-terminal table off 0.
+        # Some solvers end a zero-terminal table slightly above 0, so the comparison has a tolerance.
         if torch.allclose(made.alphas_cumprod, alphas.cpu().float(), rtol=1e-5, atol=1e-6):
             return made
     raise ValueError(
-        f"{name} (prediction_type {shipped.config['prediction_type']!r}) has other noise levels than DDIM; if the "
-        "model allows DDIM, load the pipeline with the DDIM scheduler of its family (DDIMScheduler, "
-        "CogVideoXDDIMScheduler), made by from_config of this one's config"
+        f"the noise levels of {name} (prediction_type {shipped.config['prediction_type']!r}) differ from DDIM's; if "
+        "the model allows DDIM, load the pipeline with the DDIM scheduler of its family (DDIMScheduler, "
+        "CogVideoXDDIMScheduler), made by from_config from the config of the present scheduler"
     )

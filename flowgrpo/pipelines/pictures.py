@@ -1,4 +1,4 @@
-"""Pictures in files, as pipelines are given them."""
+"""Picture files that are given to pipelines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Picture:
 
     Attributes:
         path: of the file.
-        place: where it was named, for messages.
+        place: where the path was written, for messages.
     """
 
     path: Path
@@ -26,21 +26,21 @@ class Picture:
 
     @cached_property
     def size(self) -> tuple[int, int]:
-        """Width and height, from the head of the file.
+        """Width and height, read from the header of the file.
 
         Raises:
-            ValueError: there is no such file, or it is no picture.
+            ValueError: the file does not exist or is not a picture.
         """
         with self._opened() as image:
-            # Asked for EXIF that is not in its head, PNG decodes all of the file.
+            # If the header of a PNG file has no EXIF, getexif() decodes the whole file.
             turned = "exif" in image.info and image.getexif().get(_ORIENTATION, 1) >= 5
             return (image.height, image.width) if turned else image.size
 
     def read(self) -> Image.Image:
-        """The picture in RGB, turned as its camera says.
+        """The picture in RGB, turned as the orientation in its EXIF data says.
 
         Raises:
-            ValueError: there is no such file, it is no picture, or it is damaged.
+            ValueError: the file does not exist, is not a picture, or is damaged.
         """
         with self._opened() as image:
             try:
@@ -54,7 +54,7 @@ class Picture:
         except FileNotFoundError:
             raise ValueError(f"{self._named()} does not exist; paths start at the folder of the prompt file") from None
         except UnidentifiedImageError:
-            raise ValueError(f"{self._named()} is no picture that can be read; use PNG, JPEG or WebP") from None
+            raise ValueError(f"{self._named()} is not a picture that can be read; use PNG, JPEG or WebP") from None
         except (OSError, Image.DecompressionBombError) as error:
             raise ValueError(f"{self._named()} cannot be read: {getattr(error, 'strerror', None) or error}") from None
 

@@ -1,9 +1,11 @@
-"""Where a pipeline computes, and which of its parts wait in host memory until they are used.
+"""The device on which a pipeline computes, and the parts that wait in host memory until they are used.
 
-Diffusers looks through every module of every part at each call, for hooks that offload weights: with LoRA on four
-small blocks that is 3 ms a call, on a large transformer tens. So the place is looked up once while the parts stay.
+At each call, diffusers searches every module of every part for hooks that offload weights. With LoRA on four small
+blocks the search takes 3 ms for each call, and tens of milliseconds on a large transformer. So the device is looked up
+once, and looked up again only when a part changes.
 
-The denoiser works most of the time; the autoencoder is asked once a rollout, and text encoders once a prompt.
+The denoiser is used most of the time. The autoencoder is used once for each rollout, and text encoders once for each
+prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Set by accelerate and by diffusers on modules whose weights they move while the pipeline computes.
+# Accelerate and diffusers set these attributes on modules whose weights they move while the pipeline computes.
 _HOOKS = ("_hf_hook", "_diffusers_hook")
 
 
@@ -25,7 +27,7 @@ _COMPUTES_ON: weakref.WeakKeyDictionary[Any, torch.device] = weakref.WeakKeyDict
 
 
 def compute_on(pipe: Any, device: torch.device) -> None:
-    """Have a pipeline compute on a device, wherever its parts wait."""
+    """Let a pipeline compute on a device, wherever its parts wait."""
     _COMPUTES_ON[pipe] = device
 
 
@@ -34,11 +36,12 @@ def _hooked(module: nn.Module) -> bool:
 
 
 class Placement:
-    """Remembers the device a pipeline answers, until a part is exchanged, moved or hooked.
+    """Remembers the execution device of a pipeline until a part is replaced, moved or hooked.
 
     Args:
         pipe: any diffusers pipeline. Within `remembered` its class is a subclass whose `_execution_device` is the
-            remembered one; without, it is untouched. A pipeline with offloading hooks is asked every time.
+            remembered device. Outside `remembered` the pipeline is untouched. The device of a pipeline with offloading
+            hooks is looked up every time.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -53,7 +56,7 @@ class Placement:
 
     @contextmanager
     def remembered(self) -> Iterator[None]:
-        """Within the block the pipeline answers from memory."""
+        """Within the block, the pipeline's execution device is the remembered device."""
         settled = _COMPUTES_ON.get(self.pipe)
         if settled is not None:
             self._device = settled
@@ -66,7 +69,7 @@ class Placement:
                 return
             self._mark, self._device = mark, self.pipe._execution_device
         own = self.pipe.__class__
-        # Past the pipeline's own __setattr__, which would look for a part of this name.
+        # The pipeline's own __setattr__ is bypassed, because it would look for a part of this name.
         object.__setattr__(self.pipe, "__class__", self._class if settled is None else self._settled)
         try:
             yield
@@ -77,7 +80,7 @@ class Placement:
         return [part for name in self._names if isinstance(part := getattr(self.pipe, name, None), nn.Module)]
 
     def _standing(self) -> tuple[Any, ...] | None:
-        """What tells the placement of the parts from another; None if weights are moved by hooks."""
+        """A mark that changes when a part is replaced or moved; None if hooks move weights."""
         mark: list[Any] = []
         for part in self._parts():
             first = _owner(part)
@@ -88,17 +91,17 @@ class Placement:
 
 
 def _owner(part: nn.Module) -> nn.Module:
-    """The module that holds the first parameter: hooks on leaves leave the part itself alone."""
+    """The module that holds the first parameter. Some hooks are on such inner modules only, not on the part itself."""
     return next((m for m in part.modules() if next(m.parameters(recurse=False), None) is not None), part)
 
 
 KINDS = {"vae": "vae", "text_encoders": "text_encoder"}
-"""What may be offloaded -> how the names of such components begin."""
+"""What may be offloaded -> the beginning of the names of these components."""
 _OF_PIPELINE: weakref.WeakKeyDictionary[Any, Offload] = weakref.WeakKeyDictionary()
 
 
 def move(part: nn.Module, device: torch.device) -> None:
-    """Bring the weights of a part to a device. The only way in which anything here is moved."""
+    """Move the weights of a part to a device. Every move in this file goes through this function."""
     part.to(device)
 
 
@@ -106,8 +109,8 @@ class Offload:
     """The parts of one pipeline that wait in host memory.
 
     Args:
-        parts: kind -> modules. They are expected in host memory.
-        device: where they are used.
+        parts: kind -> modules, which must be in host memory.
+        device: where the modules are used.
     """
 
     def __init__(self, parts: dict[str, list[nn.Module]], device: torch.device) -> None:
@@ -116,10 +119,10 @@ class Offload:
 
     @contextmanager
     def needed(self, kind: str, *, when_called: bool = False) -> Iterator[None]:
-        """Within the block parts of a kind are on the device; after the outermost such block they are not.
+        """Within the block, parts of a kind are on the device. The outermost block moves them back at its end.
 
-        With `when_called` they are fetched by the first call of theirs, if there is one. A kind that does not wait is
-        left where it is.
+        With `when_called`, the parts are fetched at their first call, if there is a call. Parts of a kind that is not
+        offloaded stay where they are.
         """
         if kind not in self._parts:
             yield
@@ -139,7 +142,7 @@ class Offload:
         return kind in self._parts
 
     def around(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that uses parts of a kind, with them on the device, and with its tensors there."""
+        """The function, changed so that parts of a kind and its tensor arguments are on the device during each call."""
         if kind not in self._parts:
             return function
 
@@ -151,7 +154,7 @@ class Offload:
         return with_parts
 
     def _here(self, value: Any) -> Any:
-        # Where its weights wait is no place for a pipeline to put a part's inputs, but some ask.
+        # Some pipelines move a part's inputs to the device of its weights, which is host memory while the part waits.
         return value.to(self.device) if isinstance(value, Tensor) else value
 
     def _bring(self, kind: str, there: bool) -> None:
@@ -166,20 +169,20 @@ _NOTHING = Offload({}, torch.device("cpu"))
 
 
 def offload_of(pipe: Any) -> Offload:
-    """What waits of a pipeline; nothing unless `place` was told so."""
+    """The parts of a pipeline that wait in host memory; none unless `place` was called with kinds."""
     return _OF_PIPELINE.get(pipe, _NOTHING)
 
 
 def place(pipe: Any, device: torch.device, kinds: Sequence[str] = ()) -> None:
-    """Move a pipeline, as it is loaded into host memory, to the device that it computes on, some parts for use only.
+    """Move a pipeline from host memory to the device on which it computes; parts of some kinds only while in use.
 
     Args:
-        pipe: the pipeline.
-        device: for everything else.
-        kinds: of `KINDS`, which stay in host memory while they are not used.
+        pipe: the pipeline, in host memory.
+        device: where the pipeline computes.
+        kinds: keys of `KINDS`. Parts of these kinds stay in host memory while they are not used.
 
     Raises:
-        ValueError: the pipeline has no part of such a kind.
+        ValueError: the pipeline has no part of one of the kinds.
     """
     if not kinds:
         pipe.to(device)
@@ -189,8 +192,8 @@ def place(pipe: Any, device: torch.device, kinds: Sequence[str] = ()) -> None:
     for kind, parts in waiting.items():
         if not parts:
             raise ValueError(
-                f"model.offload names {kind}, and {type(pipe).__name__} has no {KINDS[kind]}; leave it out (it has "
-                f"{', '.join(modules)})"
+                f"model.offload names {kind}, but {type(pipe).__name__} has no {KINDS[kind]}; leave {kind} out (the "
+                f"pipeline has {', '.join(modules)})"
             )
     if pipe not in _OF_PIPELINE:
         _OF_PIPELINE[pipe] = offload = Offload(waiting, device)
@@ -198,7 +201,7 @@ def place(pipe: Any, device: torch.device, kinds: Sequence[str] = ()) -> None:
             for name in ("encode", "decode"):
                 if hasattr(part, name):
                     part.__dict__[name] = offload.around("vae", getattr(part, name))
-        # The first part that diffusers finds may be one that waits.
+        # Diffusers takes the device of the first part that it finds, and this part may be in host memory.
         compute_on(pipe, device)
     away = {id(part) for parts in waiting.values() for part in parts}
     for part in modules.values():

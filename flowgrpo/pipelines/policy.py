@@ -1,4 +1,4 @@
-"""The policy of a flow-matching pipeline: rollouts of a plan, and their trained edges scored again."""
+"""The policy of a flow-matching pipeline: it rolls out a plan, and scores the trained edges again."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ class Experience:
 
     Attributes:
         rollout: the trees.
-        plan: what was done.
+        plan: the plan of the rollout.
         prompts: P texts.
-        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), leaf by leaf, on the CPU.
-        updates: how many parts of whole prompts it was cut into.
-        keys: P numbers that address the noise of each prompt.
-        cuts: first prompts of the parts after the first; nearly equal parts if left out.
-        key: addresses what is drawn once for all prompts of an iteration; the first of `keys` if left out.
+        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), in the order of the leaves, on the CPU.
+        updates: number of parts into which the prompts are cut, one for each update.
+        keys: P numbers; each addresses the noise of one prompt.
+        cuts: the first prompt of each part except the first part. Without it, the parts are nearly equal.
+        key: addresses the random numbers that are drawn once for all prompts of an iteration. Without it, this is the
+            first of `keys`.
     """
 
     rollout: Rollout
@@ -68,9 +69,10 @@ class Experience:
 
     @property
     def groups(self) -> Tensor:
-        """[L] group of each leaf: its prompt, and for side branches also where they left and how they went on.
+        """[L] group of each leaf: its prompt, and for a side branch also the step where it begins and its stride.
 
-        TempFlow-GRPO (2508.04324) compares branches of one step only, and G²RPO (2510.01982) those of one stride.
+        TempFlow-GRPO (2508.04324) compares only branches of one step. G²RPO (2510.01982) compares only branches of one
+        stride.
         """
         rollout = self.rollout
         if not any(step.side for step in self.plan.steps):
@@ -81,37 +83,37 @@ class Experience:
 
     @property
     def columns(self) -> int:
-        """Denoising steps."""
+        """Number of denoising steps."""
         return self.plan.num_steps
 
     @property
     def lengths(self) -> None:
-        """Images have none."""
+        """None: images have no lengths."""
 
     @property
     def log_probs(self) -> None:
-        """None: the density of an image says nothing of it."""
+        """None: the density of an image says nothing about its quality."""
 
     @property
     def parts(self) -> None:
-        """Images are not cut."""
+        """None: images are not cut into parts."""
 
     def record(self) -> dict[str, float]:
-        """Calls of the denoiser, counted in states."""
+        """The number of states that the denoiser evaluated."""
         return {"evaluations": self.rollout.evaluations}
 
     @property
     def outcomes(self) -> Tensor:
-        """[L] bool: leaves that are images of the plan, not previews of one of its states."""
+        """[L] bool: True for a leaf that is an image of the plan, False for a preview of an intermediate state."""
         rollout, plan = self.rollout, self.plan
         sides = [(i + 1, plan.coefficients(i)[1]) for i, step in enumerate(plan.steps) if step.side]
         probed = torch.tensor([branch for branch, c in sides if c is not None and c.std == 0.0], dtype=torch.long)
         return ~torch.isin(rollout.branch[rollout.leaf], probed)
 
     def origins(self) -> list[dict[str, Any]]:
-        """[L] for each leaf: `path`, the [step, child] of every branching above it, and `noise`, the seed of its root.
+        """For each of L leaves: `path`, the [step, child] of every branching above it, and `noise`, the root's seed.
 
-        Without `noise` where the initial noises of a prompt share a part, which no single seed gives.
+        There is no `noise` if the initial noises of a prompt share a part, because then no single seed gives them.
         """
         rollout, parents = self.rollout, self.rollout.parent.tolist()
         children: dict[int, list[int]] = {}
@@ -137,12 +139,12 @@ class Experience:
         return values
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
-        """[N] advantage of each node: the mean of those of the leaves [L] below it (for chains, the leaf's own)."""
+        """[N] advantage of each node: the mean advantage of the leaves [L] below it (for a chain, the leaf's own)."""
         values = self.leaf_values(leaf.masked_fill(~self.outcomes, torch.nan))
         return node_values(self.rollout.parent, values)
 
     def siblings(self, among: str) -> Tensor:
-        """[L] the groups, or with `among` "split" the last split of the tree above each leaf."""
+        """[L] the group of each leaf, or the last split of the tree above the leaf if `among` is "split"."""
         if among == "group":
             return self.groups
         rollout, below = self.rollout, self._images_below()
@@ -152,10 +154,10 @@ class Experience:
         return node
 
     def kept(self, chosen: Tensor) -> Tensor:
-        """[N] bool: nodes that are trained if of the images only the chosen [L] are.
+        """[N] bool: the nodes that are trained if only the chosen images [L] are trained.
 
-        A node with one image below it stays if its image does; a node with several always stays (BranchGRPO prunes
-        after the last split only).
+        A node with one image below it is trained if this image is chosen. A node with several images is always trained,
+        because BranchGRPO prunes only after the last split.
         """
         rollout, below = self.rollout, self._images_below()
         node = rollout.leaf[self.outcomes & ~chosen]
@@ -167,7 +169,7 @@ class Experience:
         return keep
 
     def _images_below(self) -> Tensor:
-        """[N] images that come of each node, previews not counted."""
+        """[N] number of images below each node, without previews."""
         count = torch.zeros(len(self.rollout.parent), dtype=torch.long)
         node = self.rollout.leaf[self.outcomes]
         while len(node):
@@ -184,7 +186,7 @@ class Experience:
     def batches(self, update: int, keep: Tensor | None = None) -> Iterator[tuple[Transitions, slice]]:
         """The recorded batches of states of one part, in the order of sampling.
 
-        With `keep` [N] only batches with an edge to a node that is kept.
+        With `keep` [N], only batches that have an edge to a kept node.
         """
         low, high = self.part(update)
         for transitions, batch in batches_of(self.rollout):
@@ -195,11 +197,11 @@ class Experience:
 
 
 def join_experiences(chunks: list[Experience]) -> Experience:
-    """Chunks of one rollout, in the order of their prompts, as one; see `samplers.chunks`. `chunks` is emptied."""
+    """Join the chunks of one rollout, which are in the order of their prompts. The list `chunks` is emptied."""
     if len(chunks) == 1:
         return chunks.pop()
     rollouts, samples = [chunk.rollout for chunk in chunks], [chunk.samples for chunk in chunks]
-    # Without its states, which are let go as they are joined.
+    # No reference to the states is kept here, so that their memory is freed while they are joined.
     first = replace(chunks[0], rollout=replace(rollouts[0], transitions=()))
     chunks.clear()
     return replace(first, rollout=join_rollouts(rollouts), samples=torch.cat(samples))
@@ -211,7 +213,7 @@ def part_of(prompts: int, updates: int, update: int) -> tuple[int, int]:
 
 
 def part_bounds(prompts: int, updates: int, cuts: Sequence[int] | None) -> list[int]:
-    """Where the parts of a rollout begin, and its end; without `cuts` they are nearly equal."""
+    """The first prompt of each part, and at last the number of prompts. Without `cuts` the parts are nearly equal."""
     if cuts is None:
         cuts = [part_of(prompts, updates, k)[0] for k in range(1, updates)]
     return [0, *cuts, prompts]
@@ -219,18 +221,18 @@ def part_bounds(prompts: int, updates: int, cuts: Sequence[int] | None) -> list[
 
 @dataclass(frozen=True)
 class ScoredEdges:
-    """Trained edges under the present policy; one row each, one column.
+    """Trained edges under the current policy; each edge is a row, and there is one column.
 
     Attributes:
         log_ratio: [E, 1] log of the importance ratio in the chosen form, with gradients.
-        node: [E] node each edge leads to.
+        node: [E] the node to which each edge leads.
         steps: [E, 1] denoising step.
         weight: [E, 1] step weight.
-        divergence: [E, 1] KL of the sampling policy's step and this one, per latent element, detached.
+        divergence: [E, 1] KL between the sampling policy's step and the current step, per latent element, detached.
         shift: [E, ...] how far the step's mean has moved since sampling, with gradients.
         std: standard deviation of the step's noise, per element.
-        to_reference: gives [E, ...], the mean less the reference's, by another call of the denoiser.
-        to_guided: gives [E, ...], the mean less that of the guided step that was taken; 0 where it had no guide.
+        to_reference: gives [E, ...], the mean minus the reference's mean, by another call of the denoiser.
+        to_guided: gives [E, ...], the mean minus the mean of the guided step that was taken; 0 if there was no guide.
     """
 
     log_ratio: Tensor
@@ -249,17 +251,18 @@ class FlowPolicy:
 
     Args:
         denoiser: the pipeline.
-        weights: what is trained.
+        weights: the trained weights.
         ratio: form of the importance ratio, see `samplers.kernels.log_ratio`.
         weight: per-step weight of the surrogate: `guard` is 1/|∂μ/∂v| (GRPO-Guard's δ, exact for every
-            kernel), `noise` is s over its mean on the trained steps (TempFlow-GRPO, Eq. 8), `equalise` is s/|J|
-            over its median on them (SAGE-GRPO, 2603.21872: the gradient of a plain ratio is |J|/s).
-        batch: states in one call of the denoiser.
-        decode_batch: images decoded at once.
-        store: where the states of a rollout wait between sampling and training: `device` or `host`.
+            kernel), `noise` is s divided by its mean over the trained steps (TempFlow-GRPO, Eq. 8), `equalise` is
+            s/|J| divided by its median over the trained steps (SAGE-GRPO, 2603.21872: the gradient of a plain ratio is
+            |J|/s).
+        batch: number of states in one call of the denoiser.
+        decode_batch: number of images that are decoded at once.
+        store: where the states of a rollout are kept between sampling and training: `device` or `host`.
 
     Attributes:
-        reference: a context in which the pipeline is what penalties compare with; the base model, or an anchor.
+        reference: a context in which the pipeline is the reference of the penalties: the base model, or an anchor.
     """
 
     def __init__(
@@ -281,11 +284,11 @@ class FlowPolicy:
         self.device = next(iter(weights.modules.values())).device
 
     def velocity_of(self, prompts: Sequence[str]) -> Velocity:
-        """The velocity as the executor calls it: states, step, and for each state the row of its prompt."""
+        """The velocity as a function of states, step, and the row of each state's prompt, for the executor."""
         return lambda x, i, rows: self.denoiser.velocity(self.brought(x), i, [prompts[row] for row in rows])
 
     def brought(self, x: Tensor) -> Tensor:
-        """States of a rollout, on the device of the model."""
+        """The states of a rollout, moved to the device of the model."""
         return brought(x, self.device)
 
     def sample(
@@ -299,15 +302,15 @@ class FlowPolicy:
         chunk: slice | None = None,
         noises: Sequence[int] | None = None,
     ) -> Rollout:
-        """Roll out one tree per prompt; `keys` address the noise, `updates` or `cuts` say where its parts begin.
+        """Roll out one tree for each prompt; `keys` address the noise, `updates` or `cuts` say where the parts begin.
 
-        With a `chunk`, prompts of this range only, under the same numbers and with the same noise as beside the others;
-        `noises` are the seeds of their initial noises themselves, root by root.
+        With a `chunk`, only the prompts of this range are rolled out. Their numbers and their noise are the same as in
+        a rollout of all prompts. `noises` are the seeds of the initial noises, one for each root.
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
         if self.denoiser.variant == "auto":
-            # The check settles the layout of the states, and is to see the path that training takes.
+            # The check finds the layout of the states. It runs with gradients, because it checks the path of training.
             with torch.enable_grad():
                 self.denoiser.self_check(prompts[:2])
         probe = self.denoiser.probe
@@ -322,7 +325,7 @@ class FlowPolicy:
         return runner.run(keys[chosen], chosen.start, noises)
 
     def bind(self, plan: Plan) -> None:
-        """Put the denoiser on a plan's noise levels."""
+        """Bind the denoiser to a plan's noise levels."""
         if plan.sigmas != self.denoiser.sigmas:
             self.denoiser.bind(plan.sigmas)
 
@@ -336,10 +339,11 @@ class FlowPolicy:
         return torch.cat(parts)
 
     def score(self, experience: Experience, transitions: Transitions, batch: slice) -> ScoredEdges:
-        """Evaluate one recorded batch of states again and compare with the sampling policy.
+        """Evaluate one recorded batch of states again, and compare the result with the sampling policy.
 
-        Δμ = J·Δv with J = ∂μ/∂v a number per step, so the ratio is taken from the shift of the velocity
-        itself: it is exactly 1 while the prediction is unchanged, and loses nothing to subtraction.
+        The mean shifts by Δμ = J·Δv, and J = ∂μ/∂v is one number per step. So the ratio is computed from the shift of
+        the velocity. The ratio is then exactly 1 while the prediction is unchanged, and no precision is lost in a
+        difference of log-probs.
         """
         self.bind(experience.plan)
         c = transitions.coefficients
@@ -366,7 +370,7 @@ class FlowPolicy:
         )
 
     def _to_reference(self, transitions: Transitions, replayed: ReplayedEdges, velocity: Velocity) -> Tensor:
-        """[E, ...] the mean of each edge less the reference's, with gradients."""
+        """[E, ...] the mean of each edge minus the reference's mean, with gradients."""
         c, batch = transitions.coefficients, replayed.states
         with torch.no_grad(), self.reference():
             reference = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
@@ -374,10 +378,10 @@ class FlowPolicy:
         return (scale * (replayed.velocity - reference))[replayed.rows()]
 
     def _to_guided(self, transitions: Transitions, replayed: ReplayedEdges, shift: Tensor) -> Tensor:
-        """[E, ...] the mean of each edge less the guided one, with gradients."""
+        """[E, ...] the mean of each edge minus the guided mean, with gradients."""
         wide = shift.to(torch.promote_types(shift.dtype, torch.float32))
         if transitions.shift is None:
-            # Before the guide is ready there is nothing to learn from it.
+            # Until the guide is ready, this is 0, so that nothing is learnt from the guide.
             return wide - wide.detach()
         target = transitions.coefficients.std * self.brought(transitions.shift[replayed.edges])
         return wide - target.to(wide.dtype).detach()

@@ -1,6 +1,6 @@
-"""Text embeddings computed once a prompt, so that text encoders can leave the accelerator.
+"""A cache of text embeddings: each prompt is encoded once, so that text encoders can leave the accelerator.
 
-`PromptCache` stands before a pipeline's own `encode_prompt`; the pipeline's `__call__` stays unaware of it.
+`PromptCache` replaces a pipeline's own `encode_prompt`. The pipeline's `__call__` does not notice the replacement.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from .placement import offload_of
 from .recorder import Recorder
 
 _TEXT = re.compile(r"(negative_)?prompt(_\d+)?")
-# Of a class that takes one prompt at a time: all its texts, the negative one first, which are kept together.
+# Some classes take one prompt at a time. This argument has all texts of the prompt, the negative text first; the texts
+# are cached together.
 _LIST = "prompts"
 _PROBE_TEXTS = ("a", "a red circle above three blue squares")
 
 
 class _Released:
-    """In the place of a released text encoder: pipelines read its dtype, but nothing may call it."""
+    """Placeholder for a released text encoder: pipelines read its dtype, but nothing may call it."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         parameter = next(module.parameters(), torch.zeros(0))
@@ -37,28 +38,28 @@ class _Released:
         self.config = getattr(module, "config", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError(f"{self.name} has been released; close the PromptCache before encoding without it")
+        raise ValueError(f"{self.name} has been released; close the PromptCache before you encode without the cache")
 
 
 class PromptCache:
-    """Memoises `pipe.encode_prompt`, one entry a prompt, until `close`.
+    """Memoises `pipe.encode_prompt`, with one entry for each prompt, until `close`.
 
-    Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours;
-    batches are put together from the entries, padded with zeros. Which outputs are batched, and along which
-    dimension, is found once for each set of other arguments by encoding a batch of two. Pictures that go into
-    `encode_prompt` are told apart by their content.
+    Prompts are encoded one at a time, without gradient, so an embedding never depends on its neighbours. Batches are
+    joined from the entries and padded with zeros. To find out which outputs are batched, and along which dimension, a
+    batch of two is encoded once for each set of other arguments. Pictures that go into `encode_prompt` are
+    distinguished by their content.
 
     Args:
         pipe: the pipeline. `pipe.encode_prompt` is replaced on this instance.
-        call: the keyword arguments the pipeline will be called with, as for `Denoiser`; `encode` needs them
-            because they decide what is encoded (negative prompts, sequence lengths).
+        call: the keyword arguments of the later calls of the pipeline, as for `Denoiser`. `encode` needs them because
+            they decide what is encoded (negative prompts, sequence lengths).
         device: where entries are kept; None leaves them where they were computed.
-        most: entries kept while the text encoders are there; the one asked for longest ago goes first, and is encoded
-            again if it is asked for. None keeps all.
-        spare: bytes up to which entries are kept beyond that.
+        most: number of entries that are kept while the text encoders are loaded. The entry that was requested longest
+            ago is dropped first, and is encoded again if it is requested again. None keeps all entries.
+        spare: bytes; more than `most` entries are kept while all entries together need no more than this.
 
     Raises:
-        ValueError: if the pipeline has no `encode_prompt`, or has a cache already.
+        ValueError: if the pipeline has no `encode_prompt`, or already has a cache.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class PromptCache:
             raise ValueError(f"{type(pipe).__name__} has no encode_prompt; its prompts cannot be cached")
         if "encode_prompt" in pipe.__dict__:
             raise ValueError(
-                f"this {type(pipe).__name__} has an encode_prompt of its own already; close that cache first"
+                f"the encode_prompt of this {type(pipe).__name__} is already replaced by a cache; close that cache "
+                "first"
             )
         self.pipe = pipe
         self.device = None if device is None else torch.device(device)
@@ -96,18 +98,17 @@ class PromptCache:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The positive prompts `encode` has seen, in order."""
+        """The positive prompts that `encode` has seen, in order."""
         return tuple(self._texts.values())
 
     def encode(self, prompts: Iterable[str]) -> None:
-        """Encode prompts ahead, by calling the pipeline for each as far as its denoiser.
+        """Encode prompts in advance, by one call of the pipeline for each prompt, up to the denoiser.
 
         Args:
-            prompts: texts; those encoded before are passed over.
+            prompts: texts; a text that was encoded before is skipped.
 
         Raises:
-            ValueError: if the pipeline turns out not to use `encode_prompt`, or a prompt is new after
-                `release`.
+            ValueError: if the pipeline does not use `encode_prompt`, or a prompt is new after `release`.
         """
         for prompt in prompts:
             mark = (str(prompt), prompt.mark if isinstance(prompt, ConditionedPrompt) else None)
@@ -118,42 +119,43 @@ class PromptCache:
                 raise ValueError(
                     f"{type(self.pipe).__name__} does not call encode_prompt; its prompts cannot be cached"
                 )
-            # Of the first all, to look at the pipeline with; of the others no pictures, which may be many.
+            # The first prompt is kept with its pictures, as an example for later calls. Of the other prompts only the
+            # text is kept, because their pictures may be many.
             self._texts[mark] = str(prompt) if self._texts else prompt
 
     def ready(self, prompts: Iterable[str]) -> None:
-        """Encode those of some prompts whose entries are not there, or not any more, fetching text encoders once."""
+        """Encode the prompts that have no entry now. The text encoders are fetched once for all of them."""
         with offload_of(self.pipe).needed("text_encoders", when_called=True):
             for prompt in prompts:
                 self._run(prompt)
 
     def _run(self, prompt: str) -> None:
-        """Call the pipeline as far as its denoiser."""
+        """Call the pipeline up to its denoiser."""
         recorder = Recorder(self.pipe.scheduler)
         with torch.no_grad(), stopping_at_denoiser(self.pipe):
-            # Two steps, since some pipelines divide by half their number.
+            # Two steps, because some pipelines divide by half the number of steps.
             recorder.arm(None)
             self._caller.run(recorder, [prompt], 2, output_type="latent")
 
     def features(self, prompt: str) -> Tensor:
-        """A prompt's embeddings as one float32 vector: each one's mean over its tokens, side by side.
+        """A prompt's embeddings as one float32 vector: the mean of each embedding over its tokens, concatenated.
 
         Raises:
-            ValueError: as `encode`.
+            ValueError: as in `encode`.
         """
         self.encode([prompt])
         texts = {_prompt_of(dict(row)): entry for (_, row), entry in reversed(self._entries.items())}
-        # Where a class writes words of its own before a prompt, the shortest text that ends with it.
+        # Some classes put words of their own before a prompt; then this is the shortest text that ends with the prompt.
         entry = texts[prompt if prompt in texts else min((t for t in texts if t.endswith(prompt)), key=len)]
         parts = [part.float() for part in _tensors(entry) if part.is_floating_point()]
         return torch.cat([part.reshape(-1, part.shape[-1]).mean(0) for part in parts])
 
     def release(self, names: Sequence[str] | None = None, *, keep: bool = True) -> None:
-        """Take text encoders off the pipeline. Cached prompts go on working.
+        """Remove text encoders from the pipeline. Cached prompts still work.
 
         Args:
             names: components to release; None means all modules named `text_encoder*`.
-            keep: hold their weights on the CPU so that `close` can put them back; False frees them for good.
+            keep: keep their weights on the CPU so that `close` can put them back; with False, they are lost.
 
         Raises:
             ValueError: if a name is not a module of the pipeline.
@@ -167,11 +169,11 @@ class PromptCache:
                 raise ValueError(f"{type(self.pipe).__name__} has no module named {name!r} to release")
             stand_in = _Released(name, module)
             self._released[name] = (module.to("cpu") if keep else None, stand_in.device)
-            # Past the pipeline's own __setattr__, which would write the stand-in into its config.
+            # The pipeline's own __setattr__ is bypassed: it would write the placeholder into the pipeline's config.
             self.pipe.__dict__[name] = stand_in
 
     def close(self) -> None:
-        """Give the pipeline its own `encode_prompt` and its text encoders back (None for those not kept)."""
+        """Restore the pipeline's own `encode_prompt` and its text encoders (None for encoders that were not kept)."""
         self.pipe.__dict__.pop("encode_prompt", None)
         for name, (module, device) in self._released.items():
             self.pipe.__dict__[name] = None if module is None else module.to(device)
@@ -186,7 +188,7 @@ class PromptCache:
         self.close()
 
     def _answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the pipeline's `__call__` gets: the original's result, put together from single prompts."""
+        """The result of the original `encode_prompt`, joined from the results for single prompts."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
@@ -200,7 +202,7 @@ class PromptCache:
         listed = isinstance(arguments.get(_LIST), list) and self._caller.adapter.together == "one"
         unnamed = arguments.get("prompt") is None and not listed
         if unnamed or any(fingerprint(value) is None for value in arguments.values()):
-            # Embeddings supplied by the caller, or conditions that no key can stand for.
+            # The caller gave embeddings, or a condition that has no fingerprint to serve as a key.
             return self._encode_prompt(*args, **kwargs)
         for name, value in arguments.items():
             if name.endswith("_per_prompt") and value not in (None, 1):
@@ -210,16 +212,16 @@ class PromptCache:
         texts |= {name: arguments[name] for name in ours if isinstance(arguments.get(name), list)}
         if listed:
             texts = {_LIST: [tuple(arguments[_LIST])]}
-        # Counted anew for what is encoded here: single prompts, not the caller's batch.
+        # The batch size of the caller is replaced, because single prompts are encoded here.
         counts = {"batch_size"} & arguments.keys()
         others = {name: value for name, value in arguments.items() if name not in texts and name not in counts}
         context = tuple((name, fingerprint(value)) for name, value in sorted(others.items()) if name != "device")
-        # Siblings share their texts: a key for each row would cost more than all else here.
+        # The rows of one prompt share their texts. A key for each row would cost more than the rest of this method.
         marked = [(tuple(v if isinstance(v, str) else id(v) for v in row.values()), row) for row in _rows(texts)]
         found = {mark: self._entry(context, row, others, counts) for mark, row in dict(marked).items()}
         entries = [found[mark] for mark, _ in marked]
         whole = _moved(entries[0] if len(entries) == 1 else joined(self._layouts[context], entries), target)
-        # Every step of a rollout asks for the same.
+        # Every step of a rollout makes the same request.
         self._latest = (asked, whole) if asked is not None and _size(whole) <= self.spare else None
         return whole
 
@@ -230,8 +232,8 @@ class PromptCache:
             if self._released:
                 raise ValueError(
                     f"prompt {_prompt_of(row)!r} (with {_listed(row)}) was not encoded before the text "
-                    "encoders were released; pass it to PromptCache.encode before that, with the call "
-                    "arguments used now, or do not release"
+                    "encoders were released; pass it to PromptCache.encode before the release, with the present call "
+                    "arguments, or do not release the text encoders"
                 )
 
             def encoded(rows: int, values: dict[str, Any]) -> Any:
@@ -239,7 +241,7 @@ class PromptCache:
 
             with torch.inference_mode(False), torch.no_grad():
                 if context not in self._layouts and self._caller.adapter.together != "one":
-                    # Texts of our own: ones of the user's, if long, might be cut to equal length.
+                    # The pair has our own texts, because two long texts of the user might be cut to equal length.
                     pair = {
                         n: list(_PROBE_TEXTS) if isinstance(value, str) else [value] * 2 for n, value in row.items()
                     }
@@ -256,7 +258,7 @@ class PromptCache:
 
 
 def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
-    """Encode prompts before their rollout where text encoders wait in host memory, to fetch them once for all."""
+    """Encode prompts before their rollout if text encoders wait in host memory; the encoders are fetched only once."""
     cache = getattr(pipe.__dict__.get("encode_prompt"), "prompt_cache", None)
     if cache is not None and offload_of(pipe).waits("text_encoders"):
         distinct = {(str(p), p.mark if isinstance(p, ConditionedPrompt) else None): p for p in prompts}
@@ -264,7 +266,7 @@ def encode_ahead(pipe: Any, prompts: Iterable[str]) -> None:
 
 
 def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arguments of each row; texts given once count for all rows."""
+    """The arguments of each row; a text that is given once belongs to all rows."""
     first = texts[_LIST if _LIST in texts else "prompt"]
     count = 1 if isinstance(first, str) else len(first)
     for name, value in texts.items():
@@ -278,7 +280,7 @@ def _rows(texts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _prompt_of(row: Mapping[str, Any]) -> str:
-    """Its positive prompt, as the class worded it."""
+    """The positive prompt of a row, in the words of the pipeline's class."""
     text: str = row[_LIST][-1] if _LIST in row else row["prompt"]
     return text
 
@@ -292,7 +294,7 @@ def _moved(value: Any, device: torch.device | None) -> Any:
 
 
 def _plain(arguments: Mapping[str, Any]) -> bool:
-    """Whether all values are texts, lists of them, or settings, which can be compared with `==`."""
+    """Whether all values can be compared with `==`: texts, lists of texts, and plain settings."""
     return all(
         value is None
         or isinstance(value, (str, bool, int, float, torch.device, torch.dtype))

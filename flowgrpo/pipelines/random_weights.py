@@ -1,4 +1,4 @@
-"""Pipelines with the shapes of real models and random weights: for speed and memory, where no weights are at hand."""
+"""Pipelines with the shapes of real models and random weights, to measure speed and memory without real weights."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ _SCHEDULE = {"shift": 3.0}
 
 
 def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, device: torch.device, seed: int = 0) -> Any:
-    """A pipeline of the class and sizes of `path`, whose weights were never trained and whose texts are never read.
+    """A pipeline of the class and sizes of `path`, with random weights and without text encoders.
 
-    Denoisers and VAE are drawn on `device`. There are no text encoders: a prompt's embeddings are noise of the right
-    shape, the same for the same prompt. What it samples is noise; time and memory of the denoiser are the real ones.
+    The weights of denoisers and VAE are drawn on `device`. The embeddings of a prompt are noise of the right shape;
+    equal prompts have equal embeddings. The pipeline's images are noise, but the denoiser needs the time and memory of
+    the real model.
 
     Args:
         path: a pipeline folder (its configurations are read, its weights are not), or a model id of `KNOWN`.
         call: arguments of the pipeline's call, for the number of text tokens.
         dtype: of weights and embeddings.
-        device: where everything is.
+        device: of weights and embeddings.
         seed: of the weights.
 
     Raises:
-        ValueError: as `architecture_of`, or a denoiser that no embeddings are drawn for.
+        ValueError: as in `architecture_of`, or if there are no random embeddings for the class of the denoiser.
     """
     import diffusers
 
     architecture = architecture_of(path)
     name, config = architecture.denoiser
     if name not in _TEXTS:
-        raise ValueError(f"{path}: no weights are drawn for a {name}; use a model with one of {', '.join(_TEXTS)}")
+        raise ValueError(
+            f"{path}: there are no random weights for a {name}; use a model with one of {', '.join(_TEXTS)}"
+        )
     parts: dict[str, Any] = {}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -64,7 +67,8 @@ def random_pipeline(path: str, call: Mapping[str, Any], dtype: torch.dtype, devi
 def _drawn(name: str, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
     import diffusers
 
-    # Drawn in its final format: twelve billion numbers in float32 would need twice the memory for a moment.
+    # The weights are drawn in their final dtype: twelve billion numbers in float32 would need twice the memory for a
+    # moment.
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""A scheduler that hands every step to a hook instead of integrating."""
+"""A scheduler that passes every step to a hook instead of integrating."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from torch import Tensor
 from .noise_prediction import NoiseProcess
 
 StepHook = Callable[[int, Tensor, Tensor], Tensor]
-"""(step index, prediction, state) -> next state, all of the loop-state shape; may raise `Stop`."""
+"""(step index, prediction, state) -> next state; all tensors have the shape of the loop's state. May raise
+`LoopStopped`."""
 
 
 class PipelineError(RuntimeError):
-    """The pipeline cannot be replayed: another one, or another way of evaluating its states, is needed."""
+    """The pipeline cannot be replayed; use another pipeline, or another way of evaluating its states."""
 
 
 class LoopStopped(Exception):
-    """Ends a pipeline call once what it was made for has been seen."""
+    """Ends a pipeline call early, when the call has shown what it was made for."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A table as the pipeline itself sees it (before any inversion to our sigma).
+    """A table as the pipeline itself sees it, before any inversion to our sigma.
 
     Attributes:
         sigmas: [T+1] float32.
-        timesteps: [T], whatever dtype the shipped scheduler uses.
+        timesteps: [T], in the dtype of the shipped scheduler.
     """
 
     sigmas: Tensor
@@ -50,21 +51,21 @@ class Schedule:
 
 
 class Recorder(FlowMatchEulerDiscreteScheduler):
-    """Stands in for a pipeline's scheduler; each `step` calls a hook instead of integrating.
+    """Replaces a pipeline's scheduler; each `step` calls a hook instead of integrating.
 
-    The table is the shipped scheduler's own (a private copy of it computes it), unless one is given to
-    `arm`. The config is the shipped one, completed by that of the flow-matching Euler scheduler, because
-    pipelines read it.
+    A private copy of the shipped scheduler computes the table, unless a table is given to `arm`. The config is the
+    shipped scheduler's config, because pipelines read it. Missing entries come from the config of the flow-matching
+    Euler scheduler.
 
     Attributes:
-        process: what a model that predicts noise was trained on; None for flow matching.
+        process: the noise process on which a model that predicts noise was trained; None for flow matching.
 
     Args:
-        shipped: the scheduler the pipeline came with. Not modified.
+        shipped: the scheduler that belongs to the pipeline. It is not modified.
 
     Raises:
-        ValueError: if `shipped` says that the model predicts something that is no flow-matching velocity and cannot be
-            made one.
+        ValueError: if `shipped` says that the model predicts neither a flow-matching velocity nor something that can be
+            converted to one.
     """
 
     def __init__(self, shipped: Any) -> None:
@@ -91,8 +92,8 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
 
         Args:
             hook: called by each `step`.
-            table: impose this table; None means the pipeline's own.
-            keep: of the pipeline's own table, loop over this step only.
+            table: use this table; None means the pipeline's own table.
+            keep: index of a step; the pipeline loops over this step of its own table only.
         """
         self._hook, self._table, self._keep, self._taken = hook, table, keep, 0
 
@@ -102,11 +103,11 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return self._taken
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Recorder:
-        # Pipelines that copy their scheduler must still report to us.
+        # A copy that a pipeline makes of its scheduler must still call our hook.
         return self
 
     def scale_model_input(self, sample: Tensor, timestep: Any = None) -> Tensor:
-        """Flow matching and DDIM feed the state as it is."""
+        """The state itself: flow matching and DDIM do not scale the model's input."""
         return sample
 
     def set_timesteps(
@@ -118,7 +119,7 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         timesteps: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Install the armed table, or let the shipped scheduler make its own from these arguments."""
+        """Install the armed table, or let the shipped scheduler make its own table from these arguments."""
         table = self._table
         if table is None:
             request = {
@@ -147,7 +148,8 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
             table = Schedule(scheduler.sigmas.detach().cpu().float(), scheduler.timesteps.detach().cpu())
             if is_flow_table(table.sigmas, inverted=self.inverted):
                 return table
-        # Not a flow-matching table, or a request it cannot take: the Euler scheduler's, with the same shift.
+        # The shipped scheduler has no flow-matching table, or cannot take this request. So the table is the Euler
+        # scheduler's, with the same shift.
         known = inspect.signature(FlowMatchEulerDiscreteScheduler.set_timesteps).parameters
         super().set_timesteps(**{name: value for name, value in request.items() if name in known})
         return Schedule(self.sigmas.cpu(), self.timesteps.cpu())
@@ -161,23 +163,23 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return_dict: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Hand (index, prediction, sample) to the hook; its answer, in `sample.dtype`, is the next state."""
+        """Pass (index, prediction, sample) to the hook; its result, in `sample.dtype`, is the next state."""
         if self._hook is None:
             raise RuntimeError("Recorder.step was called before Recorder.arm")
         if kwargs.get("per_token_timesteps") is not None:
-            # In this mode the Euler scheduler integrates with dt = sigma - sigma', so pipelines pass minus
-            # the velocity.
+            # In this mode the Euler scheduler integrates with dt = sigma - sigma', so pipelines pass the negative
+            # velocity.
             model_output = -model_output
         index = self._taken
         self._taken += 1
         self._step_index = self._taken
-        # Half the pipelines crash when a 16-bit state comes back as float32.
+        # Half of the pipelines crash if a 16-bit state is returned as float32.
         following = self._hook(index, model_output, sample).to(sample.dtype)
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
 
 
 def is_flow_table(sigmas: Tensor, *, inverted: bool = False) -> bool:
-    """Whether sigmas [T+1] fall strictly from at most 1 to exactly 0 (rise to exactly 1 when inverted)."""
+    """Whether sigmas [T+1] fall strictly from at most 1 to exactly 0, or rise strictly to exactly 1 if inverted."""
     sigmas = 1.0 - sigmas if inverted else sigmas
     falling = bool((sigmas[1:] < sigmas[:-1]).all())
     return len(sigmas) > 1 and falling and float(sigmas[0]) <= 1.0 + 1e-6 and float(sigmas[-1]) == 0.0

@@ -1,4 +1,4 @@
-"""Which way of replaying a pipeline reproduces its own loop exactly."""
+"""Find the way of replaying a pipeline that reproduces the pipeline's own loop exactly."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Record:
     Attributes:
         prompts: N texts.
         states: T states [N, *latent_shape], one before each step.
-        predictions: T predictions of the pipeline there, same shape.
+        predictions: T predictions of the pipeline at these states, same shape.
         final: [N, *latent_shape], the state after the last step.
-        images: [N, ...], what the pipeline decoded it to.
+        images: [N, ...], the images that the pipeline decoded from the final state.
     """
 
     prompts: tuple[str, ...]
@@ -33,7 +33,7 @@ class Record:
 
 
 class _Rounded(Exception):
-    """A pipeline rounds what a step returned to this dtype."""
+    """Raised if a pipeline rounds the result of a step to this dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -42,18 +42,18 @@ class _Rounded(Exception):
 def rollout(replay: StateCaller, sigmas: Sequence[float], prompts: Sequence[str], seed: int) -> Record:
     """Run the pipeline's own loop with noise added at each step.
 
-    Every step is recorded: options that act on a few steps only (skipped layers, truncated guidance) would
-    otherwise pass unseen.
+    Every step is recorded, because some options act on a few steps only (skipped layers, truncated guidance). A record
+    of fewer steps could miss these options.
 
     Args:
         replay: the pipeline.
-        sigmas: T+1 values of its own table, falling to 0.
+        sigmas: T+1 values of the pipeline's own table, falling to 0.
         prompts: N texts.
         seed: of the noise.
 
     Raises:
-        PipelineError: if the pipeline does not take T scheduler steps, or changes the state between two of them
-            (other than by rounding it to 16 bits: then that is the dtype of the record).
+        PipelineError: if the pipeline does not take T scheduler steps, or changes the state between two steps. Rounding
+            the state to 16 bits is no error: the record then has this 16-bit dtype.
     """
     try:
         return _rollout(replay, sigmas, prompts, seed, None)
@@ -69,7 +69,7 @@ def _rollout(
     noise = torch.Generator().manual_seed(seed)
     states: list[Tensor] = []
     predictions: list[Tensor] = []
-    # A copy of what each step returned: some pipelines write it into a tensor of their own.
+    # Copies of the results of the steps: some pipelines later overwrite the tensor that a step returned.
     handed: list[Tensor] = []
 
     def hook(index: int, prediction: Tensor, sample: Tensor) -> Tensor:
@@ -99,9 +99,9 @@ def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
         if torch.equal(handed.to(dtype).to(sample.dtype), sample):
             raise _Rounded(dtype)
     raise PipelineError(
-        f"{type(replay.caller.pipe).__name__} changes the state between two steps (inpainting pipelines paste the "
-        "known part of the picture in); a rollout does not, so its images would be others than the pipeline's. Use a "
-        "class whose conditioning goes into the denoiser"
+        f"{type(replay.caller.pipe).__name__} changes the state between two steps (inpainting pipelines paste in the "
+        "known part of the picture). A rollout does not make this change, so its images would differ from the "
+        "pipeline's images. Use a class whose conditioning goes into the denoiser"
     )
 
 
@@ -109,7 +109,7 @@ def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: 
     """The first of `variants` that predicts every recorded step with error 0, in the caller's grad mode.
 
     Raises:
-        PipelineError: if there is none; says for each variant at which step, and by how much, it differs.
+        PipelineError: if there is none. The message says for each variant at which step, and by how much, it differs.
     """
 
     def fault(variant: str) -> str | None:
@@ -125,11 +125,11 @@ def exact_variant(replay: StateCaller, own: Schedule, record: Record, variants: 
 def require_dependence(replay: StateCaller, own: Schedule, record: Record, variant: str) -> None:
     """Refuse a pipeline whose prediction does not depend on the state, or not on the noise level.
 
-    A replay of such a pipeline is exact, and worthless. Costs one evaluation. A model whose predictions are all 0
-    (output layers before any training) passes.
+    A replay can be exact even without this dependence, so an exact replay is not enough. The check costs one
+    evaluation. A model whose predictions are all 0 passes, because output layers are 0 before any training.
 
     Raises:
-        PipelineError: says what has no effect.
+        PipelineError: if there is no dependence; the message says what has no effect.
     """
     if len(record.states) < 2 or not bool(record.predictions[0].any()):
         return
@@ -137,20 +137,22 @@ def require_dependence(replay: StateCaller, own: Schedule, record: Record, varia
         crossed = replay.predict(variant, record.states[0], own, 1, record.prompts)
     name = type(replay.caller.pipe).__name__
     if torch.equal(crossed, record.predictions[1]):
-        raise PipelineError(f"{name} predicts the same for two different states: its denoiser does not see the state")
+        raise PipelineError(
+            f"{name} makes the same prediction for two different states: its denoiser does not see the state"
+        )
     if torch.equal(crossed, record.predictions[0]):
         raise PipelineError(
-            f"{name} predicts the same at the noise levels {float(own.sigmas[0]):g} and {float(own.sigmas[1]):g}: the "
-            "timestep that its denoiser sees does not come from the noise level"
+            f"{name} makes the same prediction at the noise levels {float(own.sigmas[0]):g} and "
+            f"{float(own.sigmas[1]):g}: the timestep that its denoiser sees does not come from the noise level"
         )
 
 
 @torch.no_grad()
 def exact_decoder(replay: StateCaller, own: Schedule, record: Record) -> str:
-    """The first of `DECODERS` that makes the pipeline's own images of the record's final state, with error 0.
+    """The first of `DECODERS` that makes the pipeline's own images from the record's final state, with error 0.
 
     Raises:
-        PipelineError: if there is none; says for each decoder by how much it differs.
+        PipelineError: if there is none. The message says for each decoder by how much it differs.
     """
 
     def fault(decoder: str) -> str | None:
@@ -168,10 +170,11 @@ def _first(replay: StateCaller, names: Sequence[str], fault_of: Callable[[str], 
         faults[name] = fault
     listed = "\n".join(f"  {name}: {fault}" for name, fault in faults.items())
     raise PipelineError(
-        f"{type(replay.caller.pipe).__name__} cannot {what} a state of its own loop again exactly:\n"
+        f"{type(replay.caller.pipe).__name__} cannot {what} a state of its own loop a second time with the same "
+        "result:\n"
         f"{listed}\n"
-        "The usual causes are dropout left on, an option whose effect carries over from step to step, and "
-        "randomness outside the `generator` argument."
+        "The usual causes are active dropout, an option whose effect carries over from step to step, and randomness "
+        "that does not come from the `generator` argument."
     )
 
 
@@ -181,7 +184,7 @@ def _difference(compute: Callable[[], Tensor], expected: Tensor) -> str | None:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        # A pipeline called in a way it does not support may raise anything; that only rules this way out.
+        # A pipeline may raise any error if it does not support this way of calling. The error only excludes this way.
         return f"{type(error).__name__}: {error}"
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{found.dtype} {tuple(found.shape)} instead of {expected.dtype} {tuple(expected.shape)}"

@@ -58,8 +58,8 @@ class PlanCounts:
         chain_evaluations: the same if every leaf walked its own chain.
         leaves: images.
         edges: transitions of the tree.
-        walked: evaluations if each sample of a root walked from the noise by itself, and no two edges of the tree shared
-            an evaluation. This is how the papers count the evaluations of the policy that samples.
+        walked: evaluations if each sample of a root walked from the noise by itself, and no two edges of the tree
+            shared an evaluation. This is how the papers count the evaluations of the policy that samples.
         trained_edges: transitions that enter the loss.
         trained_states: distinct states whose velocity is computed again with gradients.
         trained_steps: denoising steps with a trained edge.

@@ -1,4 +1,4 @@
-"""Moving average of the trained weights."""
+"""Exponential moving average of the trained weights."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class _Named(Protocol):
 
 
 class Ema:
-    """Exponential moving average of the trained parameters, as Flow-GRPO keeps it for evaluation and saving.
+    """Exponential moving average of the trained parameters; Flow-GRPO evaluates and saves such an average.
 
-    Every `every` optimizer steps `average ← d·average + (1 − d)·weights`, `d = min((1+s)/(10+s), decay)`, or with
-    `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy). s = 0, 1, ... counts optimizer steps. A decay
-    of 0 copies the weights: an anchor that moves every so many steps (SAGE-GRPO). The average has the dtype
-    and device that the parameters have when it is made.
+    The average is updated once in `every` optimizer steps: `average ← d·average + (1 − d)·weights`. Here
+    `d = min((1+s)/(10+s), decay)`, or with `rise` `d = min(rise·s, decay)` (DiffusionNFT's sampling policy), and
+    s = 0, 1, ... counts optimizer steps. A decay of 0 copies the weights: this gives an anchor that moves once in
+    `every` steps (SAGE-GRPO). The average has the dtype and device that the parameters have when the average is made.
 
     Args:
-        weights: whatever has the trained parameters by name (`TrainedWeights`).
+        weights: an object with the trained parameters by name (`TrainedWeights`).
         decay: largest d, in [0, 1).
-        every: optimizer steps per update, at least 1.
-        rise: growth of d by optimizer step, above 0.
+        every: number of optimizer steps between two updates, at least 1.
+        rise: growth of d per optimizer step, above 0.
 
     Raises:
         ValueError: `decay`, `rise` or `every` out of range.
@@ -64,14 +64,16 @@ class Ema:
         """Count one optimizer step; True if it updated the average.
 
         Raises:
-            ValueError: called within `applied()`, where the parameters hold the average itself.
+            ValueError: the method is called within `applied()`, where the parameters hold the average itself.
         """
         if self._applied:
-            raise ValueError("Ema.step() was called within Ema.applied(); leave the context before training on")
+            raise ValueError(
+                "Ema.step() was called within Ema.applied(); leave the context before you continue training"
+            )
         self.steps += 1
         if self.steps % self.every:
             return False
-        # EMAModel counts its own updates; the warm-up here runs on optimizer steps.
+        # EMAModel counts its own updates, but the warm-up here counts optimizer steps.
         self._average.optimization_step = self.steps - 1
         if self.rise is not None:
             self._average.min_decay = self._average.decay = min(self.rise * (self.steps - 1), self.decay)
@@ -80,10 +82,10 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Within this context the parameters hold the average; afterwards what they held before, bitwise.
+        """Within this context the parameters hold the average. Afterwards their earlier values are restored, bitwise.
 
         Raises:
-            ValueError: nested in itself.
+            ValueError: this context is already active.
         """
         if self._applied:
             raise ValueError("Ema.applied() is already active; leave it before entering it again")
@@ -104,7 +106,7 @@ class Ema:
     def state_dict(self) -> dict[str, Any]:
         """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU).
 
-        Of sharded weights all processes must call it; the first has the tensors.
+        If the weights are sharded, all processes must call this method, and only the first process gets the tensors.
         """
         names = self._weights.named_parameters()
         shadows = self._average.shadow_params
@@ -114,10 +116,10 @@ class Ema:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue as if never interrupted; `decay` and `every` stay those of this object.
+        """Restore a state, and continue as without an interruption; `decay` and `every` of this object are kept.
 
         Raises:
-            ValueError: the names or shapes differ from the trained parameters.
+            ValueError: names or shapes differ from the trained parameters.
         """
         names = list(self._weights.named_parameters())
         average = state["average"]
@@ -126,7 +128,7 @@ class Ema:
         odd += [name for name in names if name in average and average[name].shape != shadows[name].shape]
         if odd:
             raise ValueError(
-                f"this average is of other parameters than the trained ones: {', '.join(odd[:5])} "
+                f"the parameters of this average differ from the trained parameters: {', '.join(odd[:5])} "
                 f"({len(odd)} in all are missing, unexpected or of another shape)"
             )
         self.steps = int(state["steps"])

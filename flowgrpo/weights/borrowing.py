@@ -1,4 +1,4 @@
-"""What is replaced for a while: attributes of an instance, or weights."""
+"""Contexts that replace something temporarily: attributes of an instance, or weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     """Set instance attributes for the duration of the block.
 
-    Goes through `__dict__`: a pipeline's own `__setattr__` rewrites its config, a module's registers
-    children.
+    The attributes are set in `__dict__`, because a pipeline's own `__setattr__` rewrites its config and a module's
+    `__setattr__` registers children.
     """
     saved = {name: owner.__dict__[name] for name in attributes if name in owner.__dict__}
     owner.__dict__.update(attributes)
@@ -25,7 +25,7 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 
 
 def exchanging(enter: Callable[[], None], leave: Callable[[], None]) -> Callable[[], AbstractContextManager[None]]:
-    """A context, to be entered any number of times, that calls `enter` at its beginning and `leave` at its end."""
+    """A context that calls `enter` at its beginning and `leave` at its end; it can be entered any number of times."""
 
     @contextmanager
     def entered() -> Iterator[None]:

@@ -1,10 +1,10 @@
-"""Processes that hold a model's weights together: what one of them evaluates, all evaluate.
+"""Keep processes in step that hold a model's weights together: what one process evaluates, all processes evaluate.
 
-An evaluation of a sharded denoiser gathers its weights from all processes, and so does a backward pass through it. But
-processes have unequal work: other prompts, batches that nothing of is trained, a reference on some. So before each
-of these steps they tell each other what they are about to do. Where they are not about to do the same, one thing is
-done after the other, and those who were about to do something else take part on inputs of an earlier call of their
-own, of which nothing comes but gradients of 0.
+An evaluation of a sharded denoiser gathers its weights from all processes. A backward pass gathers them too. But
+processes have unequal work: different prompts, batches without trained rows, a reference on some processes only. So
+before each of these steps, every process tells the others its next step. If the next steps differ, they are done one
+after another. A process that has another next step takes part with the inputs of one of its earlier calls. Its part
+adds only gradients of 0.
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from .borrowing import exchanging
 __all__ = ["Lockstep", "teller", "turn"]
 
 MEET, BACKWARD, EVALUATE = range(3)
-"""What a process may be about to do; numbers from `EVALUATE` on name a module, the weights it holds, and the mode."""
+"""The next step of a process; a number from `EVALUATE` on encodes a module, the weights that it holds, and the mode."""
 
 
 def turn(wanted: Sequence[int]) -> int:
-    """What all do next, of what each process is about to do.
+    """The step that all processes do next, chosen among the next steps of the processes.
 
-    Evaluations come first, so that those of one backward pass are complete on all: what most processes are about to
-    evaluate, of equals that of the first process. A backward pass is next, of all who are about to do one; then all
-    meet.
+    Evaluations come first, so that all evaluations before a backward pass are complete on all processes. Among
+    evaluations, the one that most processes have next is chosen; if several are equally frequent, the first of them in
+    the order of processes is chosen. Then come backward passes, and at last all processes meet.
     """
     evaluations = Counter(step for step in wanted if step >= EVALUATE)
     return evaluations.most_common(1)[0][0] if evaluations else max(wanted)
 
 
 def teller() -> Callable[[int], list[int]]:
-    """What gives a number to all processes, and returns that of each, by rank. All must make it."""
-    # On the CPU, so that telling the others does not wait for the accelerator.
+    """A function that sends a number to all processes and returns the numbers of all processes, by rank.
+
+    All processes must call this function.
+    """
+    # The group works on the CPU, so that a message does not wait for the accelerator.
     group = dist.new_group(backend="gloo")
 
     def tell(step: int) -> list[int]:
@@ -55,13 +58,13 @@ def teller() -> Callable[[int], list[int]]:
 class Lockstep:
     """Keeps this process in step with the others that hold shards of the same modules.
 
-    From its making on, calls of the modules go through it. What else needs all processes (sums, saving) must begin
-    with `meet`.
+    After this object is made, calls of the modules go through it. Any other work that needs all processes (sums,
+    saving) must begin with `meet`.
 
     Args:
         modules: the same on all processes, in the same order.
-        tell: gives what this process is about to do to all, and returns what each is about to do, by rank.
-        release: drops whole weights that an evaluation has left, for its backward pass, in place of the shards.
+        tell: sends the next step of this process to all, and returns the next steps of all processes, by rank.
+        release: drops whole weights that an evaluation has left for its backward pass; the shards stay.
     """
 
     def __init__(
@@ -77,22 +80,22 @@ class Lockstep:
         self._held = 0
         self._company: list[Tensor] = []
         for number, module in enumerate(self._modules):
-            # In place of the module's own way into its hooks, the first of which gathers the weights.
+            # This replaces the module's own entry to its hooks, because the first hook gathers the weights.
             module._compiled_call_impl = partial(self._evaluate, number)
 
     def exchange(
         self, enter: Callable[[], None], leave: Callable[[], None]
     ) -> Callable[[], AbstractContextManager[None]]:
-        """A context in which the shards hold other weights, as an average or a reference.
+        """A context in which the shards hold other weights, such as an average or a reference.
 
-        All processes must make the same ones in the same order; they may enter them at different times.
+        All processes must make the same contexts in the same order. They may enter the contexts at different times.
 
         Args:
             enter: puts the other weights into this process's shards; it may be called again before the context ends.
-            leave: puts back what was there, bitwise.
+            leave: puts the earlier weights back, bitwise.
 
         Raises:
-            RuntimeError: on entering, if another of these contexts is active.
+            RuntimeError: on entering, if another context of this kind is active.
         """
         number = len(self._exchanges)
         self._exchanges.append((enter, leave))
@@ -105,12 +108,12 @@ class Lockstep:
         return exchanging(hold, partial(self._hold, 0))
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of a loss, by all processes that have one; the others take part with gradients of 0."""
+        """Run the backward pass of a loss. Processes without a loss of their own take part with gradients of 0."""
         self._agree(BACKWARD)
         self._backward([loss])
 
     def meet(self) -> None:
-        """Return once all processes call it; until then take part in what the others do."""
+        """Return when all processes have called this method; until then, take part in the steps of the others."""
         self._agree(MEET)
         self._company.clear()
         self.release()
@@ -127,7 +130,7 @@ class Lockstep:
 
     def _forward(self, number: int, *args: Any, **kwargs: Any) -> Any:
         module = self._modules[number]
-        # What is left differs between processes, and each must gather for the others.
+        # Processes may still hold different gathered weights, but each process must gather again for the others.
         self.release()
         try:
             return module._call_impl(*args, **kwargs)
@@ -148,8 +151,8 @@ class Lockstep:
         inputs = self._inputs[number]
         if inputs is None:
             raise RuntimeError(
-                f"another process evaluates {type(self._modules[number]).__name__}, which this one never has; call it "
-                "once on every process first"
+                f"another process evaluates {type(self._modules[number]).__name__}, but this process never has; call "
+                "it once on every process first"
             )
         mine, (args, kwargs) = self._held, inputs
         self._hold(held)
@@ -163,7 +166,9 @@ class Lockstep:
         parts += [(made * 0).sum() for made in self._company]
         self._company.clear()
         if not parts:
-            raise RuntimeError("another process begins a backward pass of an evaluation that this one took no part in")
+            raise RuntimeError(
+                "another process begins a backward pass, but this process took no part in its evaluation"
+            )
         sum(parts[1:], parts[0]).backward()
 
     def _hold(self, number: int) -> None:
@@ -174,7 +179,7 @@ class Lockstep:
         self._exchanges[number][0]()
         self._held = number
         if torch.accelerator.is_available():
-            # Weights are gathered on a stream of its own, which does not wait for what wrote them.
+            # Weights are gathered on a separate stream, and this stream does not wait for the writes above.
             torch.accelerator.synchronize()
 
 

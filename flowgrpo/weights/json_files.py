@@ -1,4 +1,4 @@
-"""JSON files of models, read with a message that names the file."""
+"""Read JSON files of models, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Raises:
-        ValueError: there is no such file, or it is no JSON; names file and line.
+        ValueError: the file does not exist or is not JSON; the message names file and line.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -20,13 +20,13 @@ def read_json(path: Path) -> Any:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg}); is the file cut short?") from None
     except RecursionError:
-        raise ValueError(f"{path} is nested too deeply to be JSON of ours") from None
+        raise ValueError(f"{path} is nested too deeply; get the file again") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises ValueError as `read_json`, and for anything else in it."""
+    """The object in a JSON file; raises ValueError as in `read_json`, and if the file holds no object."""
     found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no JSON object; get the file again")

@@ -1,4 +1,4 @@
-"""What a LoRA adapter of a denoiser is, and which of its layers it goes on."""
+"""Settings of a LoRA adapter, and the layers of a denoiser that it adapts."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LoraSpec:
     Attributes:
         rank: inner dimension of A `[rank, in]` and B `[out, rank]`, at least 1.
         alpha: numerator of the scale, positive.
-        targets: endings of the names of the `nn.Linear` layers to adapt; None adapts those of
+        targets: endings of the names of the `nn.Linear` layers to adapt; None adapts all layers in
             `ATTENTION_PROJECTIONS` that the module has.
         init: "gaussian" draws A from N(0, 1/rank²), "default" is peft's Kaiming-uniform A. B is zero in both,
             so an untrained adapter changes nothing.
-        dropout: probability in [0, 1), used in train mode only. Anything but 0 makes rollout and training
-            log-probs differ, and with them the ratio at unchanged weights.
+        dropout: probability in [0, 1), used in train mode only. With any value but 0, log-probs of rollout and
+            training differ, and the ratio is not 1 at unchanged weights.
     """
 
     rank: int = 32
@@ -58,16 +58,16 @@ class LoraSpec:
 
 
 def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
-    """Full names of the linear layers to adapt; endings alone could also catch convolutions and embeddings.
+    """Full names of the linear layers to adapt. Endings alone could also match convolutions and embeddings.
 
     Args:
         key: the module's component name, for messages.
         module: the denoiser.
-        spec: with the endings to look for.
+        spec: has the endings to look for.
 
     Raises:
-        ValueError: an ending in `spec.targets` matches nothing, no default one matches, or the module has an
-            adapter or takes none.
+        ValueError: an ending in `spec.targets` matches no layer, no default ending matches a layer, the module already
+            has an adapter, or the module takes no adapter.
     """
     label = f"{key} ({type(module).__name__})"
     if not hasattr(module, "add_adapter"):
@@ -92,6 +92,6 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
 
 
 def _ending(name: str) -> str:
-    """The last part of a layer's name, with the part before it where the last is only an index."""
+    """The last part of a layer's name; if this part is an index, with the part before it."""
     parts = name.split(".")
     return ".".join(parts[-2:]) if parts[-1].isdigit() else parts[-1]

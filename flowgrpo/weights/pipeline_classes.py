@@ -1,6 +1,6 @@
-"""What the few pipeline classes need that do not work exactly as they stand; most classes are not here.
+"""Settings for the few pipeline classes that do not work unmodified; most classes need no entry here.
 
-Nothing of diffusers is copied or replaced: an entry says how its class is to be called.
+No code of diffusers is copied. An entry says how the pipelines of its class are called and prepared.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Adapter:
     """How one pipeline class is called.
 
     Attributes:
-        why: what does not work without.
-        rows: arguments that take one picture for each prompt, and no single one for all.
-        together: which rows one call can hold: all of them, those of one prompt, or one alone. The others are
-            evaluated in turn.
-        text: the class takes its prompt as a text, not as a list of one.
-        prepare: sets the pipeline up, once.
-        recompute: why gradient checkpointing must stay off, "" if it need not.
+        why: what does not work without this entry.
+        rows: arguments that take one picture for each prompt, and do not take a single picture for all prompts.
+        together: which rows one call can hold: all rows, the rows of one prompt, or one row. The other rows need
+            further calls.
+        text: the class takes its prompt as a text, not as a list with one text.
+        prepare: prepares the pipeline, once.
+        recompute: why gradient checkpointing must stay off, "" if it may be on.
     """
 
     why: str
@@ -43,14 +43,14 @@ def _decode_one_by_one(pipe: Any) -> None:
 
 
 def _experts_with_gradient(pipe: Any) -> None:
-    """Mix experts as the class does at inference, where it lets no gradient through them."""
+    """Replace the mixture of experts that the class uses at inference, because that mixture stops the gradient."""
     for module in pipe.transformer.modules():
         if type(module).__name__ == "MOEFeedForwardSwiGLU":
             module.__dict__["moe_infer"] = partial(_mixture, module)
 
 
 def _mixture(module: Any, x: Tensor, expert_of: Tensor, weight: Tensor) -> Tensor:
-    """[tokens, width] for x of that shape; each token has `num_activated_experts` rows of expert and weight."""
+    """[tokens, width] for x [tokens, width]; each token has `num_activated_experts` rows of expert and weight."""
     mixed = torch.zeros_like(x)
     for number, expert in enumerate(module.experts):
         rows = (expert_of == number).nonzero().squeeze(1)
@@ -59,10 +59,10 @@ def _mixture(module: Any, x: Tensor, expert_of: Tensor, weight: Tensor) -> Tenso
     return mixed
 
 
-_A_PICTURE_EACH = "takes a picture for each prompt: one picture is repeated"
-_PADDED = "attends to the padding of shorter prompts: each call holds one prompt only"
-_NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, so it predicts something else"
-_TWO_ROWS = "under guidance the timestep is repeated for two rows only: one prompt at a time"
+_A_PICTURE_EACH = "takes one picture for each prompt, so a single picture is repeated"
+_PADDED = "attends to the padding of shorter prompts, so each call holds one prompt only"
+_NO_MASK = "the library's gradient checkpointing of Chroma leaves the attention mask out, which changes the prediction"
+_TWO_ROWS = "under guidance the timestep is repeated for two rows only, so each call holds one prompt"
 _ONE_TEXT = "the library takes one prompt at a time, as a text"
 _NONE = Adapter("")
 
@@ -78,16 +78,17 @@ ADAPTERS: dict[str, Adapter] = {
     "PRXPipeline": Adapter(_TWO_ROWS, together="one"),
     "PRXPixelPipeline": Adapter(_TWO_ROWS, together="one"),
     "HunyuanVideo15Pipeline": Adapter(
-        "the mask of its autoencoder fits one video only: videos are decoded in turn", prepare=_decode_one_by_one
+        "the mask of its autoencoder fits one video only, so videos are decoded one by one", prepare=_decode_one_by_one
     ),
     "HunyuanVideo15ImageToVideoPipeline": Adapter(
-        "the mask of its autoencoder fits one video only: videos are decoded in turn", prepare=_decode_one_by_one
+        "the mask of its autoencoder fits one video only, so videos are decoded one by one", prepare=_decode_one_by_one
     ),
     "Kandinsky5T2IPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5T2VPipeline": Adapter(_PADDED, together="prompt"),
     "Kandinsky5I2VPipeline": Adapter(_PADDED, together="prompt"),
     "HiDreamImagePipeline": Adapter(
-        "at inference it mixes its experts without gradient: they are mixed with it", prepare=_experts_with_gradient
+        "at inference the class mixes its experts without gradient, so its mixture is replaced by one with gradient",
+        prepare=_experts_with_gradient,
     ),
     "ChromaPipeline": Adapter("", recompute=_NO_MASK),
     "ChromaImg2ImgPipeline": Adapter("", recompute=_NO_MASK),

@@ -1,4 +1,4 @@
-"""What is wrong with the folder of a pipeline, found without loading a weight."""
+"""Checks that find faults in the folder of a pipeline without loading a weight."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 from .json_files import read_json, read_json_object
 
 INDEX = "model_index.json"
-# A pipeline calls these whatever its class; text encoders may be left out.
+# Pipelines of all classes call these components; text encoders may be left out.
 _NEEDED = ("transformer", "unet", "vae", "scheduler")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "tokenizer_config.json")
 _LFS = b"version https://git-lfs"
 
 
 def pipeline_class(folder: Path) -> type | None:
-    """The class of diffusers that a pipeline folder names; None if it names one of its own.
+    """The class of diffusers that a pipeline folder names; None if the folder has its own class.
 
     Raises:
         ValueError: the index cannot be read, or diffusers has no such pipeline.
@@ -34,7 +34,7 @@ def pipeline_class(folder: Path) -> type | None:
     name = read_json_object(index).get("_class_name")
     if isinstance(name, list) and len(name) == 2 and all(isinstance(part, str) for part in name):
         if not (folder / f"{name[0]}.py").is_file():
-            raise ValueError(f"{index}: _class_name is {name!r}, and there is no file {folder / name[0]}.py")
+            raise ValueError(f"{index}: _class_name is {name!r}, but there is no file {folder / name[0]}.py")
         return None
     if not isinstance(name, str):
         raise ValueError(f"{index}: _class_name is {name!r}; it must be the name of a pipeline class of diffusers")
@@ -44,15 +44,17 @@ def pipeline_class(folder: Path) -> type | None:
         raise ValueError(f"{index}: diffusers {version} has no _class_name {name!r}{_nearest(name, pipelines)}")
     kind = getattr(diffusers, name)
     if not (isinstance(kind, type) and issubclass(kind, diffusers.DiffusionPipeline)):
-        raise ValueError(f"{index}: _class_name is {name!r}, which is no pipeline; give the folder of a whole pipeline")
+        raise ValueError(
+            f"{index}: _class_name is {name!r}, which is not a pipeline; give the folder of a whole pipeline"
+        )
     return kind
 
 
 def check_pipeline_folder(folder: Path) -> type | None:
-    """Look at every part of a pipeline folder; returns what `pipeline_class` does.
+    """Check every part of a pipeline folder; returns the result of `pipeline_class`.
 
     Raises:
-        ValueError: a line for each part that is missing, damaged, or of a class that is not known.
+        ValueError: parts are missing, damaged, or of an unknown class; the message has a line for each fault.
     """
     kind = pipeline_class(folder)
     index = parts_of(read_json_object(folder / INDEX), kind)
@@ -66,10 +68,10 @@ def check_pipeline_folder(folder: Path) -> type | None:
 
 
 def parts_of(index: Mapping[str, Any], kind: type | None) -> dict[str, Any]:
-    """The entries of an index without the settings of the pipeline, which may be lists too.
+    """The entries of an index, without the settings of the pipeline, which may be lists too.
 
-    As diffusers tells them apart: an argument of the class that has a default is a setting, unless the class says that
-    it is a part that may be left out. A class of the folder's own is not looked at; of its index all is returned.
+    Diffusers distinguishes parts and settings by the class: an argument with a default is a setting, unless the class
+    lists it as an optional part. If `kind` is None, because the folder has its own class, all entries are returned.
     """
     parameters = {} if kind is None else inspect.signature(kind.__init__).parameters  # type: ignore[misc]
     optional = set(getattr(kind, "_optional_components", None) or ())
@@ -78,21 +80,21 @@ def parts_of(index: Mapping[str, Any], kind: type | None) -> dict[str, Any]:
 
 
 def is_part(entry: Any) -> bool:
-    """Whether an entry of an index names library and class."""
+    """Whether an entry of an index names a library and a class."""
     return isinstance(entry, list) and len(entry) == 2 and all(isinstance(word, str) for word in entry)
 
 
 def weight_faults(folder: Path) -> Iterator[str]:
-    """What is wrong with the weights in the folder of one model."""
+    """Faults of the weights in the folder of one model, one message for each."""
     files = sorted(folder.glob("*.safetensors"))
     for listing in sorted(folder.glob("*.index.json")):
         shards = read_json_object(listing).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
-            yield f"{listing} has no `weight_map` from weights to files; get the file again"
+            yield f"{listing} has no `weight_map`, which maps weights to files; get the file again"
             return
         for shard in sorted(set(shards.values())):
             if not (folder / shard).is_file():
-                yield f"{folder / shard} is listed in {listing.name} and is not there; get the model again"
+                yield f"{folder / shard} is listed in {listing.name} but does not exist; get the model again"
     if not files and not any(folder.glob("*.bin")) and not any(folder.glob("*.index.json")):
         yield f"{folder} holds no weights (*.safetensors or *.bin); get the model again"
     for file in files:
@@ -100,27 +102,27 @@ def weight_faults(folder: Path) -> Iterator[str]:
 
 
 def _safetensors_faults(file: Path) -> Iterator[str]:
-    """A cut file by its head, which says how long it is."""
+    """Find a file that is cut short: its header says how long the file should be."""
     size, damaged = file.stat().st_size, f"{file} is cut short or damaged"
     with file.open("rb") as handle:
         head = handle.read(8)
         if (head + handle.read(24)).startswith(_LFS):
-            yield f"{file} is a pointer of Git LFS and not the weights; fetch them with `git lfs pull`"
+            yield f"{file} is a pointer of Git LFS and not the weights; fetch the weights with `git lfs pull`"
             return
         length = struct.unpack("<Q", head)[0] if len(head) == 8 else size
         if length + 8 > size:
-            yield f"{damaged}: its head alone is longer than its {size:,} bytes; get it again"
+            yield f"{damaged}: its header alone is longer than its {size:,} bytes; get the file again"
             return
         handle.seek(8)
         body = handle.read(length)
     try:
         entries = _head(body)
     except ValueError:
-        yield f"{damaged}: its head is no JSON; get it again"
+        yield f"{damaged}: its header is not JSON; get the file again"
         return
     needed = 8 + length + max((end for _, end in entries), default=0)
     if size < needed:
-        yield f"{damaged}: it has {size:,} bytes and should have {needed:,}; get it again"
+        yield f"{damaged}: it has {size:,} bytes and should have {needed:,}; get the file again"
 
 
 def _head(body: bytes) -> list[tuple[int, int]]:
@@ -134,7 +136,7 @@ def _head(body: bytes) -> list[tuple[int, int]]:
 
 
 def tokenizer_faults(folder: Path) -> Iterator[str]:
-    """What is wrong with the folder of a tokenizer."""
+    """Faults of the folder of a tokenizer, one message for each."""
     if not any(any(folder.glob(pattern)) for pattern in _VOCABULARIES[:-1]):
         yield f"{folder} holds no tokenizer ({', '.join(_VOCABULARIES[:-1])}); get the model again"
     for file in sorted(folder.glob("*.json")):
@@ -143,7 +145,7 @@ def tokenizer_faults(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def from_hub(path: str) -> Iterator[None]:
-    """Within this context a library loads a model; what it says of a hub id that cannot be read is put into words.
+    """A context in which a library loads a model; the error for an unreadable hub id becomes a clear message.
 
     Raises:
         ValueError: the hub id cannot be read.
@@ -155,8 +157,8 @@ def from_hub(path: str) -> Iterator[None]:
             raise
         cause = " ".join(str(error.__cause__ or error).split())
         raise ValueError(
-            f"the model {path!r} is no folder here and cannot be read from the hub ({cause:.300}); check its name and "
-            "the network, sign in if it asks for that, or give a folder"
+            f"the model {path!r} is not a local folder and cannot be read from the hub ({cause:.300}); check its name "
+            "and the network, sign in if the hub requires it, or give a folder"
         ) from error
 
 
@@ -171,13 +173,13 @@ def _missing_parts(folder: Path, index: Mapping[str, Any], kind: type | None) ->
         if parameter.name not in index and parameter.default is parameter.empty:
             yield f"{folder / INDEX} lists no {parameter.name}, which {kind.__name__} needs; get the model again"
         elif index.get(parameter.name) == [None, None] and parameter.name in _NEEDED:
-            yield f"{folder / INDEX}: {parameter.name} is null, and {kind.__name__} needs it; name library and class"
+            yield f"{folder / INDEX}: {parameter.name} is null, but {kind.__name__} needs it; give library and class"
 
 
 def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[str]:
     if not is_part(entry):
         left_out = isinstance(entry, list) and len(entry) == 2 and entry[1] is None
-        # What the class does not name may be a setting of an own class; that of a part has its folder.
+        # An entry that the class does not name may be a setting of the folder's own class. A part has a folder.
         if isinstance(entry, (str, list)) and not left_out and (known or (folder / name).exists()):
             yield f"{folder / INDEX}: {name} is {entry!r}; it must be a list of library and class"
         return
@@ -188,7 +190,7 @@ def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[s
         return
     part = folder / name
     if not part.is_dir():
-        yield f"{part} is not a folder, and {INDEX} lists {name}; get the model again"
+        yield f"{part} is not a folder, but {INDEX} lists {name}; get the model again"
         return
     yield from _said(lambda: _check_part(part, kind))
 
@@ -196,11 +198,11 @@ def _part_faults(folder: Path, name: str, entry: Any, known: bool) -> Iterator[s
 def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None:
     if library in ("diffusers", "transformers"):
         version, known = _names(library)
-        # Not by the list alone: on its import a pipeline of diffusers may add a class to transformers.
+        # The list alone is not enough: a pipeline of diffusers may add a class to transformers when it is imported.
         if kind not in known and not hasattr(importlib.import_module(library), kind):
             return f"is of class {kind!r}, which {library} {version} does not have{_nearest(kind, known)}"
     elif not _own_module(folder, name, library):
-        return f"is of library {library!r}, which is not installed; install it, or mend the name"
+        return f"is of library {library!r}, which is not installed; install it, or correct the name"
     scheduler, tokenizer = "Scheduler" in kind, "Tokenizer" in kind
     if (name == "scheduler") != scheduler and (scheduler or name == "scheduler"):
         return f"is of class {kind!r}; name a {'scheduler' if name == 'scheduler' else 'model'}"
@@ -211,7 +213,7 @@ def _class_fault(folder: Path, name: str, library: str, kind: str) -> str | None
 
 @cache
 def _names(library: str) -> tuple[str, frozenset[str]]:
-    """Version of a library and what it has, which it takes half a second to list."""
+    """Version of a library, and its names. To list the names takes half a second."""
     module = importlib.import_module(library)
     return str(module.__version__), frozenset(dir(module))
 
@@ -235,13 +237,13 @@ def _check_part(part: Path, kind: str) -> None:
         made = read_json_object(part / "config.json").get("_class_name")
         faults = list(weight_faults(part))
         if isinstance(made, str) and made != kind:
-            faults.insert(0, f"{part / 'config.json'} is of class {made}, and {INDEX} says {kind}; mend one of them")
+            faults.insert(0, f"{part / 'config.json'} is of class {made}, but {INDEX} says {kind}; correct one of them")
     if faults:
         raise ValueError("\n".join(faults))
 
 
 def _has_own_config(part: Path) -> bool:
-    """Whether a part is no model but something with a config of its own name, as a guider."""
+    """Whether a part is not a model but has a config file with another name, such as a guider."""
     found = {path.name for path in part.glob("*_config.json")} - {"generation_config.json"}
     return bool(found) and not (part / "config.json").exists()
 
@@ -255,4 +257,4 @@ def _said(check: Any) -> Iterator[str]:
 
 def _nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.8)
-    return f"; did you mean {close[0]!r}?" if close else "; install the version that has it, or mend the name"
+    return f"; did you mean {close[0]!r}?" if close else "; install a version that has it, or correct the name"

@@ -19,25 +19,27 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def cast_base(pipe: DiffusionPipeline, dtype: torch.dtype, *, vae_float32: bool = False) -> None:
     """Convert a pipeline's weights as `from_pretrained(torch_dtype=dtype)` would have loaded them.
 
-    Parts that their model class keeps in float32 stay so, and buffers that are computed rather than loaded
-    (rotary frequencies) are left alone; a plain `pipe.to(dtype)` would round both. Call it before
-    `TrainedWeights.lora` or `.full`, which give the trained weights a dtype of their own.
+    Parts that their model class keeps in float32 stay in float32. Buffers that are computed and not loaded (rotary
+    frequencies) stay unchanged. A plain `pipe.to(dtype)` would round both. Call this function before
+    `TrainedWeights.lora` or `.full`, which give the trained weights a separate dtype.
 
     Args:
         pipe: any pipeline without adapters.
         dtype: float32, bfloat16 or float16.
-        vae_float32: keep the `vae` in float32. Some pipelines (SD3, FLUX) hand it latents in the
-            transformer's dtype, so whoever decodes must convert them first.
+        vae_float32: keep the `vae` in float32. Some pipelines (SD3, FLUX) pass latents in the transformer's dtype to
+            the `vae`, so the caller must convert latents before decoding.
 
     Raises:
-        ValueError: another dtype, or an adapter is in place.
+        ValueError: the dtype is none of these, or the pipeline has an adapter.
     """
     if dtype not in _DTYPES:
         raise ValueError(f"cannot cast a pipeline to {dtype}; use torch.float32, torch.bfloat16 or torch.float16")
     parts = {name: part for name, part in pipe.components.items() if isinstance(part, nn.Module)}
     for name, part in parts.items():
         if getattr(part, "peft_config", None):
-            raise ValueError(f"{name} has an adapter; call cast_base before adding it, so that it stays as it is")
+            raise ValueError(
+                f"{name} has an adapter; call cast_base before you add the adapter, so that the adapter keeps its dtype"
+            )
     for name, part in parts.items():
         _cast(part, torch.float32 if name == "vae" and vae_float32 else dtype)
 
@@ -58,7 +60,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _float32_parts(module: nn.Module, dtype: torch.dtype) -> set[str]:
-    """Name parts a class keeps in float32: for any half format in diffusers, for float16 in transformers."""
+    """Name parts that a class keeps in float32: for any 16-bit dtype in diffusers, for float16 in transformers."""
     parts: set[str] = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
     if isinstance(module, ModelMixin) or dtype is torch.float16:
         declared = getattr(module, "_keep_in_fp32_modules", None) or ()

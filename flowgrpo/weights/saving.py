@@ -1,4 +1,4 @@
-"""Folders that plain diffusers loads: writing trained weights as such, and what one leaves out."""
+"""Write trained weights as folders that plain diffusers loads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OUR_NOTE = "flowgrpo.json"
 
 
 def local_folder(path: str) -> str:
-    """The folder of a pipeline: the path itself, or of a hub id its snapshot on this machine, fetched if need be."""
+    """The folder of a pipeline: the path itself, or for a hub id its local snapshot, which is downloaded if needed."""
     if Path(path).is_dir():
         return path
     from diffusers import DiffusionPipeline
@@ -36,7 +36,7 @@ def local_folder(path: str) -> str:
 
 
 def left_out(path: str) -> dict[str, None]:
-    """Components that a pipeline folder leaves out, as diffusers asks for them on loading; none of a hub id."""
+    """Components that a pipeline folder leaves out, as arguments of `from_pretrained`; empty for a hub id."""
     index = Path(path) / "model_index.json"
     parts = read_json_object(index) if index.is_file() else {}
     return {name: None for name, value in parts.items() if value == [None, None]}
@@ -44,11 +44,11 @@ def left_out(path: str) -> dict[str, None]:
 
 @contextmanager
 def new_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Fill a temporary sibling folder; on leaving without an error it takes the name `folder`.
+    """A temporary folder beside `folder`; if the block ends without an error, it is renamed to `folder`.
 
     Args:
         folder: to create; missing parents are created.
-        overwrite: replace an existing folder, which stays in place until the new one is complete.
+        overwrite: replace an existing folder, which stays in place until the new folder is complete.
 
     Raises:
         ValueError: `folder` exists and `overwrite` is off, or it is a file.
@@ -61,7 +61,8 @@ def new_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]
     folder.parent.mkdir(parents=True, exist_ok=True)
     workplace = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        # A folder inside, because mkdtemp's own has mode 0700, and the result is to have the user's mode.
+        # The new folder is inside the temporary folder, because mkdtemp gives mode 0700 and the result must have the
+        # user's default mode.
         fresh = workplace / "new"
         fresh.mkdir()
         yield fresh
@@ -81,10 +82,11 @@ def new_folder(folder: str | Path, *, overwrite: bool = False) -> Iterator[Path]
 
 
 def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: str, folder: Path) -> None:
-    """Write each module's adapter, through the pipeline class's own writer where it has one.
+    """Write each module's adapter, with the writer of the pipeline's class if it has a writer.
 
-    The first module's file is `pytorch_lora_weights.safetensors`; a further module's has its name added.
-    Not a sub-folder: diffusers' loader looks there only if the folder itself has no file of that name.
+    The first module's file is `pytorch_lora_weights.safetensors`. The files of further modules have the module's name
+    added. There are no sub-folders, because diffusers' loader looks there only if the folder itself has no file of that
+    name.
     """
     writer = getattr(type(pipe), "save_lora_weights", None)
     for number, (name, module) in enumerate(modules.items()):
@@ -93,13 +95,13 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
             module.save_lora_adapter(folder, adapter_name=adapter, weight_name=file)
             continue
         config = module.peft_config[adapter]
-        # Only what fixes the function: peft's whole config holds fields that other versions of it refuse.
+        # Only fields that determine the function: the whole config has fields that other versions of peft refuse.
         metadata = {
             "r": config.r,
             "lora_alpha": config.lora_alpha,
             "target_modules": sorted(config.target_modules),
             "bias": config.bias,
-            # Empty as a rule, but older versions of diffusers load nothing without it.
+            # Usually empty, but older versions of diffusers load nothing without this field.
             "rank_pattern": dict(config.rank_pattern),
         }
         kind = "unet" if name == "unet" else "transformer"
@@ -109,10 +111,10 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
 
 
 def load_lora(modules: Mapping[str, nn.Module], adapter: str, folder: Path) -> None:
-    """Copy what `save_lora` wrote into the adapters of the modules, in their own precision.
+    """Copy the files of `save_lora` into the adapters of the modules, in the precision of the adapters.
 
     Raises:
-        ValueError: as `put_adapter`.
+        ValueError: as in `put_adapter`.
     """
     for number, (name, module) in enumerate(modules.items()):
         file = folder / (f"{_LORA_STEM}_{name}.safetensors" if number else f"{_LORA_STEM}.safetensors")
@@ -123,13 +125,13 @@ def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> Non
     """Copy the tensors of a file into an adapter of the same layers and rank.
 
     Args:
-        module: with the adapter.
-        adapter: its name.
-        file: of safetensors.
-        prefix: what names in the file may begin with.
+        module: the module with the adapter.
+        adapter: name of the adapter.
+        file: a safetensors file.
+        prefix: removed from names in the file that begin with it.
 
     Raises:
-        ValueError: the file is missing, or it is of other layers or another rank.
+        ValueError: the file is missing, or its layers or its rank differ from the adapter.
     """
     if not file.is_file():
         raise ValueError(f"{file} is missing; give a folder that a run has written")
@@ -138,8 +140,8 @@ def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> Non
     shapes, given = ({key: list(value.shape) for key, value in one.items()} for one in (wanted, state))
     if odd := sorted(key for key in shapes.keys() | given.keys() if shapes.get(key) != given.get(key)):
         raise ValueError(
-            f"{file} is not the adapter that model.lora describes: {odd[0]} is {given.get(odd[0], 'missing')} there, "
-            f"and {shapes.get(odd[0], 'nothing')} is wanted; take the recipe of its run"
+            f"{file} is not the adapter that model.lora describes: {odd[0]} is {given.get(odd[0], 'missing')} in the "
+            f"file, and {shapes.get(odd[0], 'nothing')} in the adapter; use the recipe of the run that wrote the file"
         )
     set_peft_model_state_dict(module, state, adapter_name=adapter)
 
@@ -159,18 +161,20 @@ def save_pipeline(
         modules: component name -> trained module.
         folder: existing empty folder to write in.
         had: class of each component that the pipeline had when training began.
-        source: folder that the pipeline was loaded from. Every untrained component is copied as it is there, and one
-            that is left out there stays left out. Without a source they come from the pipeline.
+        source: folder from which the pipeline was loaded. Every untrained component is copied from there, and a
+            component that is left out there stays left out. Without a source, untrained components come from the
+            pipeline.
 
     Raises:
-        ValueError: `source` is not a complete pipeline folder, or there is none and components have been released.
+        ValueError: `source` is not a complete pipeline folder, or there is no source and components were released.
     """
     if source is None:
         gone = [name for name, kind in had.items() if name not in modules and type(getattr(pipe, name)) is not kind]
         if gone:
             raise ValueError(
-                f"{', '.join(gone)} of this {type(pipe).__name__} have been released, and without them nothing loads "
-                "what is saved; write TrainedWeights.full(pipe, source=FOLDER) with the folder it was loaded from"
+                f"{', '.join(gone)} of this {type(pipe).__name__} have been released, and without them the saved "
+                "pipeline could not be loaded; write TrainedWeights.full(pipe, source=FOLDER) with the folder from "
+                "which the pipeline was loaded"
             )
         pipe.save_pretrained(folder)
         return
@@ -180,36 +184,38 @@ def save_pipeline(
 
 
 def _copy_untrained(source: Path, folder: Path, trained: set[str], kind: type) -> None:
-    """Copy the index and the components it lists; model repositories also hold other, large files."""
+    """Copy the index and the components that it lists. Repositories may have further large files; these stay behind."""
     index = source / "model_index.json"
     if not index.is_file():
         raise ValueError(f"{source} has no model_index.json; give a local pipeline folder as `source`")
     entries = {name for name, entry in parts_of(read_json_object(index), kind).items() if is_part(entry)}
     if odd := trained - entries:
         raise ValueError(
-            f"{index} lists no {', '.join(sorted(odd))}; give the folder that the pipeline was loaded from"
+            f"{index} lists no {', '.join(sorted(odd))}; give the folder from which the pipeline was loaded"
         )
     kept = sorted(entries - trained)
     if absent := [name for name in kept if not (source / name).is_dir()]:
-        raise ValueError(f"{source} lacks {', '.join(absent)}, listed in its model_index.json; complete it first")
-    # A class of its own lies beside the index, and so does our note of the call it wants.
+        raise ValueError(
+            f"{source} lacks {', '.join(absent)}, which its model_index.json lists; complete the folder first"
+        )
+    # A file beside the index may hold the pipeline's own class, and our note has the recommended call.
     for file in (index, source / _OUR_NOTE, *sorted(source.glob("*.py"))):
         if file.is_file():
             shutil.copyfile(file, folder / file.name)
     for name in kept:
-        # Not the modes of the source, which may be read-only, nor the links of a download's cache.
+        # `copyfile` copies neither the modes of the source, which may be read-only, nor the links of a download cache.
         shutil.copytree(source / name, folder / name, copy_function=shutil.copyfile)
 
 
 def _flush(folder: Path) -> None:
-    """Have every file on disk before the folder takes its name."""
+    """Write every file to disk before the folder gets its name."""
     for file in folder.rglob("*"):
         if file.is_file():
             with file.open("rb") as handle:
                 try:
                     os.fsync(handle.fileno())
                 except OSError as error:
-                    # Python names no file here, and who has to make room wants to know on which disk.
+                    # Python's message names no file, but a user who must free space needs to know on which disk.
                     raise OSError(error.errno, error.strerror, str(file)) from error
 
 

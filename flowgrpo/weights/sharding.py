@@ -1,7 +1,7 @@
-"""Full weights cut into shards, one a process, by FSDP2 (`torch.distributed.fsdp.fully_shard`).
+"""Full weights that are cut into shards, one for each process, by FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
-A block's weights are gathered when it is evaluated, and dropped after. Optimizer and averages work on the shards.
-Files have whole tensors, the same as without shards, so any number of processes reads them.
+The weights of a block are gathered when the block is evaluated, and dropped afterwards. Optimizer and averages work on
+the shards. Files have whole tensors, as without shards, so any number of processes can read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Shards", "cut_as", "cut_optimizer_state", "repeated_blocks", "whole"
 
 
 def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """Blocks of the classes that the model names, or else what its lists of several modules hold."""
+    """The blocks of the classes that the model names; if it names none, the members of its lists of modules."""
     named = set(getattr(module, "_repeated_blocks", None) or ())
     found = [part for part in module.modules() if type(part).__name__ in named]
     lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) > 1]
@@ -32,17 +32,17 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
 
 
 class Shards:
-    """Modules whose weights are shared out to the processes of a mesh.
+    """Modules whose weights are distributed over the processes of a mesh.
 
-    Gradients are added over processes in the backward pass, not averaged: losses are divided by counts of the whole
-    optimizer step. Call `steps.backward` for it.
+    The backward pass adds gradients over processes and does not average them, because losses are divided by counts of
+    the whole optimizer step. Call `steps.backward` for a backward pass.
 
     Args:
         modules: component name -> denoiser, with the weights in place; all trained. Shards are in float32. Weights that
             come in half precision are rounded to it again whenever they are gathered. Parameters of a block itself, not
             of a module within it, are rounded too where the class keeps them in float32.
         mesh: of one dimension, with all processes.
-        keep: keep what an evaluation with gradients has gathered for its backward pass.
+        keep: whether an evaluation with gradients keeps the gathered weights for its backward pass.
 
     Attributes:
         steps: keeps the processes in step.
@@ -69,10 +69,10 @@ class Shards:
             _say_dtype(module, dtype)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
-                    # Sums alone: gloo has no other reduction.
+                    # Gloo can only add, so there must be no other reduction.
                     part.set_force_sum_reduction_for_comms(True)
                     part.set_gradient_divide_factor(1.0)
-        # What an evaluation leaves gathered would outlast an exchange of the weights.
+        # Weights that an evaluation leaves gathered would stay unchanged during an exchange of the weights.
         self.steps = Lockstep(list(modules.values()), teller(), self._release if keep else None)
 
     def _release(self) -> None:
@@ -82,9 +82,9 @@ class Shards:
                     part.reshard()
 
     def whole_modules(self) -> dict[str, nn.Module]:
-        """The modules as they were before they were cut, with the present weights, on the CPU of the first process.
+        """Whole modules of the original classes with the current weights, on the CPU of the first process.
 
-        All processes must call it; the others get none.
+        All processes must call this method. The other processes get an empty dict.
         """
         self.steps.meet()
         found = {}
@@ -132,14 +132,15 @@ def _say_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _of_their_own(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-    """Outputs without views: what a pipeline writes into one would lose the hook that gathers weights for backward."""
+    """The outputs with a copy of each view. A pipeline that writes into a view would remove the hook for backward."""
     return tree_map_only(Tensor, lambda made: made.clone() if made._is_view() else made, outputs)
 
 
 def whole(tensor: Tensor) -> Tensor:
     """A copy of a tensor on the CPU.
 
-    Of a sharded one all processes must call it: the first gets it whole, the others an empty tensor.
+    If the tensor is sharded, all processes must call this function. The first process gets the whole tensor, and the
+    others get an empty tensor.
     """
     if not isinstance(tensor, DTensor):
         return tensor.detach().to("cpu", copy=True)
@@ -148,20 +149,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def wholes(state: Any) -> Any:
-    """A nest of dicts and lists with each sharded tensor in it `whole`."""
+    """A copy of a nest of dicts and lists, in which `whole` is applied to each sharded tensor."""
     return tree_map_only(DTensor, whole, state)
 
 
 def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """This process's shard of a whole tensor, cut as `like` is and on its device; itself if `like` is whole."""
+    """This process's shard of a tensor, cut like `like` and on its device; the tensor itself if `like` is not cut."""
     if not isinstance(like, DTensor):
         return tensor
-    # Without a source, which every process would have to wait for: all have read the same file.
+    # There is no source rank, for which every process would have to wait: all processes have read the same file.
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def cut_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer with each tensor that has the shape of its parameter cut as that is."""
+    """The state of an optimizer, in which each tensor with the shape of its parameter is cut like the parameter."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
     def cut(number: int, value: Any) -> Any:

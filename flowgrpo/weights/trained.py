@@ -1,6 +1,6 @@
 """The trained part of a diffusers pipeline: a LoRA adapter, or all weights of the denoiser.
 
-The denoiser is `pipe.transformer`, and `pipe.transformer_2` too in two-expert pipelines (Wan 2.2), or `pipe.unet`.
+The denoiser is `pipe.transformer` or `pipe.unet`. Pipelines with two experts (Wan 2.2) also have `pipe.transformer_2`.
 Results are written in diffusers' own formats (`saving.py`). `averages.py` has moving averages of trained weights.
 """
 
@@ -39,10 +39,10 @@ ADAPTER = "default"
 
 
 def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
-    """The denoisers of a pipeline by component name: `transformer`, and `transformer_2` where there is one, or `unet`.
+    """The denoisers that a pipeline has, by component name: `transformer`, `transformer_2`, `unet`.
 
     Raises:
-        ValueError: the pipeline has none.
+        ValueError: the pipeline has no denoiser.
     """
     modules = {name: getattr(pipe, name, None) for name in MODULE_NAMES}
     found = {name: module for name, module in modules.items() if isinstance(module, nn.Module)}
@@ -58,16 +58,16 @@ def trainable_modules(pipe: DiffusionPipeline) -> dict[str, nn.Module]:
 class TrainedWeights:
     """The trained part of a pipeline; made by `TrainedWeights.lora` or `TrainedWeights.full`.
 
-    Everything else in the pipeline is frozen. Parameters are looked up by name on every use, so wrappers that
-    replace parameter objects in place (FSDP2) are followed.
+    Everything else in the pipeline is frozen. Parameters are looked up by name at each use, so that a wrapper may
+    replace parameter objects in place (FSDP2).
 
     Attributes:
         kind: "lora" or "full".
         pipe: the pipeline.
         modules: component name -> denoiser.
-        source: folder that the pipeline was loaded from, for `save` of full weights; None if it was made in memory.
-        shards: how full weights are shared out to several processes; None where each has them whole.
-        steps: keeps processes in step that need each other for a backward pass; None where each has its own.
+        source: folder from which the pipeline was loaded, for `save` of full weights; None if it was made in memory.
+        shards: how full weights are distributed over several processes; None if each process has them whole.
+        steps: keeps processes in step that need each other for a backward pass; None if no process needs another.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class TrainedWeights:
             pipe: any pipeline with a `transformer` or `unet`, without adapters.
             spec: rank, scale and target layers.
             seed: of the initial A matrices. Global random state is neither read nor changed.
-            param_dtype: dtype of A and B; float32 also on a half-precision base, as updates of 1e-4 relative
-                size vanish in bfloat16.
-            modules: what of `pipe.components` is trained, by name; None takes the denoisers.
+            param_dtype: dtype of A and B. Use float32 on a 16-bit base too, because updates of relative size 1e-4
+                vanish in bfloat16.
+            modules: the components of the pipeline that are trained, by name; None means the denoisers.
 
         Raises:
-            ValueError: no layer matches `spec.targets`, or the module has an adapter or takes none.
+            ValueError: no layer matches `spec.targets`, the module already has an adapter, or it takes no adapter.
         """
         modules = trainable_modules(pipe) if modules is None else modules
         targets = {key: target_layers(key, module, spec) for key, module in modules.items()}
         _freeze(pipe)
-        # Only the CPU generator: peft draws A there before moving it, and torch.manual_seed would also reseed
-        # every accelerator, which fork_rng(devices=[]) does not restore.
+        # Only the CPU generator is seeded: peft draws A on the CPU before it moves A. torch.manual_seed would also seed
+        # every accelerator, and fork_rng(devices=[]) does not restore accelerators.
         with torch.random.fork_rng(devices=[]):
             torch.random.default_generator.manual_seed(seed)
             for key, module in modules.items():
@@ -156,11 +156,11 @@ class TrainedWeights:
         Args:
             pipe: any pipeline with a `transformer` or `unet`. Weights in half precision stay as they are; the trained
                 parameters are float32 copies of them, see `masters.py`.
-            keep_reference: keep a copy of the present weights, for `reference()`. It doubles their memory.
-            modules: what of `pipe.components` is trained, by name; None takes the denoisers.
-            shard: cuts the modules into shards, and puts those on the device.
-            source: local folder that the pipeline was loaded from; `save` takes the untrained components from there,
-                so that they may be released meanwhile.
+            keep_reference: keep a copy of the present weights, for `reference()`. The copy doubles their memory.
+            modules: the components of the pipeline that are trained, by name; None means the denoisers.
+            shard: cuts the modules into shards, and puts the shards on the device.
+            source: local folder from which the pipeline was loaded. `save` copies the untrained components from there,
+                so that they may be released during training.
         """
         modules = trainable_modules(pipe) if modules is None else modules
         _freeze(pipe)
@@ -173,10 +173,11 @@ class TrainedWeights:
 
     @classmethod
     def given(cls, pipe: Any, kind: Literal["lora", "full"]) -> Self:
-        """A pipeline to sample from as it is, with the arithmetic that a run of such a kind begins with.
+        """A pipeline to sample from without training, with the same arithmetic as at the start of a run of this kind.
 
-        What such a run freezes is frozen. By whether a weight can have a gradient torch chooses how it multiplies, even
-        where none is asked for: `linear` of an input that is not contiguous is one product, or one for each row.
+        The parameters that a run of this kind freezes are frozen here too. This matters because torch chooses how to
+        multiply by whether a weight can have a gradient, even if no gradient is requested. For example, `linear` of a
+        non-contiguous input is computed as one product, or as one product for each row.
         """
         modules = trainable_modules(pipe)
         trained = {id(p) for module in modules.values() for p in module.parameters()} if kind == "full" else set()
@@ -220,14 +221,14 @@ class TrainedWeights:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within this context the pipeline is the reference model; it may be nested.
+        """Within this context the pipeline is the reference model; the context may be nested.
 
-        LoRA: the adapter is off. Full: the weights kept by `keep_reference=True` are exchanged, in place and
-        bitwise, with the trained ones. Run no backward pass in it: a checkpointed graph would recompute with
-        the wrong weights.
+        LoRA: the adapter is off. Full: the weights kept by `keep_reference=True` are exchanged, in place and bitwise,
+        with the trained weights. Run no backward pass within the context, because a checkpointed graph would recompute
+        with the wrong weights.
 
         Raises:
-            ValueError: full weights without a kept copy.
+            ValueError: full weights are trained and no copy was kept.
         """
         if self.kind == "full" and self._reference is None:
             raise ValueError(
@@ -243,13 +244,15 @@ class TrainedWeights:
     def _switch_reference(self, on: bool) -> None:
         self._in_reference = on
         if self._reference is not None:
-            # In place, one tensor at a time: sharding wrappers and optimizers hold on to the storage.
+            # In place, because sharding wrappers and optimizers refer to the storage; one tensor at a time, to save
+            # memory.
             for parameter, kept in zip(self._computing().values(), self._reference, strict=True):
                 current = parameter.detach().clone()
                 parameter.data.copy_(kept)
                 kept.copy_(current)
             return
-        # As `disable_adapters` and `enable_adapters` of diffusers, which look up the version of peft at each call.
+        # This does the same as `disable_adapters` and `enable_adapters` of diffusers, but these look up the version of
+        # peft at each call.
         for module in self.modules.values():
             for layer in module.modules():
                 if isinstance(layer, BaseTunerLayer):
@@ -258,7 +261,7 @@ class TrainedWeights:
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the trained tensors on the CPU, by the names of `named_parameters`.
 
-        Of shards all processes must call it; the first has the tensors.
+        If the weights are sharded, all processes must call this method, and only the first process gets the tensors.
         """
         return {name: whole(p) for name, p in self.named_parameters().items()}
 
@@ -266,9 +269,9 @@ class TrainedWeights:
         """Copy tensors into the trained parameters, all or none.
 
         Args:
-            state: as from `state_dict`.
-            strict: False leaves parameters without an entry as they are, and ignores entries without a
-                parameter.
+            state: a result of `state_dict`.
+            strict: with False, parameters without an entry stay unchanged, and entries without a parameter are
+                ignored.
 
         Raises:
             ValueError: missing or unexpected names (strict), or a shape that differs (always).
@@ -291,21 +294,21 @@ class TrainedWeights:
             raise ValueError(
                 f"these are not the trained weights of this {type(self.pipe).__name__} ({self.kind}): "
                 + "; ".join(faults)
-                + "; give the state saved with the same model, targets and rank"
+                + "; give a state that was saved with the same model, targets and rank"
             )
         for parameter, tensor in common.values():
             parameter.data.copy_(cut_as(parameter, tensor))
         self.write()
 
     def backward(self, loss: Tensor) -> None:
-        """The backward pass of a loss; of what processes hold together, with the others."""
+        """Run the backward pass of a loss; if processes hold the weights together, they run it together."""
         if self.steps is None:
             loss.backward()
         else:
             self.steps.backward(loss)
 
     def meet(self) -> None:
-        """Return once no process needs another for a backward pass or for weights. All must call it."""
+        """Return when no process needs another for a backward pass or for weights. All processes must call this."""
         if self.steps is not None:
             self.steps.meet()
 
@@ -313,7 +316,7 @@ class TrainedWeights:
     def in_one_place(self) -> Iterator[None]:
         """Within this context the first process has the pipeline with whole modules on the CPU, so that it can `save`.
 
-        All processes must enter it. Without shards nothing happens.
+        All processes must enter this context. Without shards it does nothing.
         """
         if self.shards is None:
             yield
@@ -327,26 +330,26 @@ class TrainedWeights:
             self.modules = sharded
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write the trained weights in diffusers' own format; the folder appears whole or not at all.
+        """Write the trained weights in diffusers' own format. The folder appears only when it is complete.
 
         LoRA: `pytorch_lora_weights.safetensors` with rank and alpha in its metadata, for
         `pipe.load_lora_weights(folder)`. A second expert has its own file, for
         `pipe.load_lora_weights(folder, weight_name="pytorch_lora_weights_transformer_2.safetensors",
-        load_into_transformer_2=True)`. Where the pipeline class loads no LoRA, its denoiser does, by
+        load_into_transformer_2=True)`. If the pipeline class cannot load a LoRA, load it into the denoiser, with
         `pipe.transformer.load_lora_adapter(folder, weight_name="pytorch_lora_weights.safetensors",
         prefix=None)`.
 
-        Full: a complete pipeline folder, for `from_pretrained(folder)`, with the arguments that `source` itself wants
-        (None for each component that is left out there). Untrained components are copied from `source`; without a
-        `source` the pipeline's own are written.
+        Full: a complete pipeline folder, for `from_pretrained(folder)`. If `source` needs further arguments (None for
+        each component that is left out there), the new folder needs them too. Untrained components are copied from
+        `source`. Without a `source`, the pipeline's own components are written.
 
         Args:
             folder: to create.
             overwrite: replace an existing folder.
 
         Raises:
-            ValueError: the folder exists and `overwrite` is off, `source` is no complete pipeline folder, or there is
-                no source and components have been released since (`pipe.text_encoder = None`).
+            ValueError: the folder exists and `overwrite` is off, `source` is not a complete pipeline folder, or there
+                is no source and components have been released (`pipe.text_encoder = None`).
         """
         with new_folder(folder, overwrite=overwrite) as target:
             if self.kind == "lora":
@@ -355,10 +358,10 @@ class TrainedWeights:
                 save_pipeline(self.pipe, self.modules, target, had=self._had, source=self.source)
 
     def load_lora(self, folder: str | Path) -> None:
-        """Take the adapter that `save` wrote, to the last bit: plain diffusers rounds it to the dtype of its base.
+        """Load the adapter that `save` wrote, to the last bit. Plain diffusers would round it to the base's dtype.
 
         Raises:
-            ValueError: a file is missing, or it is of other layers or another rank.
+            ValueError: a file is missing, or its layers or its rank differ from the adapter.
         """
         load_lora(self.modules, ADAPTER, Path(folder))
 
@@ -366,7 +369,7 @@ class TrainedWeights:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
 
         Raises:
-            ValueError: the module does not support it, or would make another prediction with it.
+            ValueError: the module does not support gradient checkpointing, or its prediction would change.
         """
         if on and (reason := adapter_of(self.pipe).recompute):
             raise ValueError(f"{reason}; turn gradient_checkpointing off")
@@ -378,7 +381,7 @@ class TrainedWeights:
 
 
 def _recomputed(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # The library's own function takes no keyword arguments, which some of its blocks are called with.
+    # The library's own function takes no keyword arguments, but some of its blocks are called with keyword arguments.
     return checkpoint(block.__call__, *args, use_reentrant=False, **kwargs)
 
 

@@ -1,1 +1,1 @@
-"""The embedded worlds, and how they are built from nothing."""
+"""The embedded worlds, and the code that builds them from scratch."""

@@ -1,4 +1,4 @@
-"""Building of the embedded worlds: models, learned scorer and prompt files, from nothing, into one folder."""
+"""Build the embedded worlds from scratch: models, learned scorer and prompt files, in one folder."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a build can do, on held-out prompts with one image each.
+    """Measurements of a build, on held-out prompts with one image each.
 
     Attributes:
-        images: how many were scored.
+        images: number of scored images.
         gold: mean of the gold reward, in [0, 1].
-        gold_error: its standard error; None for a single image.
-        gold_by_skill: mean per skill.
-        correlation: Pearson's, of proxy and gold reward over the images; None where either is constant.
-        correlation_partial: of the proxy with the gold reward's partial credit.
+        gold_error: standard error of this mean; None for a single image.
+        gold_by_skill: mean of the gold reward for each skill.
+        correlation: Pearson's correlation of proxy and gold reward over the images; None if either is constant.
+        correlation_partial: Pearson's correlation of the proxy reward and the gold reward's partial credit.
     """
 
     images: int
@@ -55,7 +55,7 @@ class Measured:
 
 
 def scaled_settings(seed: int, scale: float) -> BuildSettings:
-    """The pipeline's settings with every length multiplied by `scale`, none below what one batch needs."""
+    """The pipeline's settings, with every length multiplied by `scale` but at least as long as one batch needs."""
     full = BuildSettings(seed=seed)
 
     def part(length: int, least: int) -> int:
@@ -72,16 +72,16 @@ def scaled_settings(seed: int, scale: float) -> BuildSettings:
 
 
 def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
-    """Build `out/pipeline`, `out/proxy` and `out/data`, and measure them into `out/build.json`.
+    """Build `out/pipeline`, `out/proxy` and `out/data`, and write measurements of them to `out/build.json`.
 
     `out/denoiser` is the pipeline after its first schedule of flow matching, in full precision.
 
-    Each part takes its name only when complete, so the same call after an interruption continues with the part that
-    was interrupted. Below scale 1 fewer held-out images are measured as well.
+    Each part gets its name only when it is complete. So the same call after an interruption continues with the part
+    that was interrupted. With a scale below 1, fewer held-out images are measured too.
 
     Args:
-        out: new or empty folder, or that of an unfinished build with the same seed and scale.
-        seed: of everything random.
+        out: a new or empty folder, or the folder of an unfinished build with the same seed and scale.
+        seed: seed of all random numbers.
         scale: factor on training steps and scenes; 1 makes the shipped folder.
         report: called with lines of progress.
 
@@ -109,16 +109,18 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
 
 
 def build_arithmetic_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
-    """Build the embedded language model `out/model` and its problems `out/data`, and measure it into `out/build.json`.
+    """Build the embedded language model `out/model` and its problems `out/data`, and measure the model.
+
+    The measurement is written to `out/build.json`.
 
     Args:
-        out: new or empty folder, or that of an unfinished build with the same seed and scale.
-        seed: of everything random.
+        out: a new or empty folder, or the folder of an unfinished build with the same seed and scale.
+        seed: seed of all random numbers.
         scale: factor on training steps; 1 makes the shipped model.
         report: called with lines of progress.
 
     Raises:
-        ValueError: as `build_all`.
+        ValueError: as in `build_all`.
     """
     _check_scale(scale)
     _claim(out, seed, scale)
@@ -134,7 +136,7 @@ def build_arithmetic_all(out: Path, *, seed: int, scale: float, report: Report) 
 
 
 def measure_arithmetic(out: Path) -> float:
-    """Share of the held-out problems that a built model answers, taking the likeliest token each time."""
+    """Share of the held-out problems that a built model answers correctly; each token is the likeliest one."""
     language = load_language_model(str(out / "model"))
     rows = read_prompts(str(out / "data" / "heldout.jsonl"))
     prompts = [language.encode(row.text) for row in rows]
@@ -146,11 +148,11 @@ def measure_arithmetic(out: Path) -> float:
 
 
 def _make(out: Path, parts: Mapping[str, Callable[[Path], object]], report: Report) -> None:
-    """Make what is missing, each part under another name until it is complete."""
+    """Make the missing parts; each part has a temporary name until it is complete."""
     quiet_libraries()
     for name, write in parts.items():
         if (out / name).is_dir():
-            report(f"{name}: complete already")
+            report(f"{name}: already complete")
             continue
         workplace = out / UNFINISHED
         shutil.rmtree(workplace, ignore_errors=True)
@@ -162,7 +164,7 @@ def _make(out: Path, parts: Mapping[str, Callable[[Path], object]], report: Repo
 
 
 def _writing(write: Callable[[Path], object]) -> Callable[[Path], object]:
-    """`write` into a folder that is made first."""
+    """A function that makes a folder and then calls `write` with it."""
 
     def make(folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -189,7 +191,7 @@ def _check_scale(scale: float) -> None:
 
 
 def _claim(out: Path, seed: int, scale: float) -> None:
-    """Take a new folder, or that of the same build unfinished; raises ValueError for any other."""
+    """Take a new folder, or the folder of the same unfinished build; raise ValueError for any other folder."""
     if seed < 0:
         raise ValueError(f"seed is {seed}; give a whole number of 0 or more")
     if out.exists() and not out.is_dir():
@@ -202,7 +204,7 @@ def _claim(out: Path, seed: int, scale: float) -> None:
         if (facts.get("seed"), facts.get("scale")) != (seed, scale):
             raise ValueError(
                 f"{out} holds an unfinished build with seed {facts.get('seed')} and scale {facts.get('scale')}; "
-                "continue it with these, or name a new folder"
+                "continue it with this seed and scale, or name a new folder"
             )
         return
     if out.is_dir() and any(out.iterdir()):
@@ -212,11 +214,11 @@ def _claim(out: Path, seed: int, scale: float) -> None:
 
 
 def measure(out: Path, share: float = 1.0) -> Measured:
-    """Sample held-out prompts with the built pipeline and score the images by gold and the built scorer.
+    """Sample held-out prompts with the built pipeline, and score the images by gold and by the built scorer.
 
     Args:
         out: folder of a build with all its parts.
-        share: of the held-out prompts, in (0, 1]; at least four of each skill are used.
+        share: share of the held-out prompts to use, in (0, 1]; at least four of each skill are used.
     """
     rows = read_prompts(str(out / "data" / "heldout.jsonl"))
     rows = rows[: max(4 * len(SKILLS), round(share * len(rows)))]
@@ -244,7 +246,7 @@ def measure(out: Path, share: float = 1.0) -> Measured:
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float | None:
-    """Pearson's correlation of two [N] vectors; None where either is constant."""
+    """Pearson's correlation of two [N] vectors; None if either is constant."""
     if len(one) < 2 or one.std() == 0 or other.std() == 0:
         return None
     return float(torch.corrcoef(torch.stack([one, other]))[0, 1])

@@ -63,7 +63,7 @@ UNETS = [model for model in KNOWN if architecture_of(model).denoiser[0] == "UNet
 @pytest.mark.parametrize("model", UNETS)
 def test_u_nets_are_refused(model: str) -> None:
     with pytest.raises(
-        ValueError, match="no weights are drawn for a UNet2DConditionModel; use a model with one of SD3"
+        ValueError, match="there are no random weights for a UNet2DConditionModel; use a model with one of SD3"
     ):
         random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))
 

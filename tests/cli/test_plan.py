@@ -63,7 +63,7 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
     ("words", "said"),
     [
         (("default", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
-        (("default", "--gpu", "h100", "--utilisation", "1.5"), "use a share in"),
+        (("default", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
         (("default", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
     ],
 )

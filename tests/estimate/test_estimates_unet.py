@@ -73,5 +73,5 @@ def test_a_unet_with_other_inputs_is_refused(tmp_path: Path) -> None:
     _, folder = folder_of("StableDiffusionPipeline", tmp_path)
     config = folder / "unet" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "class_embed_type": "timestep"}))
-    with pytest.raises(ValueError, match=r"than those of Stable Diffusion and SDXL .*class_embed_type 'timestep'"):
+    with pytest.raises(ValueError, match=r"from the inputs of Stable Diffusion and SDXL .*class_embed_type 'timestep'"):
         found(folder)

@@ -194,7 +194,7 @@ def test_samples_are_written_seeded_and_never_overwritten(random_pipeline: Path,
     assert not np.array_equal(shown(paths[0]), shown(paths[1]))
     with pytest.raises(ValueError, match="exists; name another folder"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "one", seed=3, overrides=steps)
-    with pytest.raises(ValueError, match="--noise is of one image"):
+    with pytest.raises(ValueError, match="--noise belongs to one image"):
         sample_images(str(random_pipeline), texts[:1], tmp_path / "three", count=2, noise=1)
 
 
@@ -210,7 +210,7 @@ def test_a_noise_that_is_none_of_the_runs_is_said_to_be_made_alone(finished: Pat
     sample_images(str(finished), ["a red circle"], tmp_path, noise=1, say=said.append)
     assert said == [
         f"1 image(s) by {finished}: float32, 4 steps, batch 6",
-        "no image of the run's evaluations has this prompt and noise; made alone",
+        "no image of the run's evaluations has this prompt and noise; the image is made alone",
     ]
 
 
@@ -224,7 +224,7 @@ def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, small: list[str]) -
 def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_as_the_kit_does("FluxPipeline", monkeypatch)
     run = trained("FluxPipeline", tmp_path)
-    with pytest.raises(ValueError, match=r"is not the adapter that model\.lora .*\[2, 32\] there, and \[3, 32\]"):
+    with pytest.raises(ValueError, match=r"is not the adapter that model\.lora .*\[2, 32\] in the file, and \[3, 32\]"):
         open_images(str(run), image_recipe(str(run), ["model.lora.rank=3"]))
 
 
@@ -242,12 +242,12 @@ def test_of_a_named_recipe_a_run_takes_what_is_scored_and_not_how_it_samples(tmp
     assert (named.data, named.rewards, named.evaluate) == (asked.data, asked.rewards, asked.evaluate)
     assert (named.sampler, named.rollout) == (own.sampler, own.rollout)
     assert named.model == own.model.model_copy(update={"call": {"guidance_scale": 4}})
-    with pytest.raises(ValueError, match=r"makes images, and text is a recipe of text"):
+    with pytest.raises(ValueError, match=r"makes images, but text is a recipe of text"):
         evaluation_recipe(str(run), "text", [])
 
 
 def test_a_plain_model_needs_a_recipe_and_the_embedded_one_has_its_own(random_pipeline: Path) -> None:
-    with pytest.raises(ValueError, match="nothing says by which prompts and rewards to evaluate it; name a recipe"):
+    with pytest.raises(ValueError, match="it has no prompts and rewards for an evaluation; name a recipe"):
         evaluation_recipe(str(random_pipeline), None, ["evaluate.prompts=1"])
     assert evaluation_recipe("scenes", None, []).name == "default"
     assert evaluation_recipe("arithmetic", None, []).name == "text"
@@ -269,7 +269,7 @@ def test_the_command_says_at_once_what_it_does_and_how_far_it_is(command: Comman
     assert "(4 images)" in again
     [record, *_] = evaluations(finished, 2)
     words = ("sample", record["prompt"], "--model", str(finished), "--noise", str(record["noise"]), "--out", "again")
-    assert "made beside the 5 other image(s) of its batch" in command(*words)[1]
+    assert "made with the 5 other image(s) of its batch" in command(*words)[1]
     own = finished / "samples" / record["image"]
     assert np.array_equal(shown(Path(f"again/000-{record['noise']}.png")), shown(own))
     words = ("sample", "a star", "--model", str(finished), "--batch", "2", "--dtype", "bfloat16", "--steps", "3")

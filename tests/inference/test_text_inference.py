@@ -125,7 +125,7 @@ def test_the_base_of_a_run_is_the_model_it_began_with(
     plain = made("plain", random_language_folder, False)
     assert made("base", finished, True) == plain
     assert made("tuned", finished, False) != plain
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         made("never", random_language_folder, True)
 
 
@@ -163,7 +163,7 @@ def test_what_a_model_makes(random_language_folder: Path, finished: Path, tmp_pa
     found = [str(random_language_folder), str(finished), "arithmetic", "arithmetic:untrained"]
     assert [task_of(model) for model in found] == ["text"] * 4
     assert [task_of(model) for model in ("scenes", str(tmp_path), "some/model")] == ["images", "images", None]
-    with pytest.raises(ValueError, match="makes text, and default is a recipe of images"):
+    with pytest.raises(ValueError, match="makes text, but default is a recipe of images"):
         evaluate_model("arithmetic", load_recipe("default"))
 
 
@@ -214,14 +214,14 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
         (["sample", "a star", "--model", "some/model", "--max-tokens", "3"], "write --task text as well"),
         (["sample", "a star", "--task", "text"], "--task is text, but scenes makes images"),
         (["sample", "a star", "--task", "sound"], "use images or text"),
-        (["sample", "1+1=", "--model", "arithmetic", "--base"], "is no run"),
-        (["sample", "a star", "--base"], "is no run"),
+        (["sample", "1+1=", "--model", "arithmetic", "--base"], "is not a run"),
+        (["sample", "a star", "--base"], "is not a run"),
         (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
         (["evaluate", "scenes", "default", "--out", "held"], "completions of a recipe of text"),
-        (["evaluate", "some/model"], "nothing says by which prompts and rewards to evaluate it; name a recipe"),
+        (["evaluate", "some/model"], "it has no prompts and rewards for an evaluation; name a recipe"),
         (
             ["evaluate", "arithmetic", "data.heldout=null"],
-            "is null, and an evaluation is of held-out prompts; name a file with data.heldout=FILE",
+            "is null, but an evaluation needs held-out prompts; name a file with data.heldout=FILE",
         ),
     ],
 )

@@ -171,12 +171,12 @@ def test_the_table_says_what_was_found() -> None:
     assert "| WanVACEPipeline | adapter | direct | one \\| prompt; a note |" in page
     assert "| OtherPipeline | not yet |  | probe: no table |" in page
     assert "- LaterPipeline: nobody has tried it" in page
-    assert "1 classes work unmodified, 1 with an entry" in page
+    assert "1 classes work unmodified, and 1 work with an entry" in page
 
 
 def test_every_class_without_an_instance_has_a_reason() -> None:
     assert [name for name in unchecked() if reason(name) == "nobody has tried it"] == []
-    assert reason("LTX2Pipeline") == "two states, picture and sound, and two steps at each noise level"
+    assert reason("LTX2Pipeline") == "has two states, picture and sound, and takes two steps at each noise level"
     assert reason("JoyImageEditPipeline") == "edits a picture; nobody has tried it"
 
 

@@ -270,7 +270,7 @@ def test_dependence_on_the_number_of_steps_needs_slice() -> None:
 
     assert d.self_check(PROMPTS) == "slice"
     assert torch.equal(d.decode(x, PROMPTS), denoiser("sd3").decode(x, PROMPTS))
-    with pytest.raises(ValueError, match="own table only"):
+    with pytest.raises(ValueError, match="only with the pipeline's own table"):
         d.bind([1.0, 0.5, 0.0])
 
 
@@ -304,7 +304,7 @@ def test_dependence_on_the_step_index_needs_fast_forward() -> None:
     assert d.variant == "fast_forward"
     assert [torch.equal(a, b) for a, b in zip(ours, theirs)] == [True, True, False, True]
     assert ours[2].requires_grad
-    with pytest.raises(ValueError, match="own table only"):
+    with pytest.raises(ValueError, match="only with the pipeline's own table"):
         denoiser("sd3", num_steps=4, call={**CALL["sd3"], **skip}, sigmas=[1.0, 0.5, 0.0]).self_check(PROMPTS)
 
 

@@ -174,7 +174,7 @@ def test_in_16_bits_every_check_passes(name: str, tmp_path: Path) -> None:
     [
         (scheduler(clip_sample=True), "has clip_sample"),
         (scheduler(thresholding=True), "has thresholding"),
-        (LCMScheduler(clip_sample=False, **BETAS), "LCMScheduler .* other noise levels"),
+        (LCMScheduler(clip_sample=False, **BETAS), "LCMScheduler .* differ from DDIM's"),
         (CogVideoXDPMScheduler(clip_sample=False, snr_shift_scale=3.0), "of its family"),
         (EulerDiscreteScheduler(prediction_type="sample", **BETAS), None),
     ],
@@ -196,7 +196,7 @@ def test_noise_is_not_predicted_from_pure_noise() -> None:
 
 def test_a_table_is_asked_for_by_its_length() -> None:
     process = NoiseProcess(scheduler())
-    with pytest.raises(ValueError, match="is given num_inference_steps"):
+    with pytest.raises(ValueError, match="takes num_inference_steps"):
         process.table({"num_inference_steps": 3, "timesteps": [1, 2, 3]})
 
 

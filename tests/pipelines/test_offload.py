@@ -130,7 +130,7 @@ def test_a_pipeline_without_waiting_parts_is_moved_as_ever(moves: Moves) -> None
 def test_a_pipeline_without_such_a_part_is_refused() -> None:
     pipe = Whole()
     pipe.text_encoder = None
-    with pytest.raises(ValueError, match=r"names text_encoders, and Whole has no text_encoder; .*transformer, vae"):
+    with pytest.raises(ValueError, match=r"names text_encoders, but Whole has no text_encoder; .*transformer, vae"):
         place(pipe, HOST, ["vae", "text_encoders"])
 
 

@@ -44,7 +44,7 @@ def test_a_state_that_the_denoiser_does_not_see_is_refused() -> None:
     def blind(own: Any, kwargs: dict[str, Any]) -> Any:
         return own(**{**kwargs, "hidden_states": torch.zeros_like(kwargs["hidden_states"])})
 
-    with pytest.raises(RuntimeError, match="predicts the same for two different states"):
+    with pytest.raises(RuntimeError, match="makes the same prediction for two different states"):
         denoiser(planted(forward=blind)).self_check(PROMPTS)
 
 
@@ -56,7 +56,7 @@ def test_the_first_state_evaluated_for_ever_is_refused() -> None:
         seen.append(kwargs["hidden_states"])
         return own(**{**kwargs, "hidden_states": seen[0]})
 
-    with pytest.raises(RuntimeError, match="predicts the same for two different states"):
+    with pytest.raises(RuntimeError, match="makes the same prediction for two different states"):
         denoiser(planted(forward=stale)).self_check(PROMPTS)
 
 
@@ -64,7 +64,7 @@ def test_a_timestep_that_is_always_the_same_is_refused() -> None:
     def frozen(own: Any, kwargs: dict[str, Any]) -> Any:
         return own(**{**kwargs, "timestep": torch.full_like(kwargs["timestep"], 500.0)})
 
-    with pytest.raises(RuntimeError, match=r"(?s)the same at the noise levels 1 and 0\.75.*timestep"):
+    with pytest.raises(RuntimeError, match=r"(?s)the same prediction at the noise levels 1 and 0\.75.*timestep"):
         denoiser(planted(forward=frozen)).self_check(PROMPTS)
 
 
@@ -105,7 +105,7 @@ def test_conditioning_drawn_anew_at_each_call_is_refused() -> None:
         return (embeddings + 0.1 * torch.randn_like(embeddings), *others)
 
     pipe.__dict__["encode_prompt"] = drawn
-    with pytest.raises(RuntimeError, match=r"randomness outside the `generator`"):
+    with pytest.raises(RuntimeError, match=r"randomness that does not come from the `generator`"):
         denoiser(pipe).self_check(PROMPTS)
 
 
@@ -179,7 +179,7 @@ def test_a_block_without_gradient_fails_the_gradient_check(tmp_path: Path) -> No
     feed_forward = pipe.transformer.transformer_blocks[0].ff
     own = feed_forward.forward
     feed_forward.forward = torch.no_grad()(own)
-    with pytest.raises(Failure, match=r"transformer_blocks\.0\.ff.* have an effect and no gradient"):
+    with pytest.raises(Failure, match=r"transformer_blocks\.0\.ff.* have an effect but no gradient"):
         checks.gradient(subject(pipe, tmp_path))
 
 

@@ -306,7 +306,7 @@ def test_prompts_without_pictures_stay_as_they_are(tmp_path: Path) -> None:
     ("second", "parts"),
     [
         ('"image": "none.png"', ["none.png does not exist", "folder of the prompt file"]),
-        ('"image": "p.jsonl"', ["p.jsonl is no picture that can be read"]),
+        ('"image": "p.jsonl"', ["p.jsonl is not a picture that can be read"]),
         ('"image": "art"', ["art cannot be read"]),
         ('"image": ["a.png", 3]', ["`image` is ['a.png', 3]", "a list of paths, for every prompt"]),
         ('"image": {"bytes": null}', ["`image` is {'bytes': None}", "the path of a picture"]),

@@ -147,5 +147,5 @@ def test_a_backward_pass_needs_an_evaluation_by_all() -> None:
 
 def test_an_evaluation_needs_inputs_of_an_earlier_one() -> None:
     steps = Lockstep([nn.Linear(1, 1)], lambda step: [step, EVALUATE])
-    with pytest.raises(RuntimeError, match="evaluates Linear, which this one never has"):
+    with pytest.raises(RuntimeError, match="evaluates Linear, but this process never has"):
         steps.meet()

@@ -24,7 +24,7 @@ def test_a_hub_id_that_cannot_be_read_is_named_without_a_stacktrace_that_is_not_
             raise OSError("Cannot load model. Please check out the root cause in the stacktrace above.") from error
 
     with (
-        pytest.raises(ValueError, match="'somebody/something' is no folder here") as caught,
+        pytest.raises(ValueError, match="'somebody/something' is not a local folder") as caught,
         from_hub("somebody/something"),
     ):
         load()

@@ -45,7 +45,7 @@ def test_a_float32_adapter_on_a_bfloat16_base() -> None:
         prediction(pipe, "wan").float().square().sum().backward()
     gradients = [p.grad for name, p in weights.named_parameters().items() if ".lora_B." in name]
     assert all(g is not None and g.dtype is torch.float32 and g.any() for g in gradients)
-    with pytest.raises(ValueError, match="before adding it"):
+    with pytest.raises(ValueError, match="before you add the adapter"):
         cast_base(pipe, torch.float32)
     with pytest.raises(ValueError, match=r"torch\.float64.*use torch\.float32"):
         cast_base(pipe, torch.float64)

@@ -232,7 +232,9 @@ def test_another_rank_is_refused_in_few_words() -> None:
     state = TrainedWeights.lora(TINY["sana"](), LoraSpec(rank=2), seed=0).state_dict()
     weights = TrainedWeights.lora(TINY["sana"](), LoraSpec(rank=3), seed=0)
     assert len(state) > 8
-    with pytest.raises(ValueError, match=rf"and {len(state) - 2} more; give the state saved with .* rank") as caught:
+    with pytest.raises(
+        ValueError, match=rf"and {len(state) - 2} more; give a state that was saved with .* rank"
+    ) as caught:
         weights.load_state_dict(state)
     assert len(str(caught.value)) < 600
 

@@ -126,7 +126,7 @@ def test_an_interrupted_build_continues_with_the_part_it_was_in(
     assert calls == ["proxy", "denoiser", "pipeline"]
     assert [path.name for path in (out / "pipeline").iterdir()] == ["file"]
     assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "denoiser", "pipeline", "proxy"]
-    assert "proxy: complete already" in lines
+    assert "proxy: already complete" in lines
     assert json.loads((out / "build.json").read_text())["measured"]["correlation_partial"] == 0.25
 
 

@@ -123,7 +123,7 @@ def test_tokens_of_known_unknown_and_too_many_words() -> None:
     table = tokenizer([p.text for p in all_prompts()])
     assert not (table == word["<unk>"]).any()
     assert len({tuple(row) for row in table.tolist()}) == len({p.text for p in all_prompts()})
-    with pytest.raises(ValueError, match="ends with <end>"):
+    with pytest.raises(ValueError, match="end with <end>"):
         WordTokenizer([*tokenizer.vocabulary, "late"])
 
 
@@ -195,7 +195,7 @@ def test_training_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_training_refuses_a_folder_in_use_and_leaves_nothing_behind_when_it_fails(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match="already holds"):
+    with pytest.raises(ValueError, match="is not an empty folder"):
         train_proxy(folder, seed=0, steps=1, report=silent)
     with pytest.raises(ValueError, match="steps is 0"):
         train_proxy(tmp_path / "none", seed=0, steps=0, report=silent)

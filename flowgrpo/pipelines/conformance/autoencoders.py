@@ -1,4 +1,7 @@
-"""Autoencoders at toy size, each of the very class a released pipeline uses."""
+"""Autoencoders at toy size, each of the class that a released pipeline uses.
+
+The words twofold, fourfold and so on say by which factor an autoencoder reduces a side of the image.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def kl(channels: int = 4, *, levels: int = 2, shift: float | None = 0.1, **setti
 
 
 def flux2(channels: int = 4) -> Any:
-    """`AutoencoderKLFlux2`, twofold, before its own patches of 2."""
+    """`AutoencoderKLFlux2`: twofold, without its own patches of 2x2."""
     return diffusers.AutoencoderKLFlux2(
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
@@ -52,7 +55,7 @@ def qwenimage(levels: int = 2, width: int = 8) -> Any:
 
 
 def qwenimage21() -> Any:
-    """`AutoencoderKLQwenImage21`: sixteenfold, with an opacity."""
+    """`AutoencoderKLQwenImage21`: sixteenfold, with an alpha channel."""
     return diffusers.AutoencoderKLQwenImage21(
         base_dim=4,
         decoder_base_dim=4,
@@ -79,7 +82,7 @@ def wan(channels: int = 4, **settings: Any) -> Any:
 
 
 def deep_compression() -> Any:
-    """`AutoencoderDC`, fourfold."""
+    """`AutoencoderDC`: fourfold."""
     return diffusers.AutoencoderDC(
         latent_channels=4,
         attention_head_dim=8,
@@ -119,7 +122,7 @@ def hunyuan_video15() -> Any:
 
 
 def hunyuan_image() -> Any:
-    """`AutoencoderKLHunyuanImage`, fourfold."""
+    """`AutoencoderKLHunyuanImage`: fourfold."""
     return diffusers.AutoencoderKLHunyuanImage(
         in_channels=3,
         out_channels=3,

@@ -1,7 +1,7 @@
 """The checks of the conformance kit, in the order in which they are made.
 
-Each takes a `Subject` and says in a line what it saw; anything it raises is a failure. They use the same `Denoiser`,
-`FlowPolicy` and `TrainedWeights` that training does.
+Each check takes a `Subject` and returns one line that says what it saw. An exception is a failure, except
+`NotApplicable`. The checks use the same `Denoiser`, `FlowPolicy` and `TrainedWeights` as training.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from ..prompt_cache import PromptCache
 from .subject import Failure, NotApplicable, Subject
 
 _RELATIVE_SLOPE_ERROR = 0.02
-# Too long where the prediction bends strongly, too short where a class rounds within (Kandinsky 5, to bfloat16).
+# No single step fits all classes: a step is too long if the prediction bends strongly, and too short if a class rounds
+# inside (Kandinsky 5, to bfloat16).
 _SLOPE_STEPS = (1e-3, 1e-2, 1e-4)
-# Of the largest value: between computations that are the same but for the order of their sums, by the dtype.
+# Largest difference, relative to the largest value, between computations that differ only in the order of their sums.
 _ROUNDING = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.05}
 
 
 def probe(subject: Subject) -> str:
-    """The pipeline shows its state and its table, and one way of calling it is exact."""
+    """The pipeline shows its state and its table, and one way of evaluation is exact."""
     subject.pipe = subject.fresh()
     denoiser = Denoiser(subject.pipe, num_steps=subject.steps, call=subject.call, example=subject.texts[0])
     denoiser.self_check(subject.prompts())
@@ -42,7 +43,7 @@ def probe(subject: Subject) -> str:
 
 @torch.no_grad()
 def velocity(subject: Subject) -> str:
-    """The velocity is finite and depends on state, step and prompt, and on no other row's state."""
+    """The velocity is finite, depends on state, step and prompt, and does not depend on another row's state."""
     denoiser, prompts, x = subject.known, subject.prompts(), subject.noise()
     v = denoiser.velocity(x, 1, prompts)
     if v.shape != x.shape or not bool(v.isfinite().all()):
@@ -64,7 +65,7 @@ def velocity(subject: Subject) -> str:
 
 
 def replay(subject: Subject) -> str:
-    """Every step of the pipeline's own stochastic loop comes out again, to the last bit, with gradient enabled."""
+    """A replay of every step of the pipeline's own stochastic loop is exact to the last bit, with gradient enabled."""
     denoiser, record = subject.known, subject.record(seed=7)
     for i, x in enumerate(record.states):
         found, expected = denoiser.prediction(x, i, record.prompts).detach(), record.predictions[i]
@@ -81,7 +82,7 @@ def ratio(subject: Subject) -> str:
     names = [name for name in KERNELS if name != "ode"]
     for name in names:
         kernel = Kernel(name)
-        # The last step's ratio is ruled by rounding; no plan trains it.
+        # Rounding dominates the ratio of the last step, and no plan trains this step.
         noisy = [kernel.coefficients(denoiser.sigmas, i).std > 0.0 for i in range(subject.steps - 1)] + [False]
         plan = Plan(denoiser.sigmas, tuple(StepPlan(kernel, trained=True) if on else StepPlan() for on in noisy))
         done = policy.sample(prompts, [11 + k for k in range(len(prompts))], plan)
@@ -96,7 +97,7 @@ def ratio(subject: Subject) -> str:
 
 
 def decode(subject: Subject) -> str:
-    """Final states decode to the pipeline's own images, to the last bit, one prompt or several."""
+    """Final states are decoded to the pipeline's own images, to the last bit, for one prompt or several."""
     record = subject.record(seed=8)
     found = subject.known.decode(record.final, record.prompts)
     if not torch.equal(found, stacked(record.images).float()):
@@ -107,7 +108,7 @@ def decode(subject: Subject) -> str:
 
 
 def memory(subject: Subject) -> str:
-    """Text encoders can leave once prompts are encoded, and activations can be computed again."""
+    """Text encoders can be released when the prompts are encoded, and activations can be recomputed."""
     found = [_released(subject), _checkpointed(subject)]
     if subject.device.type == "cuda":
         found.append(f"peak {torch.cuda.max_memory_allocated(subject.device) / 2**30:.1f} GiB")
@@ -126,10 +127,10 @@ def _released(subject: Subject) -> str:
         freed = sum(_bytes(part) for name, part in pipe.components.items() if name.startswith("text_encoder"))
         cache.release()
         if not torch.equal(subject.known.velocity(x, 1, prompts), cached):
-            raise Failure("the prediction differs once the text encoders are gone")
+            raise Failure("the prediction differs after the text encoders are released")
     scale, apart = float(plain.abs().max()), float((cached - plain).abs().max())
     if apart > _rounding(subject) * scale:
-        raise Failure(f"prompts encoded one by one give another prediction, by {apart:.2g} of {scale:.2g}")
+        raise Failure(f"the prediction for prompts that were encoded one by one differs by {apart:.2g} of {scale:.2g}")
     return f"text encoders released ({_megabytes(freed)})"
 
 
@@ -155,7 +156,7 @@ def _checkpointed(subject: Subject) -> str:
 
 @contextmanager
 def _requiring_grad(modules: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
-    """The first weight matrices of each module, with gradient for the duration of the block."""
+    """The first weight matrices of each module; within the block they require a gradient."""
     chosen = [p for module in modules for p in [p for p in module.parameters() if p.ndim > 1][:4]]
     asked = [parameter.requires_grad for parameter in chosen]
     for parameter in chosen:
@@ -168,14 +169,14 @@ def _requiring_grad(modules: list[nn.Module]) -> Iterator[list[nn.Parameter]]:
 
 
 def _gradient(subject: Subject, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Of the weighted velocity at the first step, which the first of two experts answers for."""
+    """Gradient of the weighted velocity at the first step, which the first of two experts predicts."""
     v = subject.known.velocity(subject.noise(), 0, subject.prompts())
     found = torch.autograd.grad((v * subject.noise(9)).sum(), parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found)]
 
 
 def gradient(subject: Subject) -> str:
-    """Every trained parameter that has an effect gets its gradient, and the gradient is the slope."""
+    """Every trained parameter with an effect gets a gradient, and the gradient is the slope."""
     pipe = subject.fresh() if subject.whole else subject.pipe
     try:
         weights = TrainedWeights.full(pipe) if subject.whole else _random_lora(pipe)
@@ -194,7 +195,7 @@ def gradient(subject: Subject) -> str:
         _, moved = _weighted(subject, denoiser)
         if not all(torch.equal(a, b) for a, b in zip(velocities, moved)):
             cut = [name for name in parameters if name not in reached]
-            raise Failure(f"of {', '.join(cut[:3])} ({len(cut)} parameters) some have an effect and no gradient")
+            raise Failure(f"among {', '.join(cut[:3])} ({len(cut)} parameters), some have an effect but no gradient")
     unused = f", {len(idle)} without effect" if idle else ""
     if subject.dtype is not torch.float32:
         return f"{len(reached)} parameters{unused}; no slope can be taken in 16 bits"
@@ -205,7 +206,7 @@ def gradient(subject: Subject) -> str:
 
 
 def _weighted(subject: Subject, denoiser: Denoiser) -> tuple[Tensor, list[Tensor]]:
-    """A weighted sum of the velocities of all steps (each of two experts answers for some), and these."""
+    """A weighted sum of the velocities of all steps, so that both of two experts take part; and these velocities."""
     terms, velocities = [], []
     for i in range(subject.steps):
         v = denoiser.velocity(subject.noise(i), i, subject.prompts())
@@ -216,7 +217,7 @@ def _weighted(subject: Subject, denoiser: Denoiser) -> tuple[Tensor, list[Tensor
 
 @torch.no_grad()
 def _slope_error(subject: Subject, denoiser: Denoiser, parameters: list[nn.Parameter], along: list[Tensor]) -> float:
-    """Relative error of |g| against the central difference in the direction of g, by the step that fits best."""
+    """Relative error of |g| against the central difference in the direction of g, for the best step length."""
     norm = float(torch.stack([g.double().square().sum() for g in along]).sum().sqrt())
     errors = []
     for step in _SLOPE_STEPS:
@@ -232,7 +233,7 @@ def _slope_error(subject: Subject, denoiser: Denoiser, parameters: list[nn.Param
 
 
 def lora(subject: Subject) -> str:
-    """Trained weights, saved, make the same prediction in a plain pipeline that loads them."""
+    """A plain pipeline that loads the saved adapter makes the same prediction and the same pixels."""
     if subject.whole:
         subject.pipe = None
         subject.pipe = subject.fresh()
@@ -247,7 +248,7 @@ def lora(subject: Subject) -> str:
         raise NotApplicable(f"no adapter: {error}") from error
     folder = subject.folder / "lora"
     for parameter in weights.parameters():
-        # Trained in float32, but a plain pipeline loads it in the dtype of its base.
+        # The adapter is trained in float32, but a plain pipeline loads it in the dtype of its base model.
         parameter.data = parameter.data.to(subject.dtype)
     weights.save(folder)
     expected = _trained_velocity(subject, subject.on(pipe))
@@ -261,7 +262,7 @@ def lora(subject: Subject) -> str:
 
 
 def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
-    """Load what `TrainedWeights.save` wrote as its docstring says; returns by what."""
+    """Load the files of `TrainedWeights.save` as its docstring says, and return the name of the loading method."""
     files = ["pytorch_lora_weights.safetensors", *(f"pytorch_lora_weights_{name}.safetensors" for name in names[1:])]
     loader = getattr(pipe, "load_lora_weights", None)
     if loader is None:
@@ -275,7 +276,7 @@ def _load_adapter(pipe: object, folder: object, names: list[str]) -> str:
 
 
 def saved(subject: Subject) -> str:
-    """All weights, saved, make the same pixels in a plain pipeline, also once the text encoders have been released."""
+    """A plain pipeline that loads all saved weights makes the same pixels, with text encoders or saved without."""
     if not subject.whole:
         raise NotApplicable("takes a copy of the whole pipeline; check it with --full")
     pipe = subject.fresh()
@@ -298,11 +299,11 @@ def saved(subject: Subject) -> str:
 
 @torch.no_grad()
 def _pictures(subject: Subject, pipe: object) -> Tensor:
-    """What a plain call of a pipeline makes, with its own scheduler; it is frozen, and stays so."""
+    """Pictures of a plain call of a pipeline with its own scheduler. The pipeline is frozen, and stays frozen."""
     for part in pipe.components.values():  # type: ignore[attr-defined]
         if isinstance(part, nn.Module):
-            # A trained pipeline is frozen in part and a plain one not at all, and by that torch chooses kernels, see
-            # `TrainedWeights.given`.
+            # A trained pipeline is frozen in part, and a plain pipeline is not frozen. Torch chooses kernels by this
+            # difference, see `TrainedWeights.given`.
             part.requires_grad_(False)
     caller = PipelineCall(pipe, subject.call)
     prompts = company(subject.prompts(), caller.adapter.together)
@@ -313,13 +314,13 @@ def _pictures(subject: Subject, pipe: object) -> Tensor:
 
 
 def _require_same_pictures(subject: Subject, plain: object, expected: Tensor, by: str) -> None:
-    """Compared as they are shown: 8 bits a channel."""
+    """Require equal pictures, compared as they are shown: with 8 bits for each channel."""
     found = _pictures(subject, plain)
     apart = float((found - expected).abs().max())
     if not torch.equal(_shown(found), _shown(expected)):
-        raise Failure(f"other pixels after {by}: off by {255 * apart:.2g} of 255")
+        raise Failure(f"the pixels differ after {by}, by {255 * apart:.2g} of 255")
     if float(expected.max() - expected.min()) < 1 / 255:
-        raise Failure("the pictures are of one colour, so they show nothing")
+        raise Failure("the pictures have one colour only, so the comparison shows nothing")
 
 
 def _shown(pictures: Tensor) -> Tensor:
@@ -327,24 +328,27 @@ def _shown(pictures: Tensor) -> Tensor:
 
 
 def _same_prediction(subject: Subject, plain: object, expected: Tensor, by: str) -> str:
-    """Of a pipeline that loaded the weights; some CPU libraries round by where in memory a weight lies."""
+    """Require the expected prediction of a pipeline that loaded the weights, up to rounding.
+
+    Some CPU libraries round differently if a weight has another address in memory.
+    """
     found = _trained_velocity(subject, subject.on(plain))
     error = float((found - expected).abs().max() / expected.abs().max())
     if not error <= min(_rounding(subject), 64 * torch.finfo(subject.dtype).eps):
-        raise Failure(f"another prediction after {by} (relative error {error:.1e})")
+        raise Failure(f"the prediction differs after {by} (relative error {error:.1e})")
     return "same prediction" if error == 0.0 else f"same prediction to rounding ({error:.1e})"
 
 
 @torch.no_grad()
 def _trained_velocity(subject: Subject, denoiser: Denoiser) -> Tensor:
-    """At the first and the last but one step, so that either of two experts is seen."""
+    """Velocities at the first step and at the last step, so that both of two experts take part."""
     steps = (0, subject.steps - 1)
     return torch.stack([denoiser.velocity(subject.noise(), i, subject.prompts()) for i in steps])
 
 
 def _random_lora(pipe: object) -> TrainedWeights:
     weights = TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=4), seed=0)
-    # B starts at 0, so that A would have no gradient and the adapter no effect.
+    # B starts at 0, so without this move A would have no gradient and the adapter no effect.
     _move(weights.parameters(), 0.05)
     return weights
 

@@ -45,13 +45,13 @@ def picture(size: int = 16, phase: int = 0) -> Image.Image:
 
 
 def mask(size: int = 16) -> Image.Image:
-    """White where a picture is to be painted anew: its right half."""
+    """A mask for inpainting: the right half of the picture is white, which means that it is painted again."""
     values = np.zeros((size, size), np.uint8)
     values[:, size // 2 :] = 255
     return Image.fromarray(values)
 
 
-_STRENGTH = "at strength 1: with less, some steps are left out, which the self-check refuses"
+_STRENGTH = "at strength 1: below 1 some steps are left out, and the self-check refuses the pipeline"
 _FLUX = {**_SMALL, "guidance_scale": 3.5, "max_sequence_length": 16}
 _PAINTED = {"image": picture(), "mask_image": mask()}
 _QWEN = {**_SMALL, "true_cfg_scale": 3.0, "negative_prompt": "a blue square"}
@@ -59,7 +59,7 @@ _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
 def _qwen_edit(kind: str) -> Any:
-    # The class scales its picture to a million pixels; an autoencoder of sixty-fourfold leaves few tokens of them.
+    # The class scales its picture to a million pixels. An autoencoder that divides each side by 64 leaves few tokens.
     components = {**qwenimage_parts(), "vae": autoencoders.qwenimage(7, 4), "processor": parts.qwen2_vl_processor()}
     return getattr(diffusers, kind)(**components)
 
@@ -137,7 +137,7 @@ def _qwen_controlnet() -> Any:
 
 
 def _awake(module: Any) -> Any:
-    """Moves the zero-initialised outputs of a ControlNet, so that it has an effect."""
+    """Move the zero-initialised outputs of a ControlNet, so that the ControlNet has an effect."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -288,7 +288,7 @@ CONDITIONED: dict[str, Tiny] = {
     "LTXConditionPipeline": Tiny(
         lambda: diffusers.LTXConditionPipeline(**{**ltx_parts(), "scheduler": euler()}),
         {**_VIDEO, "num_frames": 9, "max_sequence_length": 16},
-        notes="without a condition; with one it changes the state between steps",
+        notes="without a condition: with a condition, the class changes the state between steps",
     ),
     "Kandinsky5I2VPipeline": Tiny(
         lambda: diffusers.Kandinsky5I2VPipeline(**kandinsky5_parts(autoencoders.hunyuan_video(), conditioned=True)),

@@ -1,4 +1,4 @@
-"""Makes the checks on a folder, on a class, or on every class that has a tiny instance."""
+"""Run the checks on a folder, on a class, or on every class that has a tiny instance."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ TINY: dict[str, Tiny] = {
 
 @dataclass(frozen=True)
 class Result:
-    """What the checks found of one pipeline.
+    """What the checks found about one pipeline.
 
     Attributes:
         name: class, and after a comma its configuration; or the folder.
         outcomes: one for each check.
         variant: how states are evaluated, None if no way was found.
-        why: what the class needs beside the plain call, "" if nothing.
+        why: what the class needs in addition to the plain call, "" if nothing.
         notes: of the tiny instance.
-        seconds: the checks took.
+        seconds: duration of the checks.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Result:
 
 
 def check(subject: Subject, name: str, report: Callable[[CheckOutcome], None], notes: str = "") -> Result:
-    """Make every check on a pipeline.
+    """Run every check on a pipeline; if the probe fails, the other checks are left out.
 
     Args:
         subject: the pipeline.
         name: for the result.
-        report: called with each outcome as it is found.
+        report: called with each outcome as soon as it is known.
         notes: for the result.
     """
     began = time.perf_counter()
@@ -107,14 +107,14 @@ def _outcome(title: str, function: Callable[[Subject], str], subject: Subject) -
     except torch.OutOfMemoryError as error:
         return CheckOutcome(title, "fail", f"out of memory: {error}; check at a smaller height and width")
     except Exception as error:
-        # A pipeline may raise anything, and the other checks are to go on.
+        # A pipeline may raise any error, and the other checks must still run.
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         return CheckOutcome(title, "fail", f"{type(error).__name__} at {where}: {error}")
 
 
 def check_tiny(name: str, report: Callable[[CheckOutcome], None]) -> Result:
-    """Build a tiny instance of a class, save it, load it by path, and check that.
+    """Build a tiny instance of a class, save it, load it by path, and check the loaded pipeline.
 
     Args:
         name: key of `TINY`.
@@ -151,16 +151,17 @@ def check_folder(
 
     Args:
         path: what `DiffusionPipeline.from_pretrained` takes.
-        call: keyword arguments it is called with.
+        call: keyword arguments of the pipeline's call.
         report: called with each outcome.
         steps: denoising steps, at least 2.
-        prompts: two or more texts, or none for ours.
-        device: None takes an accelerator where there is one.
-        dtype: of the weights, by torch's name for it.
+        prompts: two or more texts; without any, `TEXTS` are used.
+        device: None means an accelerator if there is one.
+        dtype: of the weights, by its name in torch.
         whole: give every weight of the denoiser a gradient, not only an adapter.
 
     Raises:
-        ValueError: fewer than 2 steps or prompts, no such dtype or device, a damaged folder, or wrong arguments.
+        ValueError: fewer than 2 steps, exactly one prompt, an unknown dtype or device, a damaged folder, or wrong
+            arguments.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}; the checks compare two noise levels, so use 2 or more")
@@ -192,7 +193,7 @@ def check_folder(
 
 
 def check_all(names: list[str], report: Callable[[str, CheckOutcome], None]) -> Iterator[Result]:
-    """Check tiny instances one after the other.
+    """Check tiny instances one after another.
 
     Args:
         names: keys of `TINY`.

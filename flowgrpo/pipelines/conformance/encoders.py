@@ -1,7 +1,7 @@
-"""Text encoders and tokenizers at toy size, each of the very class a released pipeline uses.
+"""Text encoders and tokenizers at toy size, each encoder of the class that a released pipeline uses.
 
-The tokenizers are `PreTrainedTokenizerFast` instances trained here on a few words instead of each model's own, so
-that building needs no network.
+The tokenizers are not the models' own tokenizers, but `PreTrainedTokenizerFast` instances that are trained here on a
+few words. So a tokenizer is built without a network.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHAT = (
 
 @functools.cache
 def _tokenizer_json() -> str:
-    """Byte-level BPE trained on a few sentences: common words are one token, any other text still encodes."""
+    """Byte-level BPE, trained on a few sentences: a common word is one token, and any other text can be encoded."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -54,7 +54,7 @@ def _tokenizer_json() -> str:
 
 
 def tokenizer(*, max_length: int = 32, template: str = "$A <eos>", side: str = "right") -> Any:
-    """A tokenizer of at most 512 entries that frames each text by `template`, with a chat template."""
+    """A tokenizer of at most 512 entries, with a chat template; it puts each text into `template`."""
     made = Tokenizer.from_str(_tokenizer_json())
     made.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[("<eos>", EOS), ("<bos>", BOS)]
@@ -77,12 +77,12 @@ def tokenizer(*, max_length: int = 32, template: str = "$A <eos>", side: str = "
 
 
 def clip_tokenizer() -> Any:
-    """A tokenizer that ends each text as CLIP's does."""
+    """A tokenizer that adds the same start and end as CLIP's tokenizer."""
     return tokenizer(template="<bos> $A <eos>")
 
 
 def long_tokenizer() -> Any:
-    """A tokenizer of a language model: no frame, and room for a system prompt."""
+    """A tokenizer of a language model: it adds no start or end, and has room for a system prompt."""
     return tokenizer(max_length=2048, template="$A")
 
 
@@ -173,7 +173,7 @@ def umt5(width: int = WIDTH) -> Any:
 
 
 def language_model(model: str, config: str, *, layers: int = 2, **settings: Any) -> Any:
-    """A decoder of transformers by the names of its classes, of width 16."""
+    """A decoder of transformers, given by the names of its classes, of width 16."""
     return getattr(transformers, model)(getattr(transformers, config)(**decoder_sizes(layers), **settings))
 
 
@@ -230,7 +230,7 @@ def qwen2_vl_processor(kind: str = "Qwen2_5_VLProcessor", pixels: int = 28 * 28)
 
 def _mrope() -> dict[str, Any]:
     rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default", "rope_theta": 10000.0}
-    # transformers 5 has another name for it.
+    # Transformers 5 has another name for this processor.
     return {"rope_parameters" if int(transformers.__version__.partition(".")[0]) >= 5 else "rope_scaling": rope}
 
 
@@ -301,18 +301,18 @@ def mistral3(model: str = "Mistral3ForConditionalGeneration", *, layers: int = 2
 
 
 def t5_gemma() -> Any:
-    """`T5GemmaEncoder`, as PRX reads prompts."""
+    """`T5GemmaEncoder`, with which PRX reads prompts."""
     from transformers.models.t5gemma.configuration_t5gemma import T5GemmaModuleConfig
     from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
 
     config = T5GemmaModuleConfig(**decoder_sizes(), layer_types=["full_attention"] * 2, query_pre_attn_scalar=8)
-    # Filled in by the configuration of the whole model, which the encoder alone does not have.
+    # The configuration of the whole model sets this rate, but the encoder alone has no such configuration.
     config.dropout_rate = 0.0
     return T5GemmaEncoder(config)
 
 
 def t5_gemma2() -> Any:
-    """`T5Gemma2Encoder`, as Motif-Video reads prompts."""
+    """`T5Gemma2Encoder`, with which Motif-Video reads prompts."""
     from transformers.models.t5gemma2.configuration_t5gemma2 import T5Gemma2EncoderConfig
     from transformers.models.t5gemma2.modeling_t5gemma2 import T5Gemma2Encoder
 
@@ -320,6 +320,6 @@ def t5_gemma2() -> Any:
     vision = {"model_type": "siglip_vision_model", "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH,
               "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}  # fmt: skip
     config = T5Gemma2EncoderConfig(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    # As in `t5_gemma`.
+    # The same as in `t5_gemma`.
     config.text_config.dropout_rate = config.dropout_rate = 0.0
     return T5Gemma2Encoder(config, eoi_token_index=EOS)

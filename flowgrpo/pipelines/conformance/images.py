@@ -1,6 +1,6 @@
 """Tiny instances of the text-to-image classes whose components other classes share: SD3, FLUX, Qwen-Image, Sana ….
 
-Guidance is on wherever a class has it, with a negative prompt, because it is the path that released models use.
+If a class has guidance, guidance is on, with a negative prompt, because released models are used in this way.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
 def shifted_scheduler() -> Any:
-    """Resolution-dependent shift, as Flux and Qwen-Image ship."""
+    """The scheduler of Flux and Qwen-Image, whose shift depends on the resolution."""
     return diffusers.FlowMatchEulerDiscreteScheduler(
         use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, base_image_seq_len=16, max_image_seq_len=64
     )
 
 
 def euler(shift: float = 3.0, **settings: Any) -> Any:
-    """The plain scheduler with a constant shift."""
+    """The Euler scheduler with a constant shift."""
     return diffusers.FlowMatchEulerDiscreteScheduler(shift=shift, **settings)
 
 
@@ -155,7 +155,7 @@ def sana_parts() -> dict[str, Any]:
         caption_channels=16,
         sample_size=8,
     )
-    # As released: a DPM-Solver whose sigmas are those of flow matching.
+    # The release has a DPM-Solver with the sigmas of flow matching.
     scheduler = diffusers.DPMSolverMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )

@@ -1,4 +1,4 @@
-"""Tiny instances of the text-to-image classes, second part: families that came after the first ones, or stand apart."""
+"""Tiny instances of more text-to-image classes, which are newer or share no components with others."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _bria_fibo() -> Any:
     return diffusers.BriaFiboPipeline(
         transformer=transformer,
         scheduler=shifted_scheduler(),
-        # Of Wan 2.2: the class counts on sixteen pixels for a latent.
+        # This is the autoencoder of Wan 2.2, because the class assumes sixteen pixels for a latent.
         vae=autoencoders.wan(in_channels=12, out_channels=12, patch_size=2, scale_factor_spatial=16),
         text_encoder=parts.language_model("SmolLM3ForCausalLM", "SmolLM3Config"),
         tokenizer=parts.tokenizer(),
@@ -230,7 +230,7 @@ def _nucleus() -> Any:
     )
     for name, parameter in transformer.named_parameters():
         if name.endswith(("gate_up_proj", "down_proj")):
-            # The class leaves the experts' weights as memory happened to be.
+            # The class does not initialise the experts' weights.
             torch.nn.init.normal_(parameter, std=0.1)
     return diffusers.NucleusMoEImagePipeline(
         transformer=transformer,
@@ -296,7 +296,7 @@ IMAGES_MORE: dict[str, Tiny] = {
         _prx,
         {**_GUIDED, "use_resolution_binning": False},
         load=lambda: {"text_encoder": parts.t5_gemma()},
-        notes="the text encoder is handed over: the library cannot load the folder that it writes of it",
+        notes="the text encoder is passed as an object, because the library cannot load the folder that it saved",
     ),
     "PRXPixelPipeline": Tiny(_prx_pixel, {**_GUIDED, "use_resolution_binning": False}),
     "BriaPipeline": Tiny(_bria, {"height": 32, "width": 32, "negative_prompt": "blue", "max_sequence_length": 16}),

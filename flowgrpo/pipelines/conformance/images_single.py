@@ -144,7 +144,7 @@ def _short_prompts(pipe: Any) -> None:
 
 
 def _few_pixels(pipe: Any) -> None:
-    # It scales every size asked for to the area of this one.
+    # The pipeline scales every requested size to the area of this size.
     pipe.default_sample_size = 8
 
 

@@ -1,6 +1,6 @@
 """Tiny instances of classes whose models predict noise: Stable Diffusion 1 and 2, SDXL, PixArt-Sigma, CogVideoX.
 
-Each has the noise levels and the solver that its release ships.
+Each instance has the noise levels and the solver of the released model.
 """
 
 from __future__ import annotations
@@ -142,15 +142,17 @@ def _cogvideox() -> Any:
 
 
 NOISE_PREDICTING: dict[str, Tiny] = {
-    "StableDiffusionPipeline": Tiny(_sd1, _GUIDED, notes="predicts the noise; PNDM ships, DDIM's timesteps are taken"),
+    "StableDiffusionPipeline": Tiny(
+        _sd1, _GUIDED, notes="predicts the noise; the release has PNDM, but DDIM's timesteps are used"
+    ),
     "StableDiffusionPipeline, v-prediction": Tiny(_sd2, _GUIDED),
     "StableDiffusionXLPipeline": Tiny(
-        _sdxl, _GUIDED, notes="predicts the noise; Euler ships, DDIM's timesteps are taken"
+        _sdxl, _GUIDED, notes="predicts the noise; the release has Euler, but DDIM's timesteps are used"
     ),
     "PixArtSigmaPipeline": Tiny(
         _pixart,
         {**_GUIDED, "use_resolution_binning": False, "max_sequence_length": 16, "clean_caption": False},
-        notes="predicts the noise; DPM-Solver++ ships, DDIM's timesteps are taken",
+        notes="predicts the noise; the release has DPM-Solver++, but DDIM's timesteps are used",
     ),
     "CogVideoXPipeline": Tiny(
         _cogvideox, {**_GUIDED, "num_frames": 9, "max_sequence_length": 16}, notes="v-prediction"

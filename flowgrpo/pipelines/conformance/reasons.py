@@ -1,17 +1,17 @@
-"""Why a pipeline class is not in the table: what its `__call__` does that a replay cannot, or what it asks for."""
+"""Why a pipeline class is not in the table: its `__call__` cannot be replayed, or it needs more than a prompt."""
 
 from __future__ import annotations
 
-_EDITS = "between its steps it pastes the known part of the picture in, which a rollout does not"
-_CHUNKS = "makes its video chunk after chunk, each denoised with those before it in view: several chains of states"
-_TILES = "tile after tile is denoised from noise of its own: several chains of states"
-_FRAME_LEVELS = "a noise level of its own for each frame"
-_NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matching do not hold"
-_WITH_SOUND = "two states, picture and sound, and two steps at each noise level"
-_SOUND = "makes sound alone, which no reward here takes"
-_ITS_TRANSFORMER = "its own call fails: it reads a field that its transformer's configuration lacks"
+_EDITS = "between its steps, it pastes in the known part of the picture; a rollout does not do this"
+_CHUNKS = "denoises its video chunk after chunk, and each chunk sees the chunks before it: several chains of states"
+_TILES = "denoises tile after tile, each from its own noise: several chains of states"
+_FRAME_LEVELS = "each frame has its own noise level"
+_NO_FLOW = "its noise levels go up to 80 (EDM), where the kernels of flow matching are not valid"
+_WITH_SOUND = "has two states, picture and sound, and takes two steps at each noise level"
+_SOUND = "makes sound only, and no reward here scores sound"
+_ITS_TRANSFORMER = "its own call fails: it reads a field that is missing in its transformer's configuration"
 
-# What keeps a class from being replayed; found by the checks, or by reading its `__call__`.
+# What prevents a replay of a class. The checks found it, or it was found by reading the class's `__call__`.
 REASONS: dict[str, str] = {
     "CosmosTextToWorldPipeline": _NO_FLOW,
     "CosmosVideoToWorldPipeline": _NO_FLOW,
@@ -27,28 +27,28 @@ REASONS: dict[str, str] = {
     "QwenImageEditInpaintPipeline": _EDITS,
     "ZImageInpaintPipeline": _EDITS,
     "ChromaInpaintPipeline": _ITS_TRANSFORMER,
-    "SanaSprintPipeline": "TrigFlow: its time is an angle, and its step returns two states; needs a kernel of its own",
-    "SanaSprintImg2ImgPipeline": "TrigFlow, as SanaSprintPipeline",
+    "SanaSprintPipeline": "TrigFlow: its time is an angle, and its step returns two states; it needs its own kernel",
+    "SanaSprintImg2ImgPipeline": "TrigFlow, like SanaSprintPipeline",
     "LTX2Pipeline": _WITH_SOUND,
     "LTX2ImageToVideoPipeline": _WITH_SOUND,
     "LTX2ConditionPipeline": _WITH_SOUND,
     "LTX2InContextPipeline": _WITH_SOUND,
-    "LTX2DFRPipeline": f"{_WITH_SOUND}; conditions are pasted in between its steps",
+    "LTX2DFRPipeline": f"{_WITH_SOUND}; between its steps, it pastes in the conditions",
     "LTX2DFRTemporalRefinePipeline": f"{_WITH_SOUND}, tile after tile, from the latents of another pipeline",
-    "LTX2HDRPipeline": "takes two steps at each noise level, one of them of a sound that stays noise",
+    "LTX2HDRPipeline": "takes two steps at each noise level; one of them denoises a sound that stays noise",
     "LTX2VideoDiffusionDecodePipeline": "has no prompt and no noise levels of its own: it decodes latents",
     "LTXI2VLongMultiPromptPipeline": "denoises overlapping windows of its video in turn: several chains of states",
-    "Cosmos2_5_TransferPipeline": f"{_CHUNKS}; with a video that controls it",
-    "WanAnimatePipeline": f"{_CHUNKS}; with videos of the pose and the face",
+    "Cosmos2_5_TransferPipeline": f"{_CHUNKS}; it also takes a control video",
+    "WanAnimatePipeline": f"{_CHUNKS}; it also takes videos of the pose and the face",
     "HunyuanVideoFramepackPipeline": _CHUNKS,
     "Kandinsky6SRPipeline": f"has no prompt: it enlarges a video, and {_TILES}",
-    "SanaWMPipeline": "its first frame stays as it is: a noise level of its own for each token",
-    "VisualClozePipeline": "two pipelines in turn, of which the second denoises what the first decoded",
+    "SanaWMPipeline": "its first frame stays unchanged, so each token has its own noise level",
+    "VisualClozePipeline": "runs two pipelines; the second denoises what the first decoded",
     "SkyReelsV2DiffusionForcingPipeline": _FRAME_LEVELS,
     "SkyReelsV2DiffusionForcingImageToVideoPipeline": _FRAME_LEVELS,
     "SkyReelsV2DiffusionForcingVideoToVideoPipeline": _FRAME_LEVELS,
-    "AnyFlowPipeline": "a flow map, whose prediction depends on the noise level it steps to; and it turns what "
-    "`prepare_latents` drew, so that no way of evaluating fits its state",
+    "AnyFlowPipeline": "is a flow map: its prediction also depends on the next noise level; and it permutes what "
+    "`prepare_latents` drew, so that no way of evaluation fits its state",
     "AnyFlowFARPipeline": _CHUNKS,
     "HeliosPipeline": _CHUNKS,
     "HeliosPyramidPipeline": f"{_CHUNKS}, at several resolutions",
@@ -63,15 +63,16 @@ REASONS: dict[str, str] = {
 
 _TO_EDIT = "edits a picture"
 _CONTROLLED = "takes a control image"
-_FIRST_FRAME = "makes a video of a picture"
+_FIRST_FRAME = "makes a video from a picture"
 
-# What a class that nobody has tried asks for beside a prompt. Nothing in its `__call__` is known to be in the way.
+# What an untried class needs in addition to a prompt. Nothing in its `__call__` is known to prevent a replay.
 UNTRIED: dict[str, str] = {
-    "BriaFiboEditPipeline": f"{_TO_EDIT}, with a mask where one is given",
+    "BriaFiboEditPipeline": f"{_TO_EDIT}, with an optional mask",
     "Kandinsky5I2IPipeline": _TO_EDIT,
     "JoyImageEditPipeline": _TO_EDIT,
     "JoyImageEditPlusPipeline": "edits several pictures",
-    "ChronoEditPipeline": f"{_TO_EDIT}, as the last frame of a video; no temporal reasoning, which drops frames midway",
+    "ChronoEditPipeline": f"{_TO_EDIT}, as the last frame of a video; temporal reasoning must be off, because it drops "
+    "frames midway",
     "LucyEditPipeline": "edits a video",
     "QwenImageLayeredPipeline": "takes a picture apart into layers",
     "StableDiffusion3PAGImg2ImgPipeline": f"{_TO_EDIT}, at strength 1",
@@ -84,20 +85,20 @@ UNTRIED: dict[str, str] = {
     "ZImageControlNetInpaintPipeline": f"{_CONTROLLED}, a picture and a mask",
     "QwenImageControlNetInpaintPipeline": f"{_CONTROLLED} and a mask",
     "StableDiffusion3ControlNetInpaintingPipeline": f"{_CONTROLLED} and a mask",
-    "EasyAnimateControlPipeline": "takes a video that controls it",
-    "EasyAnimateInpaintPipeline": "takes a video and a mask, and pastes the known part in between its steps unless its "
+    "EasyAnimateControlPipeline": "takes a control video",
+    "EasyAnimateInpaintPipeline": "takes a video and a mask; between its steps, it pastes in the known part unless its "
     "transformer takes the mask as channels",
-    "HunyuanVideoImageToVideoPipeline": f"{_FIRST_FRAME}, which is its first latent frame or further channels",
+    "HunyuanVideoImageToVideoPipeline": f"{_FIRST_FRAME}; the picture is the first latent frame, or further channels",
     "HunyuanSkyreelsImageToVideoPipeline": _FIRST_FRAME,
     "MotifVideoImage2VideoPipeline": _FIRST_FRAME,
-    "SanaImageToVideoPipeline": f"{_FIRST_FRAME}, and steps all latent frames but the first",
+    "SanaImageToVideoPipeline": f"{_FIRST_FRAME}, and denoises all latent frames except the first",
     "Cosmos3OmniPipeline": "takes one prompt, whose tokens go into the transformer itself; sound and action are "
-    "states of their own, and without them one state is left",
+    "further states, and without them one state is left",
 }
 
 
 def reason(name: str) -> str:
-    """Why a class is not in the table of what works; `nobody has tried it` where no more is known."""
+    """Why a class is not in the table of classes that work; `nobody has tried it` if nothing else is known."""
     if name in UNTRIED:
         return f"{UNTRIED[name]}; nobody has tried it"
     return REASONS.get(name, "nobody has tried it")

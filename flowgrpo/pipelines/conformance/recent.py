@@ -1,4 +1,4 @@
-"""Tiny instances of the text-to-image and text-to-video classes that came last."""
+"""Tiny instances of the newest text-to-image and text-to-video classes."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ RECENT: dict[str, Tiny] = {
     "QwenImage21Pipeline": Tiny(
         _qwen_image21,
         {"height": 64, "width": 64, "true_cfg_scale": 4.0, "negative_prompt": "blue", "use_kv_cache": False},
-        notes="with `use_kv_cache` False, since a step rounds otherwise with it; pictures are laid on white",
+        notes="with `use_kv_cache` False, because a step rounds differently with the cache; pictures are put on white",
     ),
     "BriaFibo2Pipeline": Tiny(
         _bria_fibo2, {"height": 16, "width": 16, "guidance_scale": 4.0, "negative_prompt": "blue"}, adjust=_fewer_layers
@@ -175,7 +175,7 @@ RECENT: dict[str, Tiny] = {
             "max_sequence_length": 1024,
             "sample_audio": False,
         },
-        notes="with `sample_audio` False, since sound is a state of its own",
+        notes="with `sample_audio` False, because sound is a second state",
     ),
     "ZImageOmniPipeline": Tiny(
         _zimage_omni,
@@ -185,7 +185,7 @@ RECENT: dict[str, Tiny] = {
     "Flux2KleinKVPipeline": Tiny(
         lambda: diffusers.Flux2KleinKVPipeline(**flux2_klein_parts()),
         {"height": 16, "width": 16, "max_sequence_length": 64, "text_encoder_out_layers": (1, 2)},
-        notes="without pictures, whose keys and values of the first step go into all later ones",
+        notes="without pictures: with pictures, keys and values of the first step go into all later steps",
     ),
     "DreamLitePipeline": Tiny(
         lambda: _dreamlite("DreamLitePipeline"),

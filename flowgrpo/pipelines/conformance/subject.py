@@ -1,4 +1,4 @@
-"""A pipeline under check, and what a check can say."""
+"""A pipeline under check, and the possible results of a check."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ TEXTS = ("a photo of two red circles", "a star", "a blue square above a green tr
 
 
 class NotApplicable(Exception):
-    """Raised by a check that has nothing to look at; its message is the reason."""
+    """Raised by a check that does not apply to the pipeline; the message is the reason."""
 
 
 class Failure(Exception):
-    """Raised by a check that saw something wrong; its message is what it saw."""
+    """Raised by a check that found a fault; the message describes the fault."""
 
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What a check found.
+    """The outcome of a check.
 
     Attributes:
-        check: its name.
+        check: name of the check.
         status: `pass`, `fail` or `not applicable`.
-        detail: what was seen, in a line.
+        detail: what the check saw, in one line.
     """
 
     check: str
@@ -46,16 +46,16 @@ class Subject:
     """A pipeline under check.
 
     Attributes:
-        load: returns the pipeline in a folder anew, as loaded by path.
-        source: its folder.
-        call: its keyword arguments.
-        steps: denoising steps, at least 2.
-        folder: existing, for what the checks write.
-        batch: prompts in one call.
-        texts: the prompts, as many as wished.
-        device: where the pipeline is put.
+        load: loads the pipeline from a folder and returns a new instance.
+        source: folder of the pipeline.
+        call: keyword arguments of the pipeline's call.
+        steps: number of denoising steps, at least 2.
+        folder: an existing folder in which the checks write.
+        batch: number of prompts in one call.
+        texts: the prompts, any number of them.
+        device: the device of the pipeline.
         dtype: of the weights as they are loaded.
-        whole: whether every weight of the denoiser can take a gradient here, or only an adapter.
+        whole: whether every weight of the denoiser can get a gradient here, or only an adapter.
         pipe: the instance that the checks share.
         denoiser: made by the first check.
     """
@@ -74,17 +74,17 @@ class Subject:
     denoiser: Denoiser | None = None
 
     def prompts(self, first: int = 0) -> list[str]:
-        """`batch` texts, beginning with another one for each `first`."""
+        """`batch` texts, beginning with text number `first`; after the last text the first text follows."""
         return [self.texts[(first + k) % len(self.texts)] for k in range(self.batch)]
 
     def fresh(self, folder: str | Path | None = None) -> Any:
-        """The pipeline, loaded anew, on the device; from another folder than its own where one is given."""
+        """A new instance of the pipeline on the device, loaded from `folder` or from the pipeline's own folder."""
         pipe = self.load(folder or self.source).to(self.device)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
     def on(self, pipe: Any) -> Denoiser:
-        """Another instance, evaluated in the way that was found."""
+        """The denoiser of another instance, with the way of evaluation that the first check found."""
         made = Denoiser(pipe, num_steps=self.steps, call=self.call, variant=self.known.variant, example=self.texts[0])
         made.probe = self.known.probe
         return made

@@ -1,4 +1,4 @@
-"""The table of what works: as JSON, and as a page of the documentation."""
+"""The table of the pipeline classes that work, as JSON and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .reasons import REASONS, UNTRIED, reason
 
 
 def class_of(name: str) -> str:
-    """`WanPipeline` of `WanPipeline, 2.2 5B`."""
+    """The class in the name of an instance: `WanPipeline` for `WanPipeline, 2.2 5B`."""
     return name.partition(",")[0]
 
 
 def flow_classes() -> list[str]:
-    """Names of the pipeline classes of the installed diffusers whose file names a flow-matching scheduler."""
+    """Names of the pipeline classes in the installed diffusers whose source file mentions flow matching."""
     found = []
     root = Path(next(iter(importlib.util.find_spec("diffusers").submodule_search_locations)))  # type: ignore
     for path in sorted((root / "pipelines").rglob("pipeline_*.py")):
@@ -33,23 +33,23 @@ def flow_classes() -> list[str]:
         if "FlowMatch" in source or "flow_prediction" in source:
             tree = ast.parse(source)
             found += [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    # Asking for an attribute would import its module, and with it every one.
+    # `dir` imports nothing; `hasattr` would import the module of each class.
     exported = set(dir(diffusers))
     return sorted(name for name in set(found) if name.endswith("Pipeline") and name in exported)
 
 
 def versions() -> dict[str, str]:
-    """Of the libraries that the table depends on."""
+    """Versions of the libraries on which the table depends."""
     return {module.__name__: module.__version__ for module in (diffusers, transformers, torch)}
 
 
 def expected(name: str) -> bool:
-    """Whether a tiny instance should pass: it has no reason not to."""
+    """Whether a tiny instance should pass: its class is not in `REASONS`."""
     return class_of(name) not in REASONS
 
 
 def as_json(results: Sequence[Result]) -> str:
-    """The results, one object each, and the versions they hold for."""
+    """The results as JSON, one object for each, with the versions of the libraries."""
     rows: list[dict[str, Any]] = []
     for result in results:
         row = {**asdict(result), "verdict": result.verdict}
@@ -59,7 +59,7 @@ def as_json(results: Sequence[Result]) -> str:
 
 
 def as_markdown(rows: Sequence[dict[str, Any]], made_with: dict[str, str], others: Sequence[str]) -> str:
-    """The page's table.
+    """The table of the page, in Markdown.
 
     Args:
         rows: `results` of `as_json`.
@@ -70,15 +70,15 @@ def as_markdown(rows: Sequence[dict[str, Any]], made_with: dict[str, str], other
              ("unmodified", "adapter", "not yet")}  # fmt: skip
     lines = [
         "Checked with " + ", ".join(f"{name} {version}" for name, version in made_with.items()) + ", on the CPU in "
-        f"float32. {count['unmodified']} classes work unmodified, {count['adapter']} with an entry in "
-        f"`weights/pipeline_classes.py`, {count['not yet']} of those checked not yet.",
+        f"float32. {count['unmodified']} classes work unmodified, and {count['adapter']} work with an entry in "
+        f"`weights/pipeline_classes.py`. {count['not yet']} of the checked classes do not work yet.",
         "",
-        "| class | verdict | states are evaluated | adapter, or what is missing |",
+        "| class | verdict | way of evaluation | adapter, or what is missing |",
         "| --- | --- | --- | --- |",
     ]
     for row in rows:
         lines.append(f"| {row['name']} | {row['verdict']} | {row['variant'] or ''} | {_remark(row)} |")
-    lines += ["", "Flow-matching classes without a tiny instance, so not checked:", ""]
+    lines += ["", "These flow-matching classes have no tiny instance, so they are not checked:", ""]
     lines += [f"- {name}: {reason(name)}" for name in others]
     return "\n".join(lines) + "\n"
 
@@ -96,6 +96,6 @@ def _remark(row: dict[str, Any]) -> str:
 def unchecked() -> list[str]:
     """Flow-matching classes of the installed diffusers without a tiny instance."""
     known = {class_of(name) for name in TINY}
-    # Some files name another scheduler, which the library has for other models too.
+    # Some classes of flow matching are not found by `flow_classes`, because their files name another scheduler.
     named = {*REASONS, *UNTRIED} & set(dir(diffusers))
     return sorted({*flow_classes(), *named} - known)

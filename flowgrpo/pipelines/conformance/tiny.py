@@ -1,4 +1,4 @@
-"""What a tiny instance of a pipeline class is, and how one is made."""
+"""Tiny instances of pipeline classes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Tiny:
-    """A pipeline class at toy size: latents of some 8x8, random weights.
+    """A pipeline class at toy size: latents of about 8x8, random weights.
 
     Attributes:
         build: makes the pipeline, see `fresh`.
         call: keyword arguments that make a call small.
         steps: number of denoising steps of the checks.
-        batch: prompts in one call.
-        load: for `from_pretrained`: parts that no folder holds.
-        adjust: called after loading; makes small what no argument can (a fixed list of resolutions).
+        batch: number of prompts in one call.
+        load: returns arguments of `from_pretrained`: parts that the saved folder does not hold.
+        adjust: called with the loaded pipeline; makes small what no argument can (a fixed list of resolutions).
         notes: what a reader of the table should know.
     """
 
@@ -35,10 +35,10 @@ class Tiny:
     notes: str = ""
 
     def fresh(self) -> Any:
-        """A new pipeline with the same weights each time; every denoiser parameter is off its initial value.
+        """A new pipeline with the same weights each time; every denoiser parameter is moved off its initial value.
 
-        Fresh diffusers transformers hold zero-initialised gates and output layers; with them whole branches, and
-        whatever a check hopes to see of them, would not exist.
+        New diffusers transformers have gates and output layers that are initialised to 0. With zeros there, whole
+        branches would have no effect, and no check could see them.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -55,7 +55,7 @@ class Tiny:
         return pipe
 
     def loaded(self, folder: str | Path) -> Any:
-        """The pipeline from a folder it was saved to."""
+        """The pipeline, loaded from the folder to which it was saved."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             handed = self.load()

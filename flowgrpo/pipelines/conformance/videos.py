@@ -1,4 +1,4 @@
-"""Tiny instances of the text-to-video classes; latents of two frames."""
+"""Tiny instances of the text-to-video classes, with latents of two frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GUIDED = {**_SMALL, "guidance_scale": 4.0, "negative_prompt": "blue"}
 
 
 def unipc(shift: float = 3.0) -> Any:
-    """UniPC on flow sigmas, as Wan ships: its timesteps are integers and hence not exactly 1000 sigma."""
+    """The scheduler of Wan, UniPC on flow sigmas. Its timesteps are integers, so they are not exactly 1000 sigma."""
     return diffusers.UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=shift)
 
 
@@ -122,7 +122,7 @@ def hunyuan_video15_parts(**settings: Any) -> dict[str, Any]:
 
 
 def shorten_hunyuan15(pipe: Any) -> None:
-    """Lengths that are fixed in the class."""
+    """Shorten the token lengths that are fixed in the class."""
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length, pipe.vision_num_semantic_tokens = 320, 16, 3
 
 
@@ -168,18 +168,18 @@ def _mochi() -> Any:
 
 
 class NoSafetyChecker:
-    """Stands in for the guardrail of the Cosmos pipelines, a package of its own: lets everything pass."""
+    """Replaces the guardrail of the Cosmos pipelines, which is a separate package, and accepts everything."""
 
     def to(self, device: Any) -> NoSafetyChecker:
-        """As the real one."""
+        """The object itself; it has no weights to move."""
         return self
 
     def check_text_safety(self, prompt: str) -> bool:
-        """As the real one."""
+        """True: every prompt is accepted."""
         return True
 
     def check_video_safety(self, video: Any) -> Any:
-        """As the real one."""
+        """The video, unchanged."""
         return video
 
 

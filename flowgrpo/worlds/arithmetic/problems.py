@@ -1,7 +1,8 @@
-"""The embedded language model: sums and differences of two numbers below a hundred, a character a token.
+"""The embedded language model: sums and differences of two numbers below a hundred; each character is a token.
 
-The model is a small `Olmo2ForCausalLM` with a character tokenizer, trained from nothing by `flowgrpo build arithmetic`
-and stopped long before it can calculate. Prompts look like `47+85=`, the completion is the number and the end.
+The model is a small `Olmo2ForCausalLM` with a character tokenizer. `flowgrpo build arithmetic` trains the model from
+scratch, and stops long before the model can calculate. Prompts look like `47+85=`; the completion is the number and an
+end token.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ CHARACTERS = "0123456789+-= abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 LIMIT = 100
 TRAIN, HELDOUT = 4_000, 300
-WIDTH = 11  # of the longest problem with its answer and its end: 99+99=198
+WIDTH = 11  # Room for the longest problem with its answer and its end token, such as 99+99=198.
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class ArithmeticSettings:
-    """How the embedded model is trained; the defaults make the shipped one."""
+    """Settings of the embedded model's training; the defaults make the shipped model."""
 
     seed: int = 0
     steps: int = 640
@@ -42,7 +43,7 @@ class ArithmeticSettings:
 
 
 def problems() -> list[tuple[str, str]]:
-    """All prompts with their answers, in an order that is always the same."""
+    """All prompts with their answers, in a fixed random order."""
     found = []
     for a in range(LIMIT):
         for b in range(LIMIT):
@@ -53,13 +54,13 @@ def problems() -> list[tuple[str, str]]:
 
 
 def split_problems() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[tuple[str, str]]]:
-    """Problems to learn to calculate from (the model before any reward), to be rewarded on, and held out."""
+    """The problems in three sets: for training the model before any reward, for training with rewards, and held out."""
     every = problems()
     return every[HELDOUT + TRAIN :], every[HELDOUT : HELDOUT + TRAIN], every[:HELDOUT]
 
 
 def write_problem_files(folder: Path) -> None:
-    """Write `train.jsonl` and `heldout.jsonl`: an object a line, with `prompt` and `answer`."""
+    """Write `train.jsonl` and `heldout.jsonl`; each line is an object with `prompt` and `answer`."""
     _, train, heldout = split_problems()
     for name, rows in (("train", train), ("heldout", heldout)):
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
@@ -78,7 +79,7 @@ def build_character_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokeniz
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Save a tokenizer under the class name that every supported transformers knows."""
+    """Save a tokenizer under the class name that every supported version of transformers knows."""
     tokenizer.save_pretrained(folder)
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
@@ -86,9 +87,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def build_model(vocabulary: int, *, width: int = 128, layers: int = 2, heads: int = 4) -> Olmo2ForCausalLM:
-    """An untrained OLMo 2 of this size, with its end and padding tokens set.
+    """An untrained OLMo 2 of this size, with the ids of its end token and its padding token.
 
-    For a Qwen or Llama, transformers would replace the character tokenizer by that family's own.
+    With a Qwen or Llama model, transformers would replace the character tokenizer by the tokenizer of that family.
     """
     return Olmo2ForCausalLM(
         Olmo2Config(
@@ -108,13 +109,12 @@ def build_model(vocabulary: int, *, width: int = 128, layers: int = 2, heads: in
 
 
 def build_arithmetic(folder: Path, settings: ArithmeticSettings, report: Report) -> None:
-    """Train the model on the problems set apart for it, and write model (in half precision) and tokenizer to
-    `folder`.
+    """Train the model on the first set of `split_problems`, and write model and tokenizer to `folder`.
 
-    Deterministic for a seed on one kind of machine.
+    The model is written in half precision. The result is deterministic for a seed on one kind of machine.
 
     Raises:
-        ValueError: the folder holds a model already.
+        ValueError: the folder already holds a model.
     """
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} already holds a model; name a new folder")
@@ -145,7 +145,7 @@ def build_arithmetic(folder: Path, settings: ArithmeticSettings, report: Report)
 
 
 def _sequences(tokenizer: Any, rows: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids [N, WIDTH], padded on the right, and the same with everything but answers and ends at -100."""
+    """Ids [N, WIDTH], padded on the right; and targets [N, WIDTH], the ids of answers and ends, -100 elsewhere."""
     ids = torch.full((len(rows), WIDTH), tokenizer.pad_token_id)
     wanted = torch.full((len(rows), WIDTH), -100)
     for k, (prompt, answer) in enumerate(rows):

@@ -1,7 +1,7 @@
 """Drawing of scenes: coloured shapes on a light ground, 64×64 pixels, antialiased.
 
-Coordinates are pixels, x to the right and y downwards; colours are RGB in [0, 1]. A shape is described by
-its centre and a radius, on which the shapes are scaled to look about equally large.
+Coordinates are in pixels, x to the right and y downwards. Colours are RGB in [0, 1]. A shape is described by its centre
+and a radius. The shapes are scaled so that shapes with equal radii look about equally large.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Thing:
 
 
 def outline(shape: str, radius: float) -> list[tuple[float, float]]:
-    """Corners of `shape` around the origin, in pixels; a circle is given as 48 corners."""
+    """Corners of `shape` around the origin, in pixels; a circle has 48 corners."""
     if shape == "circle":
         return _polygon(48, radius, 0.0)
     if shape == "square":
@@ -69,7 +69,7 @@ def _polygon(corners: int, radius: float, first: float) -> list[tuple[float, flo
 
 @lru_cache(maxsize=1024)
 def mask(shape: str, radius: float) -> NDArray[np.float32]:
-    """Coverage in [0, 1] of `shape` on a square patch of odd side whose middle pixel holds the centre."""
+    """Coverage in [0, 1] of `shape` on a square patch with an odd side; the centre is in the middle pixel."""
     half = math.ceil(1.35 * radius) + 1
     side = (2 * half + 1) * _SUPERSAMPLE
     canvas = Image.new("L", (side, side), 0)

@@ -1,10 +1,12 @@
-"""The embedded pipeline: a small StableDiffusion3Pipeline trained from nothing on drawn scenes.
+"""The embedded pipeline: a small StableDiffusion3Pipeline that is trained from scratch on drawn scenes.
 
-Three stages, each seeded: an autoencoder (64×64 pixels to 8×8 latents), then the denoiser together with its two
-text encoders by conditional flow matching (Lipman et al., 2210.02747, with SD3's logit-normal times, 2403.03206),
-its matrices by Muon (Jordan et al. 2024), then more of the same on scenes drawn anew. Some scenes are learned with the
-empty prompt, so that the pipeline answers to a `guidance_scale` (2207.12598).
-The folder loads by `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
+There are three stages, each with its own seed. The first stage trains an autoencoder (64×64 pixels to 8×8 latents). The
+second stage trains the denoiser together with its two text encoders by conditional flow matching (Lipman et al.,
+2210.02747, with SD3's logit-normal times, 2403.03206); Muon (Jordan et al. 2024) updates the matrices. The third stage
+continues the second stage on new scenes. Some scenes are learned with the empty prompt, so that a `guidance_scale` has
+an effect (2207.12598).
+
+The folder is loaded by `StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How long each stage trains; the defaults make the shipped folder."""
+    """Lengths and rates of the stages of training; the defaults make the shipped folder."""
 
     seed: int = 0
     scenes: int = 60_000
@@ -56,11 +58,12 @@ class BuildSettings:
 
 
 SHARES = (1, 2, 2, 1, 3, 3)
-"""Of the six skills in the scenes, in the order of `SKILLS`: those that combine two things are learned last."""
+"""Shares of the six skills in the scenes, in the order of `SKILLS`. Skills that combine two things have larger shares,
+because they are learned last."""
 
 
 def build_tokenizer(folder: Path) -> CLIPTokenizer:
-    """A CLIP byte-pair tokenizer in which every word of the world is one token; unknown words fall to letters."""
+    """A CLIP byte-pair tokenizer in which every word of the world is one token; an unknown word is split to letters."""
     end = "</w>"
     alphabet = list("abcdefghijklmnopqrstuvwxyz")
     model = Tokenizer(BPE(end_of_word_suffix=end, unk_token="<|endoftext|>"))
@@ -70,7 +73,8 @@ def build_tokenizer(folder: Path) -> CLIPTokenizer:
         min_frequency=1,
         end_of_word_suffix=end,
         initial_alphabet=alphabet,
-        # Final letters are listed too: the trainer would number them, and so break ties, in the order of a hash.
+        # Final letters are listed too. Otherwise the trainer would number them in the order of a hash, and the numbers
+        # decide ties.
         special_tokens=["<|startoftext|>", "<|endoftext|>", *(letter + end for letter in alphabet)],
         show_progress=False,
     )
@@ -82,7 +86,7 @@ def build_tokenizer(folder: Path) -> CLIPTokenizer:
 
 
 def _write_vocabulary(learned: dict[str, Any], folder: Path) -> None:
-    """The two files that every version of `CLIPTokenizer` reads, from a tokenizer as `tokenizers` writes it."""
+    """Write the two files that every version of `CLIPTokenizer` reads, from the JSON of the library `tokenizers`."""
     model = learned["model"]
     (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
@@ -141,7 +145,7 @@ def build_transformer(text_width: int) -> SD3Transformer2DModel:
 
 
 def draw_scenes(count: int, seed: int) -> tuple[list[ScenePrompt], torch.Tensor]:
-    """`count` prompts, skills in their shares, with a drawn scene each, uint8 [count, 3, 64, 64]."""
+    """`count` prompts with the skills in `SHARES`, and a drawn scene for each prompt, uint8 [count, 3, 64, 64]."""
     prompts, pictures = [], np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     for k, (prompt, _, picture) in enumerate(sample_scenes(count, np.random.default_rng([seed, 1]), SHARES)):
         pictures[k] = picture
@@ -165,8 +169,10 @@ def _batches(count: int, batch: int, steps: int, generator: torch.Generator) -> 
 
 
 def train_vae(pictures: torch.Tensor, settings: BuildSettings, report: Report) -> AutoencoderKL:
-    """Fit the autoencoder to pictures uint8 [N, 3, 64, 64] with L1 + L2 error and a light KL term, then set its
-    scaling and shift so that latents have mean 0 and variance 1."""
+    """Fit the autoencoder to pictures uint8 [N, 3, 64, 64] with L1 + L2 error and a small KL term.
+
+    Then set the autoencoder's scaling and shift so that latents have mean 0 and variance 1.
+    """
     torch.manual_seed(settings.seed)
     generator = torch.Generator().manual_seed(settings.seed + 11)
     vae = build_vae().train()
@@ -204,7 +210,7 @@ def encode(vae: AutoencoderKL, pictures: torch.Tensor, batch: int = 256) -> torc
 
 
 def _velocity(modules: torch.nn.ModuleList, x: torch.Tensor, sigma: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Prediction of denoiser and text encoders, embeddings as StableDiffusion3Pipeline.encode_prompt makes them."""
+    """Prediction of denoiser and text encoders, with the same embeddings as StableDiffusion3Pipeline.encode_prompt."""
     transformer, *encoders = modules
     towers = [encoder(ids, output_hidden_states=True) for encoder in encoders]
     found: torch.Tensor = transformer(
@@ -218,7 +224,7 @@ def _velocity(modules: torch.nn.ModuleList, x: torch.Tensor, sigma: torch.Tensor
 
 
 def build_pipeline(vae: AutoencoderKL, folder: Path, settings: BuildSettings) -> StableDiffusion3Pipeline:
-    """The pipeline with its trained autoencoder and a fresh denoiser and text encoders."""
+    """The pipeline with a trained autoencoder, and with a new denoiser and new text encoders."""
     torch.manual_seed(settings.seed + 1)
     tokenizer = build_tokenizer(folder / "tokenizer")
     encoder, encoder_2 = build_text_encoder(tokenizer, 64, 2), build_text_encoder(tokenizer, 32, 2)
@@ -280,7 +286,7 @@ class DenoiserTraining:
         return float(loss.detach())
 
     def averaged(self) -> StableDiffusion3Pipeline:
-        """A pipeline that shares everything but the averaged denoiser and text encoders."""
+        """A pipeline with the averaged denoiser and text encoders; it shares all other parts with `pipe`."""
         transformer, encoder, encoder_2 = copy.deepcopy(self.average).eval()
         parts: dict[str, Any] = dict(self.pipe.components)
         parts.update(transformer=transformer, text_encoder=encoder, text_encoder_2=encoder_2)
@@ -288,12 +294,12 @@ class DenoiserTraining:
 
 
 def train_flow(folder: Path, settings: BuildSettings, report: Report) -> None:
-    """Train everything from nothing by flow matching and write the pipeline to `folder`, in full precision.
+    """Train everything from scratch by flow matching, and write the pipeline to `folder`, in full precision.
 
-    Deterministic for a seed on one kind of machine.
+    The result is deterministic for a seed on one kind of machine.
 
     Raises:
-        ValueError: `folder` holds a pipeline already, or torch is older than 2.9 and has no Muon.
+        ValueError: `folder` already holds a pipeline, or torch is older than 2.9 and has no Muon.
     """
     _check_new(folder)
     torch.manual_seed(settings.seed)
@@ -306,13 +312,13 @@ def train_flow(folder: Path, settings: BuildSettings, report: Report) -> None:
 
 
 def continue_flow(source: Path, folder: Path, settings: BuildSettings, report: Report) -> None:
-    """Train the pipeline of `source` on, in a second schedule and on scenes of its own; write it in half precision.
+    """Continue the training of the pipeline in `source` with a second schedule and new scenes.
 
-    Guidance distillation (2210.03142) would reach a better pipeline in less time, but what guidance brings is what a
-    run with the gold reward would have learned (docs/benchmarks/search.md).
+    The result is written to `folder` in half precision. Guidance distillation (2210.03142) would give a better pipeline
+    in less time. But it would teach what a run with the gold reward should learn (docs/benchmarks/search.md).
 
     Raises:
-        ValueError: as `train_flow`.
+        ValueError: as in `train_flow`.
     """
     _check_new(folder)
     second = replace(
@@ -340,7 +346,7 @@ def train_denoiser(
     pictures: torch.Tensor,
     report: Report,
 ) -> None:
-    """One pass of a schedule over the scenes, pictures uint8 [N, 3, 64, 64]: a warm-up and a cosine decay."""
+    """Train for one schedule, a warm-up and a cosine decay, on the scenes, pictures uint8 [N, 3, 64, 64]."""
     settings, vae = training.settings, training.pipe.vae
     latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
     ids, empty = _token_ids(training.pipe, [p.text for p in prompts]), _token_ids(training.pipe, [""])
@@ -356,10 +362,10 @@ def train_denoiser(
 
 
 def write_pipeline(pipe: StableDiffusion3Pipeline, folder: Path, settings: BuildSettings) -> None:
-    """Save a pipeline, with the call arguments it wants in `flowgrpo.json`."""
+    """Save a pipeline, with its recommended call arguments in `flowgrpo.json`."""
     pipe.save_pretrained(folder)
     for file in folder.glob("*/config.json"):
-        # Where its parts were loaded from is of no use to anybody else, and would make equal builds differ.
+        # The path from which a part was loaded is useless elsewhere, and would make equal builds differ.
         config = json.loads(file.read_text(encoding="utf-8"))
         if config.pop("_name_or_path", None) is not None:
             file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

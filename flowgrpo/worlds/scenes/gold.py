@@ -1,9 +1,9 @@
-"""Gold reward of the embedded world: a rule-based verifier of what a scene shows.
+"""Gold reward of the embedded world: a verifier that decides by rules what a scene shows.
 
-The picture is split into colours by unmixing each pixel against the ground, each colour into connected
-components, and each component is named by comparing its mask with rendered shapes. A prompt is satisfied
-when the picture shows exactly what it asks for: every item with its count, colour and relation, and nothing
-else. This follows GenEval (2310.11513), with its "strict" count and without its tolerance for extra objects.
+The verifier splits the picture into colours by unmixing each pixel against the ground. It splits each colour into
+connected components. It names each component by comparing the component's mask with rendered shapes. A prompt is
+satisfied if the picture shows exactly what the prompt asks for: every item with its count, colour and relation, and
+nothing else. This follows GenEval (2310.11513), with its "strict" count and without its tolerance for extra objects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .scene_prompts import Item, read_items
 MIN_AREA = 14.0
 MIN_COVER = 0.5
 MIN_QUALITY = 0.72
-# Share of the partial credit that is left where a relation is reversed, or one of its things is missing.
+# Share of the partial credit that remains if a relation is reversed, or if one of its things is missing.
 UNRELATED = 0.25
 _GRID = 16
 _TICKS = np.linspace(-2.4, 2.4, _GRID)
@@ -40,8 +40,10 @@ _PALETTE = np.asarray(list(COLOURS.values()), dtype=np.float32)
 
 @dataclass(frozen=True)
 class Found:
-    """A component of the picture: its best shape and colour, centre in pixels, area in pixels, and how well the
-    mask agrees with the rendered shape (intersection over union, in [0, 1])."""
+    """A component of the picture: its best shape and colour, its centre and area in pixels, and its quality.
+
+    The quality says how well the mask agrees with the rendered shape (intersection over union, in [0, 1]).
+    """
 
     shape: str
     colour: str
@@ -57,7 +59,7 @@ class Found:
 
 
 def _hats(centres: NDArray[np.float64], spread: float, sizes: tuple[int, int]) -> list[NDArray[np.float64]]:
-    """For each axis weights [ticks, size] of linear interpolation at the ticks; 0 where they are off its samples."""
+    """For each axis, weights [ticks, size] of linear interpolation at the ticks; 0 for ticks outside the samples."""
     at = (centres[:, None] + _TICKS * spread)[..., None]
     weights = np.maximum(1 - np.abs(at - np.arange(max(sizes))), 0)
     weights *= (at >= 0) & (at <= np.reshape(sizes, (2, 1, 1)) - 1)
@@ -65,7 +67,7 @@ def _hats(centres: NDArray[np.float64], spread: float, sizes: tuple[int, int]) -
 
 
 def _normalised(patch: NDArray[np.float32]) -> tuple[NDArray[np.float32], float, float]:
-    """A coverage patch resampled to a fixed grid spanning ±2.4 of its mass' standard deviation, and its centre x, y."""
+    """A coverage patch, resampled to a fixed grid of ±2.4 standard deviations of its mass, and its centre x, y."""
     rows, columns = np.arange(patch.shape[0]), np.arange(patch.shape[1])
     by_row, by_column = patch.sum(1), patch.sum(0)
     total = patch.sum()
@@ -83,7 +85,7 @@ def _templates() -> NDArray[np.float32]:
 
 
 def _grown(own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The mask with the four neighbours of its pixels; for masks this small in a third of scipy's time."""
+    """The mask with the four neighbours of its pixels. For such small masks, this takes a third of scipy's time."""
     grown = own.copy()
     grown[1:] |= own[:-1]
     grown[:-1] |= own[1:]
@@ -93,7 +95,7 @@ def _grown(own: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def _extent(line: NDArray[np.bool_]) -> slice:
-    """From one pixel before the first that is set to one after the last, as far as the picture goes."""
+    """The range from one pixel before the first set pixel to one pixel after the last, within the picture."""
     places = line.nonzero()[0]
     return slice(max(int(places[0]) - 1, 0), int(places[-1]) + 2)
 
@@ -108,12 +110,13 @@ def _name(normalised: NDArray[np.float32]) -> tuple[str, float]:
 
 
 def find_things(image: NDArray[np.float32]) -> list[Found]:
-    """The components of a picture [64, 64, 3] in [0, 1], in order of colour and then position.
+    """The components of a picture [64, 64, 3] in [0, 1], in the order of colours and then of positions.
 
-    Each pixel is explained as `ground + cover · (colour − ground)` by the palette colour with the smallest
-    residual; cover of at least half belongs to a component. Components below a few pixels are noise.
+    Each pixel is explained as `ground + cover · (colour − ground)` by the palette colour with the smallest residual. A
+    pixel with a cover of at least one half belongs to a component. Components of only a few pixels are noise and are
+    left out.
     """
-    # Colours are planes here, and all pixels of one lie together: a third less time than with pixels of colours.
+    # The picture is stored as one plane for each channel. This takes a third less time than channels side by side.
     planes = image.transpose(2, 0, 1)
     border = np.concatenate([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], axis=1)
     middle = border.shape[1] // 2
@@ -121,7 +124,7 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
     direction = _PALETTE - ground
     length = (direction**2).sum(1)
     cover = (direction / length[:, None]) @ (planes.reshape(3, -1) - ground[:, None])
-    # |offset - cover · direction|² = |offset|² - cover² · |direction|²: smallest where the last term is largest.
+    # |offset - cover · direction|² = |offset|² - cover² · |direction|² is smallest where the last term is largest.
     explained = cover**2 * length[:, None]
     owned = explained == explained.max(0)
     strength = (cover * owned).max(0).clip(max=1.0).reshape(image.shape[:2])
@@ -151,7 +154,7 @@ def find_things(image: NDArray[np.float32]) -> list[Found]:
 
 
 def _seen(relation: str, one: Found | Thing, other: Found | Thing) -> tuple[float, float]:
-    """Where `one` lies from `other`: pixels along the relation's direction, and off it to either side."""
+    """Offset of `one` from `other` in pixels: along the relation's direction, and across it to either side."""
     dx, dy = one.x - other.x, one.y - other.y
     along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
     return (0.0 - along if relation in ("left of", "above") else along), abs(across)
@@ -164,7 +167,7 @@ def holds(relation: str, one: Found | Thing, other: Found | Thing) -> bool:
 
 
 def _relation_credit(relation: str, one: Found | Thing, other: Found | Thing) -> float:
-    """1 where the relation holds; else from 0.75 at 45° off its direction, by the angle, to 0.25 opposite."""
+    """1 if the relation holds; else it falls with the angle, from 0.75 at 45° to 0.25 in the opposite direction."""
     if holds(relation, one, other):
         return 1.0
     along, across = _seen(relation, one, other)
@@ -177,7 +180,7 @@ def _words(thing: Found) -> str:
 
 
 def _match(wanted: Item, thing: Found) -> float:
-    """How far one thing serves one item, in [0, 1]: half for the shape, scaled by its quality, half for the colour."""
+    """How well a thing fits an item, in [0, 1]: half for the shape, scaled by its quality, and half for the colour."""
     clean = min(thing.quality / MIN_QUALITY, 1.0)
     if wanted.colour is None:
         return clean * (thing.shape == wanted.shape)
@@ -187,9 +190,9 @@ def _match(wanted: Item, thing: Found) -> float:
 def verify(things: Sequence[Found], items: Sequence[Item]) -> tuple[bool, float, str]:
     """Whether the things are exactly what the items ask for, a partial credit in [0, 1], and a note in words.
 
-    Partial credit is the best assignment of things to wanted ones, over the larger of the two counts; an
-    unmet relation takes between a quarter and three quarters of it, more the farther the things are from where they
-    should be. It is 1 exactly when the prompt is satisfied.
+    The partial credit is the sum over the best assignment of found things to wanted things, divided by the larger of
+    the two counts. An unmet relation removes between a quarter and three quarters of the credit; the farther the things
+    are from where they should be, the more it removes. The credit is 1 if and only if the prompt is satisfied.
     """
     note = ", ".join(map(_words, things)) or "nothing"
     wanted = [(k, item) for k, item in enumerate(items) for _ in range(item.count)]
@@ -213,14 +216,14 @@ def verify(things: Sequence[Found], items: Sequence[Item]) -> tuple[bool, float,
 
 
 class Gold:
-    """Verifier of the embedded scenes: 1 when the picture shows exactly what the prompt asks for, else 0.
+    """Verifier of the embedded scenes: 1 if the picture shows exactly what the prompt asks for, else 0.
 
     Args:
-        dense: return the partial credit in [0, 1] instead of 0 or 1; it is 1 for the same pictures.
+        dense: return the partial credit in [0, 1] instead of 0 or 1; both are 1 for the same pictures.
 
-    Reads the prompt file's `include` column (GenEval's form); a prompt without it is not applicable (NaN).
-    Images are [B, 3, 64, 64] in [0, 1]. Both forms are reported as sub-scores `satisfied` and `partial`, and what was
-    found as `answers`: the things, wherever they are, and whether a relation that was asked for does not hold.
+    The verifier reads the prompt file's `include` column (GenEval's form); a prompt without it is not applicable (NaN).
+    Images are [B, 3, 64, 64] in [0, 1]. Both scores are reported as sub-scores, `satisfied` and `partial`. The
+    `answers` name the found things without their places, and say if a requested relation does not hold.
     """
 
     def __init__(self, dense: bool = False) -> None:
@@ -228,7 +231,7 @@ class Gold:
         self.dense = dense
 
     def __call__(self, images: torch.Tensor, prompts: Sequence[str], include: Sequence[Any] | None = None) -> Scores:
-        """Score a batch; raises ValueError for an `include` entry this world does not know."""
+        """Score a batch; raises ValueError for an `include` entry that this world does not know."""
         pixels = images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
         asked = include if include is not None else [None] * len(prompts)
         strict, partial, notes = [], [], []
@@ -245,7 +248,7 @@ class Gold:
             strict.append(float(satisfied))
             partial.append(soft)
             notes.append(note)
-            # The order in which things are found is that of their places.
+            # Things are found in the order of their places, but an answer must not depend on places.
             said = ", ".join(sorted(map(_words, things))) or "nothing"
             answers.append(said + "".join(note.partition(";")[1:]))
         values = partial if self.dense else strict

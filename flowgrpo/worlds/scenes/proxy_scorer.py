@@ -1,9 +1,10 @@
 """Proxy reward of the embedded world: a small CLIP that `proxy_training` fits to drawn scenes.
 
-It agrees with the gold reward on ordinary scenes and can be pushed up without it, as learned rewards of real images
-can (Gao et al., "Scaling Laws for Reward Model Overoptimization", 2210.10760).
+The proxy agrees with the gold reward on ordinary scenes. Training can raise the proxy without raising the gold reward.
+Learned rewards of real images behave in the same way (Gao et al., "Scaling Laws for Reward Model Overoptimization",
+2210.10760).
 
-A scorer is a folder of `open_clip_config.json`, `vocab.json` and `open_clip_model.safetensors`.
+A scorer is a folder with `open_clip_config.json`, `vocab.json` and `open_clip_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ _PAD, _UNKNOWN, _START, _END = "<pad>", "<unk>", "<start>", "<end>"
 
 
 class WordTokenizer:
-    """Words to ids, every word outside the vocabulary to `<unk>`.
+    """A tokenizer whose tokens are words; a word outside the vocabulary becomes `<unk>`.
 
     Args:
-        vocabulary: tokens in the order of their ids; `<end>` is last, since CLIP's text tower reads its output at
+        vocabulary: tokens in the order of their ids; `<end>` is last, because CLIP's text tower reads its output at
             the highest id.
-        length: ids per text; a longer text is cut and still ends in `<end>`.
+        length: ids per text; a longer text is cut and still ends with `<end>`.
 
     Raises:
         ValueError: a special token is missing or out of place.
@@ -43,7 +44,7 @@ class WordTokenizer:
     def __init__(self, vocabulary: Sequence[str], length: int = TOKENS) -> None:
         self.vocabulary, self.length = list(vocabulary), length
         if self.vocabulary[:3] != [_PAD, _UNKNOWN, _START] or self.vocabulary[-1] != _END:
-            raise ValueError(f"a vocabulary starts with {_PAD}, {_UNKNOWN}, {_START} and ends with {_END}")
+            raise ValueError(f"a vocabulary must start with {_PAD}, {_UNKNOWN}, {_START} and end with {_END}")
         self._ids = {word: k for k, word in enumerate(self.vocabulary)}
 
     @classmethod
@@ -69,12 +70,12 @@ class Proxy:
     """Learned scorer of the embedded scenes: cosine similarity of image and prompt, which can be over-optimised.
 
     Args:
-        folder: of a scorer; by default the one that comes with the package.
+        folder: folder of a scorer; by default the scorer of the package.
         device: where the model runs.
-        batch_size: most images per forward pass.
+        batch_size: largest number of images per forward pass.
 
     Raises:
-        ValueError: there is no scorer in the folder, or its files do not fit each other.
+        ValueError: there is no scorer in the folder, or its files do not match.
     """
 
     name = "proxy"
@@ -106,11 +107,11 @@ class Proxy:
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Tensor:
-        """Cosine of each image with its prompt.
+        """Cosine similarity of each image and its prompt.
 
         Args:
-            images: [B, 3, H, W] in [0, 1], resized to the model's 64×64.
-            prompts: B strings, cut at the model's context length.
+            images: [B, 3, H, W] in [0, 1]; they are resized to the model's 64×64.
+            prompts: B strings; they are cut at the model's context length.
             columns: ignored.
 
         Returns:
@@ -121,7 +122,7 @@ class Proxy:
         """
         if images.ndim != 4:
             raise ValueError(f"proxy: images have shape {list(images.shape)}; give single images [B, 3, H, W]")
-        # Autocast would take the embeddings to bfloat16, whose cosines are too coarse to rank a group by.
+        # Autocast would convert the embeddings to bfloat16, and cosines in bfloat16 are too coarse to rank a group.
         with torch.autocast(torch.device(self.device).type, enabled=False):
             place = {text: k for k, text in enumerate(dict.fromkeys(prompts))}
             text = self.model.encode_text(self.tokenizer(list(place)).to(self.device), normalize=True)
@@ -132,10 +133,10 @@ class Proxy:
 
 
 def build_model(config: dict[str, Any], seed: int) -> Any:
-    """An open_clip model of an architecture, with random weights that depend on `seed` alone."""
+    """An open_clip model of the given architecture, with random weights that depend on `seed` alone."""
     import open_clip
 
-    # The caller's generator must not notice that a model draws its first weights.
+    # The initial weights must not change the state of the caller's generator.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return open_clip.CLIP(**config)

@@ -1,7 +1,7 @@
-"""Training of the learned scorer of scenes, from nothing, on drawn scenes and their prompts.
+"""Training of the learned scorer of scenes from scratch, on drawn scenes and their prompts.
 
-Contrastive training as in Radford et al. (2103.00020): the scorer learns what tells a prompt from the others of a
-batch, and nothing of what makes a drawing well-formed.
+The training is contrastive, as in Radford et al. (2103.00020). The scorer learns what distinguishes a prompt from the
+other prompts of a batch. It learns nothing about the quality of a drawing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LEARNING_RATE = 2e-3
 
 
 def architecture(vocabulary: int) -> dict[str, Any]:
-    """open_clip's description of the scorer, some 280,000 parameters."""
+    """The scorer's architecture in open_clip's form; the scorer has about 280,000 parameters."""
     vision = {"image_size": SIZE, "patch_size": 8, "width": 64, "layers": 3, "head_width": 16, "pool_type": "avg"}
     text = {"context_length": TOKENS, "vocab_size": vocabulary, "width": 64, "heads": 4, "layers": 2}
     return {"embed_dim": 64, "vision_cfg": vision, "text_cfg": text}
 
 
 def meaning(items: Sequence[Item]) -> Meaning:
-    """What items ask for, equal for all wordings: a star above a cross is a cross below a star."""
+    """What items ask for, equal for all wordings: "a star above a cross" means the same as "a cross below a star"."""
     described = [(item.shape, item.count, item.colour or "") for item in items]
     for one, item in zip(described, items):
         if item.relation in ("right of", "below"):
@@ -54,7 +54,7 @@ def meaning(items: Sequence[Item]) -> Meaning:
 
 
 def shown(things: Sequence[Thing]) -> set[Meaning]:
-    """The meaning of every prompt of the world that a scene satisfies."""
+    """The meanings of all prompts of the world that a scene satisfies."""
     if len({thing.shape for thing in things}) == 1:
         colours = {thing.colour for thing in things}
         possible = (None, *colours) if len(colours) == 1 else (None,)
@@ -69,13 +69,13 @@ def shown(things: Sequence[Thing]) -> set[Meaning]:
 
 @dataclass(frozen=True)
 class DrawnScenes:
-    """N scenes with a prompt each, over the M meanings that prompts of the world have.
+    """N scenes with one prompt each, and the M meanings that the prompts of the world have.
 
     Attributes:
         pictures: uint8 [N, 3, 64, 64].
         texts: N prompts.
-        asked: the prompt's meaning, int64 [N], in [0, M).
-        fits: whether the scene satisfies a meaning, bool [N, M].
+        asked: index of each prompt's meaning, int64 [N], in [0, M).
+        fits: whether each scene satisfies each meaning, bool [N, M].
     """
 
     pictures: Tensor
@@ -85,7 +85,7 @@ class DrawnScenes:
 
 
 def draw_scenes(count: int, rng: np.random.Generator) -> DrawnScenes:
-    """Draw `count` scenes as their prompts ask, skills in equal shares."""
+    """Draw `count` scenes that show what their prompts ask for, with equal shares of the skills."""
     index = {key: k for k, key in enumerate(dict.fromkeys(meaning(p.items) for p in all_prompts()))}
     pictures = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     asked, fits = torch.empty(count, dtype=torch.long), torch.zeros(count, len(index), dtype=torch.bool)
@@ -99,13 +99,14 @@ def draw_scenes(count: int, rng: np.random.Generator) -> DrawnScenes:
 
 
 def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, also_true: Tensor) -> Tensor:
-    """CLIP's symmetric cross-entropy, without the negatives that are none.
+    """CLIP's symmetric cross-entropy, without false negatives.
 
     Args:
         images: normalised embeddings [B, D].
         texts: normalised embeddings [B, D] of the images' own prompts.
         scale: inverse temperature, scalar.
-        also_true: bool [B, B], whether image i satisfies prompt j; the diagonal is ignored.
+        also_true: bool [B, B], whether image i satisfies prompt j. These pairs are no negatives. The diagonal is
+            ignored.
 
     Returns:
         The mean over images and prompts, scalar.
@@ -117,21 +118,21 @@ def contrastive_loss(images: Tensor, texts: Tensor, scale: Tensor, also_true: Te
 
 
 def train_proxy(folder: Path, *, seed: int, steps: int, report: Callable[[str], None]) -> None:
-    """Train a scorer from nothing and write it to `folder`, which appears only when complete.
+    """Train a scorer from scratch and write it to `folder`, which appears only when it is complete.
 
-    Deterministic for a seed on one kind of machine; leaves the global generator as it was.
+    The result is deterministic for a seed on one kind of machine. The global generator is not changed.
 
     Args:
-        folder: new, or empty.
-        seed: of weights, scenes and their order.
+        folder: a new or empty folder.
+        seed: seed of weights, scenes and their order.
         steps: optimizer steps, `FULL_STEPS` for the shipped scorer.
         report: called with lines of progress.
 
     Raises:
-        ValueError: the folder holds something, or `steps` is not positive.
+        ValueError: the folder is not empty, or `steps` is not positive.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} already holds something; name a new folder")
+        raise ValueError(f"{folder} is not an empty folder; name a new folder")
     if steps < 1:
         raise ValueError(f"steps is {steps}; use 1 or more")
     tokenizer = WordTokenizer.of_scenes()

@@ -1,6 +1,6 @@
-"""Prompts of the embedded world: GenEval's six skills over shapes and colours, and scenes that satisfy them.
+"""Prompts of the embedded world, with GenEval's six skills for shapes and colours, and scenes that satisfy the prompts.
 
-A prompt travels as GenEval's own columns: `tag` (the skill) and `include`, a list of
+A prompt file has GenEval's columns: `tag` (the skill) and `include`, a list of
 `{"class", "count", "color"?, "position"? = [relation, index of the other item]}`.
 """
 
@@ -38,7 +38,7 @@ HELDOUT_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Item:
-    """`count` things of one shape; `colour` None leaves it open; `relation` places it against item `other`."""
+    """`count` things of one shape; with `colour` None any colour fits; `relation` is the place relative to `other`."""
 
     shape: str
     count: int = 1
@@ -57,7 +57,7 @@ class Item:
 
     @classmethod
     def from_include(cls, entry: dict[str, Any]) -> Item:
-        """Read GenEval's form; raises ValueError for a shape, colour or relation this world does not have."""
+        """Read GenEval's form; raises ValueError for a shape, colour or relation that this world does not have."""
         if not isinstance(entry, dict):
             raise ValueError(f"`include` lists {entry!r}; write objects such as {{'class': 'circle', 'count': 1}}")
         position = entry.get("position") or (None, 0)
@@ -81,21 +81,24 @@ def read_items(include: Any) -> tuple[Item, ...]:
     """All items of a prompt's `include`.
 
     Raises:
-        ValueError: no list of at least one item, an item this world does not have, or a relation to an item that
-            is not in the list.
+        ValueError: `include` is not a list with at least one item, this world does not have an item, or a relation is
+            to an item that is not in the list.
     """
     if not isinstance(include, list | tuple) or not include:
         raise ValueError(f"`include` is {include!r}; write a list of at least one item (in a .jsonl file)")
     items = tuple(Item.from_include(entry) for entry in include)
     for k, item in enumerate(items):
         if item.relation is not None and (item.other == k or not 0 <= item.other < len(items)):
-            raise ValueError(f"`include` places item {k} against item {item.other}; number the others from 0")
+            raise ValueError(
+                f"`include` places item {k} relative to item {item.other}; give the number of another item, counted "
+                "from 0"
+            )
     return items
 
 
 @dataclass(frozen=True)
 class ScenePrompt:
-    """A prompt's words, its skill and the items it asks for."""
+    """A prompt's words, its skill, and the items that it asks for."""
 
     text: str
     skill: str
@@ -134,13 +137,13 @@ def all_prompts() -> list[ScenePrompt]:
 
 
 def is_heldout(text: str) -> bool:
-    """Whether a prompt belongs to the held-out quarter, decided by a hash of its words alone."""
+    """Whether a prompt belongs to the held-out quarter; only a hash of its words decides."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:8], "big") < HELDOUT_SHARE * 2**64
 
 
 def split(heldout: bool, per_skill: int | None = None, seed: int = 0) -> list[ScenePrompt]:
-    """The train or held-out prompts, at most `per_skill` of each skill (drawn with `seed`), skills interleaved."""
+    """The train or held-out prompts, at most `per_skill` of each skill (drawn with `seed`), with skills in turn."""
     rng = np.random.default_rng([seed, heldout])
     chosen: list[list[ScenePrompt]] = []
     for skill in SKILLS:
@@ -151,14 +154,14 @@ def split(heldout: bool, per_skill: int | None = None, seed: int = 0) -> list[Sc
 
 
 def write_prompt_files(folder: Path) -> None:
-    """Write `train.jsonl` and `heldout.jsonl`, disjoint in wording, into `folder`."""
+    """Write `train.jsonl` and `heldout.jsonl` to `folder`; no wording is in both files."""
     for name, prompts in (("train", split(False, 240)), ("heldout", split(True, 70))):
         lines = "".join(json.dumps(p.as_record()) + "\n" for p in prompts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
 def compose(items: tuple[Item, ...], rng: np.random.Generator) -> list[Thing]:
-    """Place a scene that shows exactly what `items` ask for, everything left open drawn at random."""
+    """A random scene that shows exactly what `items` ask for; everything that they leave open is drawn at random."""
     wanted = [item for item in items for _ in range(item.count)]
     low, high = {1: (9.0, 12.0), 2: (8.0, 10.5), 3: (7.0, 8.5)}.get(len(wanted), (6.5, 7.5))
     colours = [item.colour or str(rng.choice(list(COLOURS))) for item in wanted]
@@ -175,7 +178,7 @@ def compose(items: tuple[Item, ...], rng: np.random.Generator) -> list[Thing]:
 def sample_scenes(
     count: int, rng: np.random.Generator, shares: tuple[int, ...] = (1,) * len(SKILLS)
 ) -> Iterator[tuple[ScenePrompt, list[Thing], NDArray[np.uint8]]]:
-    """`count` prompts, skills in the given shares, with a scene that each describes and its picture [64, 64, 3]."""
+    """`count` prompts with the skills in the given shares, each with its scene and its picture [64, 64, 3]."""
     pools = [[p for p in all_prompts() if p.skill == skill] for skill in SKILLS]
     turns = [pool for pool, share in zip(pools, shares, strict=True) for _ in range(share)]
     for k in range(count):
@@ -193,14 +196,14 @@ def _apart(things: list[Thing]) -> bool:
 
 
 def _related(items: tuple[Item, ...], things: list[Thing]) -> bool:
-    """Relations are asked only between items of count one, so items and things correspond."""
+    """Whether all relations hold. Only items of count one have relations, so item k is thing k."""
     return all(
         item.relation is None or _clearly(item.relation, things[k], things[item.other]) for k, item in enumerate(items)
     )
 
 
 def _clearly(relation: str, thing: Thing, other: Thing) -> bool:
-    """The relation holds along its own axis by more than along the other axis."""
+    """Whether the relation holds with a margin: the offset along its axis is over 4 pixels larger than across it."""
     dx, dy = thing.x - other.x, thing.y - other.y
     along, across = (dx, dy) if relation in ("left of", "right of") else (dy, dx)
     sign = -1 if relation in ("left of", "above") else 1
@@ -208,7 +211,7 @@ def _clearly(relation: str, thing: Thing, other: Thing) -> bool:
 
 
 def disturb(items: tuple[Item, ...], rng: np.random.Generator) -> tuple[Item, ...]:
-    """Change one thing the items ask for (count, colour, shape or relation): a caption that is wrong."""
+    """The items with one change (count, colour, shape or relation), for a wrong caption."""
     changed = list(items)
     k = int(rng.integers(len(items)))
     item = items[k]
@@ -234,7 +237,7 @@ def disturb(items: tuple[Item, ...], rng: np.random.Generator) -> tuple[Item, ..
 
 
 def ground_colour(rng: np.random.Generator) -> tuple[float, float, float]:
-    """A light ground near the standard one."""
+    """A random light colour for the ground, near `GROUND`."""
     shade = rng.uniform(-0.03, 0.03) + rng.uniform(-0.012, 0.012, 3)
     r, g, b = (float(v) for v in np.asarray(GROUND) + shade)
     return r, g, b
