@@ -1,4 +1,4 @@
-"""Rewards by group, as columns: what the advantages of `baselines`, `outcomes` and `trackers` have in common."""
+"""Rewards by group, as columns: the code that `baselines`, `outcomes` and `trackers` share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grouped(rewards: Tensor, groups: Tensor | Sequence[int], name: str = "reward
     values = as_precise(rewards)
     values = values[:, None] if values.dim() == 1 else values.flatten(1)
     if bool(values.isinf().any()):
-        raise ValueError(f"`{name}` holds an infinite value; use NaN where none applies")
+        raise ValueError(f"`{name}` holds an infinite value; use NaN where there is no value")
     index, count = group_index(groups, len(values), values.device)
     return Grouped(values, index, count, rewards.shape, torch.promote_types(rewards.dtype, torch.float32))
 
@@ -60,7 +60,7 @@ def cells(index: Tensor, ids: Tensor | Sequence[int], name: str) -> tuple[Tensor
 
 
 def standardised(values: Tensor, index: Tensor, moments: GroupMoments, eps: float) -> Tensor:
-    """(value - mean) / (std + eps) of `values` [N, K]; 0 where a value is NaN or its group has no two that differ."""
+    """(value - mean) / (std + eps) of `values` [N, K]; 0 where a value is NaN or all values of its group are equal."""
     silent = values.isnan() | moments.degenerate[index]
     centred = values - moments.minimum[index] - moments.offset[index]
     return torch.where(silent, 0.0, centred / (moments.std[index] + eps))

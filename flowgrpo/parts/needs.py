@@ -95,8 +95,8 @@ def several_updates(why: str) -> Rule:
         if recipe.optimizer.updates * recipe.optimizer.epochs > 1:
             return []
         return [
-            f"{choice.kind} {choice.short} {why}, which one optimizer step per rollout never does; use "
-            "optimizer.updates or optimizer.epochs above 1"
+            f"{choice.kind} {choice.short} {why}. With one optimizer step per rollout, every loss is computed "
+            "before the policy moves; use optimizer.updates or optimizer.epochs above 1"
         ]
 
     return rule
