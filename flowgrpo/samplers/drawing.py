@@ -218,7 +218,7 @@ def _fold(tree: PlanTree) -> dict[int, list[tuple[int, int]]]:
 
 
 def _text_rows(tree: PlanTree, folded: dict[int, list[tuple[int, int]]], cell: int) -> list[str]:
-    """The folded tree, a row for each kind of path. Later branches are drawn nearer to their line, so that none cross."""
+    """The folded tree, a row for each kind of path. Later branches are nearer to their line, so that none cross."""
     rows: list[list[str]] = [[]]
     root = next(k for k in folded if tree.nodes[k].parent < 0)
     # Each entry: node, number of equal siblings, number of equal nodes in the tree, row of the parent, whether the node

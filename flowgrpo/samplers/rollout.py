@@ -78,7 +78,7 @@ class _Tree:
     def grow(
         self, parents: Sequence[int], level: int, *, branch: int = 0, stride: int = 1, log_prob: Tensor | None = None
     ) -> list[int]:
-        """Add a child at `level` to each parent. If `branch` is above 0, the child leaves the main line at that depth."""
+        """Add a child at `level` to each parent. With `branch` above 0, the child leaves the main line there."""
         first = len(self.parent)
         self.parent += parents
         self.depth += [level] * len(parents)

@@ -157,7 +157,7 @@ def batches_of(rollout: Rollout) -> Iterator[tuple[Transitions, slice]]:
 
 
 def chunks_of(count: int, size: int | None) -> Iterator[slice]:
-    """Ranges of `size` prompts, of which the last may be shorter; one range of all `count` prompts if `size` is None."""
+    """Ranges of `size` prompts, the last one possibly shorter; one range of all `count` prompts if `size` is None."""
     for first in range(0, count, size or max(count, 1)):
         yield slice(first, min(first + (size or count), count))
 
