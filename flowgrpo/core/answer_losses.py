@@ -167,7 +167,7 @@ def real(
         correct: [B] bool.
         groups: [B] integer ids; whole groups.
         tau: temperature, above 0.
-        each: whether to judge every row alone.
+        each: whether every row is judged by itself.
 
     Returns:
         [M], one loss per group in the order of their ids.
@@ -179,7 +179,7 @@ def real(
         raise ValueError(f"`tau` is {tau}; use a positive temperature")
     if log_ratio.dim() != 1 or correct.shape != log_ratio.shape:
         raise ValueError(
-            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give (B,) alike"
+            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give both as (B,)"
         )
     right = correct.bool()
     index, count = group_index(groups, len(log_ratio), log_ratio.device)

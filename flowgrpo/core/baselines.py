@@ -110,7 +110,9 @@ def beta_advantages(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
     data = grouped(rewards, groups)
     values = data.values
     if bool(((values != 0) & (values != 1) & ~values.isnan()).any()):
-        raise ValueError("`rewards` holds a value that is neither 0 nor 1; give binary rewards, NaN where none applies")
+        raise ValueError(
+            "`rewards` holds a value that is neither 0 nor 1; give binary rewards, NaN where there is none"
+        )
     moments = data.moments(0)
     rate = torch.where(moments.count > 0, moments.minimum + moments.offset, torch.nan)
     over = group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), 1, 0)

@@ -45,7 +45,9 @@ def likelihood_guard(
         ValueError: If shapes do not match.
     """
     if logp.dim() != 2 or logp.shape != old_logp.shape:
-        raise ValueError(f"`logp` has shape {tuple(logp.shape)}, `old_logp` {tuple(old_logp.shape)}; give (B, T) alike")
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `old_logp` {tuple(old_logp.shape)}; give both as (B, T)"
+        )
     kept = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask.bool()
     fall = torch.where(kept, old_logp.detach(), 0.0) - torch.where(kept, logp, 0.0)
     fixed = fall.detach()

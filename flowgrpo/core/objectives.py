@@ -273,7 +273,7 @@ def policy_loss(
             gradient.
         surrogate: A function of `flowgrpo.core.surrogates`, with its hyper-parameters bound by `functools.partial`.
         level: "token" for a ratio per column; "sequence" for the row's geometric-mean ratio (GSPO, arXiv 2507.18071,
-            Eq. 7). With level and `reduce` "sequence", value and gradient are those of the pooled form.
+            Eq. 7). If `reduce` is "sequence" too, the loss has the value and the gradient of the pooled form.
         weight: [B] or [B, T], detached here; multiplies the surrogate, but not the penalty. Where `weight` is 0,
             log-probs may be infinite.
         penalty: [B] or [B, T], already multiplied by its coefficient, with its own gradient; added after the weight.

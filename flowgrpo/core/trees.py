@@ -87,7 +87,9 @@ def node_values(
     edge = torch.zeros_like(rewards)
     if how == "path":
         if log_prob is None or log_prob.shape != parent.shape:
-            raise ValueError(f"how='path' needs `log_prob` of shape ({len(parent)},), that of the edge into each node")
+            raise ValueError(
+                f"how='path' needs `log_prob` of shape ({len(parent)},), the log-prob of the edge into each node"
+            )
         edge = beta * as_precise(log_prob.to(parent.device))
     # Rewards are taken relative to the lowest of their tree. So equal rewards give the same value at every node, to the
     # last bit.
