@@ -72,7 +72,7 @@ def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str]
 def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
     task = data.get("task", "images")
     if not isinstance(task, str) or task not in ("images", "text"):
-        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text")
+        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text; write one of these")
     return TextRecipe if task == "text" else Recipe
 
 

@@ -101,7 +101,7 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
 
 
 def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0, margin: float = 1.0) -> Tensor:
-    """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, no reference (SimPO, arXiv 2405.14734, Eq. 6).
+    """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, without reference (SimPO, arXiv 2405.14734, Eq. 6).
 
     Args:
         logp: [B] summed log-probs, with gradient.
@@ -155,7 +155,7 @@ def group_regression(
 def real(
     log_ratio: Tensor, correct: Tensor, groups: Tensor | Sequence[int], *, tau: Positive = 0.5, each: bool = False
 ) -> Tensor:
-    """Rewards as labels: tell correct answers from wrong ones by their likelihood (REAL, arXiv 2602.05630).
+    """Rewards as labels: correct answers should be likelier than wrong ones (REAL, arXiv 2602.05630).
 
     The loss of a group is log(1 + sum over wrong of e^(s / tau)) + log(1 + sum over correct of e^(-s / tau)). The score
     s is the log-ratio of a row, and a score above the anchor logit 0 should mean a correct answer. The gradient of a

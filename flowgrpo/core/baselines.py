@@ -19,7 +19,7 @@ def virtual_maximum_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages in groups that hold one more, virtual sample of the highest reward (NGRPO, arXiv 2509.18851).
+    """Advantages in groups with one additional, virtual sample of the highest reward (NGRPO, arXiv 2509.18851).
 
     A = (r - mean) / (std + eps) with mean and standard deviation over the group and `maximum`. A group in which every
     sample failed gets negative advantages. Only a group whose rewards all equal `maximum` gets exactly 0. The
@@ -58,7 +58,7 @@ def stratified_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages among peers, blended with those in the whole group (Stratified GRPO, arXiv 2510.06214).
+    """A blend of advantages among peers and advantages in the whole group (Stratified GRPO, arXiv 2510.06214).
 
     A = alpha S + (1 - alpha) G. S standardises a reward among the rows of its group that have its stratum (a
     resolution, a number of tool calls). G standardises it in its whole group. A row that is alone in its stratum has

@@ -1,4 +1,4 @@
-"""How many samples each prompt gets, when the total is fixed.
+"""The number of samples for each prompt when the total is fixed.
 
 The functions take and return plain numbers: sizes are decided between steps, from statistics that are already on the
 host.
@@ -23,7 +23,7 @@ def knapsack_gain(rate: float, n: int) -> float:
 
     Args:
         rate: success rate p in [0, 1].
-        n: samples the prompt has, at least 1.
+        n: number of samples that the prompt already has, at least 1.
 
     Raises:
         ValueError: If `rate` is not in [0, 1].
@@ -42,7 +42,7 @@ def interval_gain(std: float, n: int, *, bonus: float = 0.0) -> float:
 
     Args:
         std: standard deviation of the prompt's rewards.
-        n: samples the prompt has, at least 1.
+        n: number of samples that the prompt already has, at least 1.
         bonus: weight of the term that favours prompts with few samples.
     """
     return std * (1 / math.sqrt(n) - 1 / math.sqrt(n + 1)) + bonus / math.sqrt(n)
@@ -56,7 +56,7 @@ def variance_gain(std: float, n: int) -> float:
 
     Args:
         std: standard deviation of the prompt's rewards.
-        n: samples the prompt has, at least 1.
+        n: number of samples that the prompt already has, at least 1.
     """
     return std**2 / (n * (n + 1))
 
@@ -90,7 +90,7 @@ def allocate(
         Samples per prompt; they add up to `budget`.
 
     Raises:
-        ValueError: a budget that cannot be met, a statistic that is not finite, or limits out of order.
+        ValueError: if the budget cannot be met, a statistic is not finite, or limits are out of order.
     """
     count = len(statistics)
     ceiling = budget if most is None else most

@@ -1,4 +1,4 @@
-"""What a run should watch: the drift of the ratio per denoising step, and groups that carry no signal."""
+"""Quantities that a run should watch: the drift of the ratio per denoising step, and groups without a signal."""
 
 from __future__ import annotations
 

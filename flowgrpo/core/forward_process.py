@@ -103,7 +103,7 @@ def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) 
 
 
 def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) -> tuple[Tensor, Tensor]:
-    """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient of a matching loss as log-probability.
+    """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient with a matching loss as the log-probability.
 
     logp = -sigma ((l + e)^p - e^p) / p with the error l of the velocity and e = 1e-10. This is the generalised Huber
     weighting of the released code; p = 1 gives the plain error times sigma. The old log-probability uses the same

@@ -18,8 +18,8 @@ class Grouped:
     values: Tensor  # [N, K], NaN where a reward does not apply
     index: Tensor  # [N] in 0..M-1
     count: int  # M
-    shape: torch.Size  # of the rewards as they were given
-    dtype: torch.dtype  # of the result, float32 at least
+    shape: torch.Size  # the original shape of the rewards
+    dtype: torch.dtype  # the dtype of the result, float32 at least
 
     def moments(self, ddof: int) -> GroupMoments:
         return group_moments(self.values, self.index, self.count, ddof)
@@ -33,7 +33,7 @@ def grouped(rewards: Tensor, groups: Tensor | Sequence[int], name: str = "reward
     """Split `rewards` [B] or [B, ...] into columns and number their groups; an error calls them `name`.
 
     Raises:
-        ValueError: A scalar, an infinite reward, or not one group id per row.
+        ValueError: If `rewards` is a scalar, a reward is infinite, or there is not one group id per row.
     """
     if rewards.dim() == 0:
         raise ValueError(f"`{name}` is a scalar; give one value per row, shape (B,)")
@@ -46,7 +46,7 @@ def grouped(rewards: Tensor, groups: Tensor | Sequence[int], name: str = "reward
 
 
 def one_per_row(values: Tensor, rows: int, name: str) -> Tensor:
-    """`values`, checked to be [rows]."""
+    """`values`, after a check that its shape is [rows]."""
     if values.shape != (rows,):
         raise ValueError(f"`{name}` has shape {tuple(values.shape)}; give one value per row, shape ({rows},)")
     return values

@@ -32,7 +32,7 @@ def likelihood_guard(
 
     Args:
         logp: [B, T], with gradient.
-        old_logp: [B, T] under the policy that sampled.
+        old_logp: [B, T] log-probs under the policy that sampled.
         mask: [B, T] bool or 0/1, None for all. Masked-out columns may be NaN or infinite, and get 0.
         adv: [B] or [B, T], to guard only columns of A > 0, the correct answers; None guards all columns.
         units: [B, T] integer ids of units, such as actions. If given, the sum of each unit decides instead of the row's
@@ -111,7 +111,7 @@ def conflict_weights(
 
 
 def confident_rows(entropy: Tensor, mask: Tensor, limit: float = math.log(2)) -> Tensor:
-    """[B] bool: rows whose mean entropy over `mask` is at most `limit` nats, which GTPO trains on (arXiv 2508.03772).
+    """[B] bool: rows whose mean entropy over `mask` is at most `limit` nats; GTPO trains on them (arXiv 2508.03772).
 
     Args:
         entropy: [B, T]; NaN outside `mask` does not matter.

@@ -129,12 +129,12 @@ def sspo(
     [1 / spread, spread]. The paper's abstract does not give its scaling; this one is the plainest that is 1 on average.
 
     Args:
-        log_ratio: [B, T] of the tokens.
+        log_ratio: [B, T] log-ratios of the tokens.
         adv: [B] or [B, T].
         logp: [B, T].
         mask: [B, T].
         units: [B, T] integer ids of the micro-batch.
-        entropy: [B, T] of the policy that sampled.
+        entropy: [B, T] entropies of the policy that sampled.
         mean_entropy: mean entropy over the whole step, above 0.
         low: lower clip of a unit of average entropy, in [0, 1).
         high: upper clip of a unit of average entropy.

@@ -21,7 +21,7 @@ def answer_diversity(answers: Iterable[Hashable]) -> float:
 class VarianceCurriculum:
     """A sampler that draws prompts more often if their rewards vary more (MMR1, arXiv 2509.21268).
 
-    The gradient of a group is at least in proportion to the variance of its rewards, p (1 - p) for a success rate p.
+    A lower bound of a group's gradient is proportional to the variance of its rewards, p (1 - p) for a success rate p.
     A prompt is drawn with probability mix / N + (1 - mix) v / sum of v over the N candidates, with
     v = variance + diversity. The diversity is any measure of how much the answers differ; the caller gives it.
     """
@@ -34,7 +34,7 @@ class VarianceCurriculum:
             mix: share of uniform sampling in [0, 1]. If it is above 0, every prompt can still be drawn.
 
         Raises:
-            ValueError: a number out of range.
+            ValueError: if a number is out of range.
         """
         for name, value in (("decay", decay), ("mix", mix)):
             if not 0 <= value <= 1:
@@ -89,7 +89,7 @@ class VarianceCurriculum:
         return [self._mix / len(prompts) + (1 - self._mix) * score / total for score in scores]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs, in plain numbers."""
+        """Everything that `load_state_dict` needs, in plain numbers."""
         return {"sums": {prompt: list(sums) for prompt, sums in self._sums.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Successes:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs, as plain data."""
+        """Everything that `load_state_dict` needs, as plain data."""
         return {"items": {prompt: list(items) for prompt, items in self._items.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which samples of a group to train on, when to stop sampling it, and which groups have nothing to teach.
+"""Choices about groups: which samples to train on, when to stop sampling, and which groups have nothing to teach.
 
 Statistics and baselines should come from all samples that were drawn. So take `group_advantages` of all samples first,
 and then the rows that are kept here. (`selection.select` keeps the best, or the best and the worst in equal parts.)

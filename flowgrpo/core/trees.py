@@ -62,7 +62,7 @@ def node_values(
     reward is NaN is left out. A node that has no other leaf gets NaN.
 
     Args:
-        parent: [N] index of each node's parent, -1 for a root; any order, several trees in one tensor.
+        parent: [N] index of each node's parent, -1 for a root; in any order, and with several trees in one tensor.
         leaf_rewards: [L], the rewards of the leaves in node order; or [N], where the values of inner nodes are ignored.
         how: "mean" or "path".
         log_prob: [N] log-prob of the edge into each node, for "path"; the value of a root is ignored. With log-probs
@@ -148,7 +148,7 @@ def anchor_tree_advantages(
     node from which a step starts. Leaves may share a step, so an edge has the mean over the leaves below it.
 
     Args:
-        parent: [N] index of each node's parent, -1 for a root; any order, several trees in one tensor.
+        parent: [N] index of each node's parent, -1 for a root; in any order, and with several trees in one tensor.
         leaf: [L] node ids.
         rewards: [L]; a NaN enters no comparison of steps.
         groups: [L] integer ids; leaves of a tree that are not of one group are not compared.

@@ -65,7 +65,7 @@ def offering(choice: Choice, what: str) -> bool:
 
 
 def compares(part: T) -> T:
-    """Let a part say that it compares with the reference: the base model, or what `reference` makes of it."""
+    """Let a part say that it compares with the reference: the base model, or the average that `reference` describes."""
     part.compares = True  # type: ignore[attr-defined]
     return part
 

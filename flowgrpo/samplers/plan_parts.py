@@ -254,7 +254,7 @@ PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "sp
 def _trained(
     setting: Setting, iteration: int, window: Window, pruned: Window | None, points: Sequence[int] = ()
 ) -> tuple[list[int], list[int]]:
-    """The window of an iteration, and what is trained: window and `points` without what is pruned."""
+    """The window of an iteration, and the trained steps: the window and `points` without the pruned steps."""
     chosen = setting.steps(window, iteration)
     if not chosen:
         raise ValueError(f"sampler.plan.window gives no step in iteration {iteration}; give at least one")

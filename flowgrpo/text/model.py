@@ -118,7 +118,7 @@ def load_language_model(
     has = bool(getattr(tokenizer, "chat_template", None))
     if (chat or system is not None) and not has:
         asked = "model.chat is true" if chat else "model.system is given"
-        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave it out")
+        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave this key out")
     return LanguageModel(model, tokenizer, system, has if chat is None else chat)
 
 
