@@ -1,4 +1,4 @@
-"""From the words that name a recipe to one mapping: a file, what it builds on, and the parts that are put on it."""
+"""One mapping from the words that name a recipe: a file, the recipe that it builds on, and the parts put on it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class RecipeError(ValueError):
 
 
 KINDS = {"models": "model", "tasks": "task", "hardware": "hardware"}
-"""Folder of a kind of part -> what one is called, in the order in which parts are put on a method."""
+"""Folder of a kind of part -> name of the kind, in the order in which parts are put on a method."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A layer of a recipe: what it takes for one model, one task, or some hardware.
+    """A layer of a recipe: the settings for one model, one task, or some hardware.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         kind: a key of `KINDS`.
         line: first comment line of the file.
-        names: its name, and that of the part it is a change of (`base`).
-        paper: where its settings come from.
-        recipe: keys of a recipe.
-        special: names joined by `+` -> keys of a recipe that hold when the method is, or builds on, all of them, or
-            they are among the parts.
-        medium: "images" or "videos": what a model makes, or what alone a task is for; None for any.
-        files: of a task, what its prompt files are and which columns they have.
-        prompts: of a task, about how many training prompts the published file has.
-        machine: of hardware, `gpus` (their number), `gpu` (their name) and `prompts` (most it is meant for).
+        names: name of the part, and name of the part that it changes (`base`).
+        paper: source of its settings.
+        recipe: keys of a recipe, with the values of the part.
+        special: names joined by `+` -> keys of a recipe. The keys apply if every name is the method, a recipe on which
+            the method builds, or one of the parts.
+        medium: "images" or "videos": what a model makes, or the only medium of a task; None for any.
+        files: for a task, a description of its prompt files and their columns.
+        prompts: for a task, the approximate number of training prompts in the published file.
+        machine: for hardware, `gpus` (their number), `gpu` (their name) and `prompts` (the most it is meant for).
     """
 
     name: str
@@ -55,9 +55,10 @@ class Part:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with the keys of `above` in their place; sections are merged, lists and values replaced.
+    """`below`, overridden by the keys of `above`: sections are merged, lists and values are replaced.
 
-    Of a part (a mapping with a `name`, or the name alone) another name drops the options of the part before.
+    If `above` gives another name to a part (a mapping with a `name`, or only the name), the options of the previous
+    part are dropped.
     """
     merged = dict(below)
     for key, value in above.items():
@@ -66,7 +67,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def over(below: Any, above: Any) -> Any:
-    """What stands at a key below a recipe, with what the recipe has there."""
+    """The value `below` at a key, overridden by the value `above`."""
     if isinstance(above, dict) and isinstance(below, str) and "name" not in above:
         below = {"name": below}
     if isinstance(above, str) and isinstance(below, dict) and "name" in below:
@@ -97,7 +98,7 @@ def parts() -> dict[str, Part]:
 
 
 def layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, Any]]:
-    """The recipe a source names, with what it builds on merged in, and a name for messages."""
+    """A name for messages, and the recipe that a source names, merged with the recipe on which it builds."""
     if "+" in source and not Path(source.partition("@")[0]).is_file():
         return _composed(source, derived)
     place, at, layer = source.rpartition("@")
@@ -115,10 +116,10 @@ def layers(source: str, derived: tuple[str, ...] = ()) -> tuple[str, dict[str, A
 
 
 def parts_of(source: str | Path | None) -> list[Part]:
-    """The parts that a source names, in the order in which they are put on; none without any.
+    """The parts that a source names, in the order in which they are put on; an empty list if it names none.
 
     Raises:
-        RecipeError: an unknown part, or two of a kind.
+        RecipeError: if a part is unknown, or there are two of one kind.
     """
     words = str(source or "").split("+")[1:]
     if not words or Path(str(source)).is_file():
@@ -136,23 +137,23 @@ def parts_of(source: str | Path | None) -> list[Part]:
         chosen[part.kind] = part
     model, task = chosen.get("models"), chosen.get("tasks")
     if model and task and task.medium not in (None, model.medium):
-        raise RecipeError(f"{source}: {task.name} is of {task.medium}, and {model.name} makes {model.medium}")
+        raise RecipeError(f"{source}: {task.name} is a task of {task.medium}, and {model.name} makes {model.medium}")
     return [chosen[kind] for kind in KINDS if kind in chosen]
 
 
 def machine_of(source: str | Path | None) -> dict[str, Any]:
-    """`Part.machine` of the hardware part that a source names; nothing without one."""
+    """`Part.machine` of the hardware part that a source names; an empty mapping without hardware."""
     return next((part.machine for part in parts_of(source) if part.machine), {})
 
 
 def prompt_file_note(source: str) -> str | None:
-    """What a prompt file is that some task part names, and its columns; None for other paths."""
+    """The description of a prompt file that belongs to a task part; None for other paths."""
     part = _task_of(source)
     return None if part is None else part.files
 
 
 def prompts_of_file(source: str) -> int | None:
-    """About how many training prompts the published file has that some task part names; None for other paths."""
+    """Approximate number of training prompts in the file of a task part; None for other paths."""
     part = _task_of(source)
     return None if part is None else part.prompts
 
@@ -162,7 +163,7 @@ def _task_of(source: str) -> Part | None:
 
 
 def _composed(source: str, derived: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-    """A method with parts put on it: its published settings, if it has such, then each part's."""
+    """A method with parts put on it: its published settings, if it has any, and then the settings of each part."""
     method = source.partition("+")[0]
     if method in parts():
         raise RecipeError(f"{source}: {method} is a part; begin with a method: {', '.join(recipe_lines())}")
@@ -171,7 +172,7 @@ def _composed(source: str, derived: tuple[str, ...]) -> tuple[str, dict[str, Any
     published = "published" in _parse(*_read(place))
     _, data = layers(f"{place}@published" if published else method, derived)
     if data.get("task", "images") != "images":
-        raise RecipeError(f"{source}: {place} is a recipe of text; parts are put on recipes of images")
+        raise RecipeError(f"{source}: {place} is a recipe of text; parts can only be put on recipes of images")
     active = _lineage(place).union(*(part.names for part in chosen))
     for part in chosen:
         data = merge(data, part.recipe)
@@ -180,12 +181,12 @@ def _composed(source: str, derived: tuple[str, ...]) -> tuple[str, dict[str, Any
                 data = merge(data, section)
     name = "+".join([place, *(part.name for part in chosen)])
     papers = [data.get("paper", ""), *(part.paper for part in chosen)]
-    # Parts are read once, and overrides write into what is returned.
+    # Parts are read only once, and overrides write into the returned mapping.
     return name, {**copy.deepcopy(data), "name": name, "paper": " ".join(paper.strip() for paper in papers if paper)}
 
 
 def _lineage(place: str) -> set[str]:
-    """A method and all that its recipe is built on."""
+    """A method and all recipes on which it builds."""
     found: set[str] = set()
     name: Any = place
     while name not in found and (name in recipe_lines() or Path(str(name)).is_file()):
@@ -207,14 +208,14 @@ def _base(name: str, base: Any, derived: Sequence[str]) -> str:
 
 
 def _same_place(base: str, names: Sequence[str]) -> bool:
-    """Whether a base is one of those before it, however its path is written."""
+    """Whether a base is one of the recipes before it, even if the path is written differently."""
     if base in names:
         return True
     return Path(base).is_file() and Path(base).resolve() in [Path(name).resolve() for name in names]
 
 
 def _published(name: str, section: Any, derived: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A `published` section, upon that of the recipe it names as its `base`."""
+    """A `published` section, merged onto the `published` section of its own `base`."""
     if section is None:
         raise RecipeError(f"{name} has no `published` section; leave out @published")
     if not isinstance(section, dict):
@@ -254,13 +255,13 @@ def _no_part(word: str, source: str, known: Mapping[str, Part]) -> str:
     near = difflib.get_close_matches(word, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     if word in recipe_lines():
-        hint = f"{word} is a method, and only the first word names one. "
+        hint = f"{word} is a method, and only the first word can name a method. "
     listed = [f"{kind}: {', '.join(n for n, part in known.items() if part.kind == kind)}" for kind in KINDS]
     return f"{source}: no part {word!r}; {hint}Parts are {'; '.join(listed)}"
 
 
 def _texts(folder: Any) -> list[tuple[str, str]]:
-    """Name and text of the YAML files of a folder of the package."""
+    """Name and text of each YAML file in a folder of the package."""
     files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return [(entry.name.removesuffix(".yaml"), entry.read_text(encoding="utf-8")) for entry in files]
 
@@ -290,7 +291,7 @@ def _read(key: str) -> tuple[str, str]:
 
 
 def _parse(name: str, text: str) -> dict[str, Any]:
-    """The keys of a recipe, the caller's own; a text is read once, since most recipes build on the same few."""
+    """A copy of the keys of a recipe. A text is read only once, since most recipes build on the same few recipes."""
     return copy.deepcopy(_parsed(name, text))
 
 

@@ -1,4 +1,4 @@
-"""Reading recipes: from a file or by name, with dotted overrides, every fault named with its place and mend."""
+"""Reading recipes from a file or by name, with dotted overrides. A message gives place and remedy of every fault."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "re
 
 
 def recipe_names(task: str | None = None) -> dict[str, str]:
-    """Recipes that come with the package, or those of a task: name -> first comment line of the file."""
+    """Recipes of the package, all or those of one task: name -> first comment line of the file."""
     found = dict(recipe_lines())
     if task is None:
         return found
@@ -34,17 +34,18 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
     """Read a recipe by name (of the package) or path, and apply `key.sub=value` overrides.
 
     Args:
-        source: a name such as `default`, or a YAML file; None is `default`. A recipe with `base: NAME` changes that
-            recipe key by key; with `@published` after the source, its `published` section changes it once more, after
-            that of the recipe which the section names as its own `base`. Parts for a model, a task and hardware follow
-            a method after `+`, as in `flow_grpo+sd35_medium+ocr+gpus8`; they change its published settings.
-        overrides: dotted assignments; values are read as YAML, entries of a list by number (`rewards.0.weight=2`), or
-            by label or name (`rewards.gold.weight=2`). Of a list of parts, one that is not there is added
-            (`penalties.kl.weight=0.01`), and nothing takes one out (`penalties.kl=null`).
+        source: a name such as `default`, or a YAML file; None is `default`. A recipe with `base: NAME` changes the
+            recipe NAME key by key. With `@published` after the source, the recipe's `published` section changes it once
+            more. If this section has a `base` of its own, the `published` section of that recipe is applied before it.
+            Parts for a model, a task and hardware follow a method after `+`, as in `flow_grpo+sd35_medium+ocr+gpus8`;
+            they change its published settings.
+        overrides: dotted assignments. Values are read as YAML. An entry of a list is given by its number
+            (`rewards.0.weight=2`), or by its label or name (`rewards.gold.weight=2`). In a list of parts, a part that
+            is missing is added (`penalties.kl.weight=0.01`), and `null` removes a part (`penalties.kl=null`).
 
     Raises:
-        RecipeError: unknown recipe, unreadable file, unknown key (the nearest known one is named), wrong type,
-            or impossible geometry. All faults are listed at once.
+        RecipeError: if the recipe is unknown, the file cannot be read, a key is unknown (the message names the nearest
+            known key), a type is wrong, or the geometry is impossible. All faults are listed at once.
     """
     name, data = layers("default" if source is None else str(source))
     for assignment in overrides:
@@ -57,21 +58,21 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
 
 
 def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:
-    """As `load_recipe`, for what only works on images.
+    """Like `load_recipe`, but only for recipes of images.
 
     Raises:
-        RecipeError: the recipe is of another task.
+        RecipeError: if the recipe is of another task.
     """
     recipe = load_recipe(source, overrides)
     if not isinstance(recipe, Recipe):
-        raise RecipeError(f"{recipe.name} is a recipe of task {recipe.task}; this works on recipes of task images")
+        raise RecipeError(f"{recipe.name} is a recipe of task {recipe.task}; this works only on recipes of task images")
     return recipe
 
 
 def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
     task = data.get("task", "images")
     if not isinstance(task, str) or task not in ("images", "text"):
-        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text")
+        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text; write one of these")
     return TextRecipe if task == "text" else Recipe
 
 
@@ -92,11 +93,11 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
         if isinstance(place, list):
             place = _entry(place, part, kind, assignment)
         else:
-            # A section that is left out may be written as nothing (`ema: null`); assigning in it brings it back.
+            # A section that is left out may be written as null (`ema: null`); an assignment within it creates it again.
             if place.get(part) is None:
                 place[part] = [] if kind is not None and depth == 0 else {}
             elif isinstance(place[part], str) and part != "name":
-                # A part whose name stands alone has no options yet.
+                # A part that is only a name has no options yet.
                 place[part] = {"name": place[part]}
             place = place[part]
         if not isinstance(place, dict | list):
@@ -104,7 +105,7 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
     if isinstance(place, list):
         _replace(place, last, value, kind, assignment)
     elif last == "name" and parents and place.get("name") not in (None, value):
-        # Options belong to the part that had them.
+        # The options belong to the previous part.
         place.clear()
         place[last] = value
     else:
@@ -112,13 +113,13 @@ def _assign(data: dict[str, Any], assignment: str) -> None:
 
 
 def _over_part(below: Any, value: Any) -> Any:
-    """A value given to a key: options without a name are of the part that is there; anything else takes its place."""
+    """A value given to a key: options without a name change the part at the key; any other value replaces it."""
     is_part = isinstance(below, str) or (isinstance(below, dict) and "name" in below)
     return over(below, value) if is_part and isinstance(value, dict) and "name" not in value else value
 
 
 def _kinds_of_lists(data: Mapping[str, Any]) -> dict[str, str]:
-    """Keys of a recipe that hold a list of parts, with the kind of these."""
+    """Keys of a recipe that hold a list of parts, with the kind of the parts."""
     schema = TextRecipe if data.get("task") == "text" else Recipe
     found: dict[str, str] = {}
     for key, field in schema.model_fields.items():
@@ -130,7 +131,7 @@ def _kinds_of_lists(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _entry(place: list[Any], part: str, kind: str | None, assignment: str) -> Any:
-    """The entry of a list by its number, or by its label or name; of a list of parts one that is added."""
+    """The entry of a list, by its number, label or name; in a list of parts, a missing entry is added."""
     at = _place_of(place, part)
     if at is None:
         if kind is None or part.isdigit():
@@ -143,7 +144,7 @@ def _entry(place: list[Any], part: str, kind: str | None, assignment: str) -> An
 
 
 def _replace(place: list[Any], part: str, value: Any, kind: str | None, assignment: str) -> None:
-    """Put a value in the place of an entry; nothing in the place of a part that is named takes it out."""
+    """Replace an entry of a list by a value; null removes a part that is given by its name."""
     key = assignment.partition("=")[0]
     at = _place_of(place, part)
     if kind is None or part.isdigit():
@@ -156,7 +157,7 @@ def _replace(place: list[Any], part: str, value: Any, kind: str | None, assignme
     elif value is not None:
         raise RecipeError(
             f"override {assignment!r}: {part} is a {kind} with options; set one of these, as {key}.OPTION=VALUE, or "
-            f"take it out by {key}=null"
+            f"remove the part with {key}=null"
         )
     elif at is not None:
         del place[at]
@@ -168,7 +169,7 @@ def _replace(place: list[Any], part: str, value: Any, kind: str | None, assignme
 
 
 def _place_of(place: list[Any], part: str) -> int | None:
-    """Which entry of a list is meant: by its number, its label, or its name without the file in front of it."""
+    """Index of an entry of a list, given by its number, its label, or its name with or without the file."""
     if re.fullmatch("[0-9]{1,9}", part):
         return int(part) if int(part) < len(place) else None
     named = [_named(entry) for entry in place]
@@ -176,7 +177,7 @@ def _place_of(place: list[Any], part: str) -> int | None:
 
 
 def _named(entry: Any) -> list[str]:
-    """What an entry of a list is called."""
+    """The names of an entry of a list."""
     if isinstance(entry, str):
         return [entry, entry.rpartition(":")[2]]
     if not isinstance(entry, dict):
@@ -214,7 +215,7 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
 
 
 def _explain_part(fault: Mapping[str, Any], place: tuple[Any, ...], said: Any, given: Any) -> str:
-    """One fault within a part: of its name, of an option that it has not, or of an option's value."""
+    """The message about one fault within a part: its name, an unknown option, or the value of an option."""
     where = (*fault["loc"], *place)
     if isinstance(said, str):
         key = ".".join(str(part) for part in where)
@@ -230,11 +231,11 @@ WORDS = {
     "finite_number": "should be a finite number",
     "int_parsing_size": "should be a smaller whole number",
 }
-"""What is said of some faults, by pydantic's name of them."""
+"""Messages for some faults, by pydantic's names of the faults."""
 
 
 def _shown(kind: str, given: Any) -> str:
-    """What was given, and how YAML came to read it so."""
+    """The given value, and why YAML read it in this way."""
     if kind == "missing" or isinstance(given, dict | list):
         return "" if kind == "missing" else f" (got {kind_of(given)})"
     if isinstance(given, bool):
@@ -248,8 +249,8 @@ YES, NO = "yes, on and true", "no, off and false"
 
 
 def short(value: Any, most: int = 80) -> str:
-    """A value as it is written, its middle left out where it is long."""
-    # Python refuses to write out whole numbers of thousands of digits.
+    """A value as text; the middle of a long text is left out."""
+    # Python refuses to write whole numbers with thousands of digits.
     text = (
         repr(value) if not isinstance(value, int) or value.bit_length() < 10_000 else "a number of thousands of digits"
     )
@@ -272,5 +273,5 @@ def _fields_at(schema: type[BaseModel], location: Iterable[Any]) -> list[str]:
 
 
 def dump_recipe(recipe: AnyRecipe) -> str:
-    """A recipe as YAML, every value written out."""
+    """A recipe as YAML, with every value written out."""
     return yaml.dump(plain(recipe), Dumper=Dumper, sort_keys=False, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""Which reward a key of a recipe means."""
+"""The reward that a key of a recipe means."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def reward_place(rewards: Sequence[RewardConfig], asked: str) -> int | None:
-    """Which entry of a recipe's rewards is meant: by its label, else its name, or of `FILE:NAME` the NAME alone."""
+    """Index of the reward that `asked` means: its label, its name, or only the NAME of `FILE:NAME`; None if unclear."""
     labels = [reward.label or reward.name for reward in rewards]
     short = [reward.label or reward.name.rpartition(":")[2] for reward in rewards]
     for names in (labels, short):

@@ -1,4 +1,4 @@
-"""Sections of a recipe on how much is sampled in an iteration."""
+"""Sections of a recipe that say how much is sampled in an iteration."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..parts.traits import offering, saying
 
 
 def _chains(key: str, option: str | None) -> Callable[[Any, Any], list[str]]:
-    """A rule of what samples a prompt in several rounds: rounds are put together chain by chain.
+    """A rule for sections that sample a prompt in several rounds, because rounds are joined chain by chain.
 
     Args:
-        key: of the recipe that asks for rounds.
-        option: of the section, without which there are none; None where the section alone asks for them.
+        key: key of the recipe that asks for rounds.
+        option: option of the section that asks for rounds; None if the section always asks for rounds.
     """
 
     def rule(recipe: Any, section: Section) -> list[str]:
@@ -40,7 +40,7 @@ def _chains(key: str, option: str | None) -> Callable[[Any, Any], list[str]]:
 
 
 def rounds_need(key: str, option: str | None = None) -> tuple[Any, ...]:
-    """What sampling a prompt in several rounds needs, for the section that asks for it, see `_chains`."""
+    """The needs of a section that samples a prompt in several rounds, see `_chains`."""
     return (
         Need("optimizer.updates", (1,), "samples in rounds, which are one optimizer step", unless=option),
         Need("credit", ("leaf",), "compares samples of several rounds", unless=option),
@@ -49,27 +49,30 @@ def rounds_need(key: str, option: str | None = None) -> tuple[Any, ...]:
 
 
 class BudgetConfig(Section):
-    """Groups of unequal sizes: several rounds of `rollout.group` samples, more of them where they teach more.
+    """Groups of unequal sizes: several rounds of `rollout.group` samples, and more rounds for prompts that teach more.
 
-    Every prompt has the first round. Statistics are of all samples of a prompt.
+    Every prompt has the first round. Statistics are over all samples of a prompt.
     """
 
     needs = rounds_need("rollout.budget")
 
     choice: Literal["until", "knapsack", "interval", "variance"] = Field(
         "until",
-        description="`until`: rounds until a group has successes and failures enough (Reinforce-Ada, 2510.04996); or "
-        "the rounds after the first shared by what one more is worth: `knapsack` by success rates (Knapsack RL, "
-        "2509.25849), `interval` by uncertainty of the mean (XRPO, 2510.06672), `variance` by Neyman's rule.",
+        description="`until` samples rounds until a group has enough successes and failures (Reinforce-Ada, "
+        "2510.04996). The other choices share the rounds after the first by the value of one more round: `knapsack` by "
+        "success rates (Knapsack RL, 2509.25849), `interval` by the uncertainty of the mean (XRPO, 2510.06672), "
+        "`variance` by Neyman's rule.",
     )
-    rounds: int = Field(4, ge=2, description="`until`: at most, of a prompt; else on average.")
+    rounds: int = Field(
+        4, ge=2, description="`until`: most rounds of a prompt; other choices: average rounds of a prompt."
+    )
     most: int | None = Field(
-        None, ge=2, description="All but `until`: rounds of a prompt at most; no limit if left out."
+        None, ge=2, description="All but `until`: most rounds of a prompt; by default there is no limit."
     )
-    positives: int = Field(1, ge=0, description="`until`: successes wanted.")
-    negatives: int = Field(1, ge=0, description="`until`: failures wanted.")
+    positives: int = Field(1, ge=0, description="`until`: number of successes that is enough.")
+    negatives: int = Field(1, ge=0, description="`until`: number of failures that is enough.")
     success: float = Field(0.5, description="`until`, `knapsack`: the least reward of a success.")
-    bonus: float = Field(0.0, ge=0, description="`interval`: weight of a prompt's being sampled little.")
+    bonus: float = Field(0.0, ge=0, description="`interval`: weight of a bonus for prompts with few samples.")
 
     @model_validator(mode="after")
     def _of_its_choice(self) -> BudgetConfig:
@@ -96,13 +99,13 @@ class RolloutConfig(Section):
     chunk: int | None = Field(
         None,
         ge=1,
-        description="Prompts sampled and decoded at a time; rewards that run elsewhere score them while the next are "
-        "sampled. All of a process at once if left out.",
+        description="Prompts that are sampled and decoded at a time. Rewards that run elsewhere score them while the "
+        "next prompts are sampled. By default a process samples all its prompts at once.",
     )
     store: Literal["device", "host"] = Field(
         "device", description="Where states wait between sampling and training; `host` is page-locked for CUDA."
     )
-    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
+    budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 
 
 class TextRolloutConfig(Section):
@@ -111,12 +114,12 @@ class TextRolloutConfig(Section):
     prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
     group: int = Field(8, ge=1, description="Completions per prompt.")
     batch: int = Field(64, ge=1, description="Completions sampled at once.")
-    tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is not cut.")
-    budget: BudgetConfig | None = Field(None, description="Equal groups if left out.")
+    tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is never split.")
+    budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 
 
 def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> list[str]:
-    """What of an iteration is not in whole groups."""
+    """Messages about parts of an iteration that would not be whole groups."""
     faults = []
     if updates > rollout.prompts:
         faults.append(
@@ -127,6 +130,6 @@ def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> 
     if chunk is not None and chunk > rollout.prompts:
         faults.append(
             f"rollout.chunk is {chunk} with {rollout.prompts} prompts per iteration; use at most {rollout.prompts}, "
-            "or leave it out to sample all at once"
+            "or leave rollout.chunk out to sample all prompts at once"
         )
     return faults

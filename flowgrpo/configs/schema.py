@@ -1,4 +1,4 @@
-"""The schema of a recipe. YAML keys, dotted command-line overrides and these fields are the same names."""
+"""The schema of a recipe. YAML keys and dotted command-line overrides have the names of these fields."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from .sections import DataConfig, EmaConfig, HeldOutConfig, LoraConfig, Optimize
 
 
 class ModelConfig(Section):
-    """What is trained."""
+    """The model that is trained."""
 
     path: str = Field("scenes", description="`scenes` (embedded), a diffusers pipeline folder, or a hub id.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of weights and states.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Type of the weights and of the states."
+    )
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
     call: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the pipeline's own call.")
@@ -30,20 +32,22 @@ class ModelConfig(Section):
     release_text_encoders: bool = Field(True, description="Free the text encoders once all prompts are encoded.")
     offload: list[Literal["vae", "text_encoders"]] = Field(
         default_factory=list,
-        description="Parts that wait in host memory and are on the accelerator while they are used only.",
+        description="Parts that wait in host memory, and are on the accelerator only while they are used.",
     )
     attention: str | None = Field(
-        None, min_length=1, description="Attention backend of diffusers (native, flash, …); its own choice if left out."
+        None,
+        min_length=1,
+        description="Attention backend of diffusers (native, flash, …); by default diffusers chooses.",
     )
     compile: bool = Field(False, description="`torch.compile` the denoiser's repeated blocks.")
     quantize: Literal["float8", "int8"] | None = Field(
-        None, description="LoRA: the frozen denoiser's linear weights in 8 bits, through torchao."
+        None, description="LoRA: keep the frozen denoiser's linear weights in 8 bits, through torchao."
     )
 
     @model_validator(mode="after")
     def _frozen(self) -> ModelConfig:
         if self.quantize is not None and self.train == "full":
-            raise ValueError("quantize keeps the weights frozen, and train: full trains them; use train: lora")
+            raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
         if self.quantize is not None and self.dtype != "bfloat16":
             raise ValueError(f"quantize computes in bfloat16, and dtype is {self.dtype}; write dtype: bfloat16")
         if "text_encoders" in self.offload and self.release_text_encoders:
@@ -55,23 +59,29 @@ class ModelConfig(Section):
 
 
 class GuideConfig(Section):
-    """Euphonium's drift: the critic's gradient in the noise of the stochastic steps."""
+    """Euphonium's drift: the critic's gradient is added to the noise of the stochastic steps."""
 
     needs = (Need("critic", (SOMETHING,), "follows the gradient of a critic"),)
 
-    scale: float = Field(0.1, gt=0, description="Root mean square of what is added to the standard normal noise.")
+    scale: float = Field(
+        0.1, gt=0, description="Root mean square of the drift, which is added to the standard normal noise."
+    )
     start: int = Field(0, ge=0, description="First step that is guided.")
 
 
 class SamplerConfig(Section):
-    """How a rollout walks from noise to image."""
+    """How a rollout goes from noise to image."""
 
     steps: int = Field(10, ge=2, le=10_000)
-    sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; the pipeline's own if left out.")
-    kernel: Annotated[Choice, Of("kernel", "flow_sde")] = part_field("flow_sde", "Of the stochastic steps.")
-    solver: Annotated[Choice, Of("solver", "euler")] = part_field("euler", "Of the deterministic steps.")
-    plan: Annotated[Choice, Of("plan", "window")] = part_field("window", "What is done at each step, and trained.")
-    guide: GuideConfig | None = Field(None, description="A drift towards what the critic values; none if left out.")
+    sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; by default the pipeline's own.")
+    kernel: Annotated[Choice, Of("kernel", "flow_sde")] = part_field("flow_sde", "Kernel of the stochastic steps.")
+    solver: Annotated[Choice, Of("solver", "euler")] = part_field("euler", "Solver of the deterministic steps.")
+    plan: Annotated[Choice, Of("plan", "window")] = part_field(
+        "window", "What each step does, and which steps are trained."
+    )
+    guide: GuideConfig | None = Field(
+        None, description="A drift towards states that the critic values; by default there is none."
+    )
 
     @field_validator("sigmas")
     @classmethod
@@ -84,7 +94,7 @@ class SamplerConfig(Section):
 def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
     if asking(recipe, "critic"):
         return []
-    return ["a critic that nothing asks; set credit to critic or process, or sampler.guide"]
+    return ["nothing here uses the critic; set credit to critic or process, set sampler.guide, or leave critic out"]
 
 
 class CriticConfig(Section):
@@ -94,18 +104,18 @@ class CriticConfig(Section):
 
     learning_rate: float = Field(1e-3, gt=0)
     passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")
-    warmup: int = Field(10, ge=0, description="Iterations before it has any influence.")
+    warmup: int = Field(10, ge=0, description="Iterations before the critic has any influence.")
     width: int = Field(64, ge=4, description="Channels.")
 
 
 class EvaluateConfig(HeldOutConfig):
-    """Evaluation of images, sampled without noise in the steps."""
+    """Evaluation of images that are sampled without noise in the steps."""
 
-    steps: int | None = Field(None, ge=1, description="Denoising steps; those of the rollout if left out.")
+    steps: int | None = Field(None, ge=1, description="Denoising steps; by default as many as in the rollout.")
 
 
 class BaseRecipe(Section):
-    """What a run of images and a run of text have in common."""
+    """The keys that recipes of images and recipes of text share."""
 
     name: str = "unnamed"
     paper: str = ""
@@ -113,18 +123,19 @@ class BaseRecipe(Section):
     rewards: list[RewardConfig] = Field(min_length=1)
     combine: Annotated[Choice, Of("combination", "sum")] = part_field("sum", "How several rewards become one.")
     advantage: Annotated[Choice, Of("advantage", "group")] | None = part_field(
-        "group", "How a sample compares with others; `null` where the credit compares by itself."
+        "group", "How a sample is compared with others; `null` if the credit compares by itself."
     )
     credit: Annotated[Choice, Of("credit", "leaf")] = part_field("leaf", "The advantage of every step or token.")
     clamp: float | None = Field(5.0, gt=0, description="Largest absolute advantage; `null` for no bound.")
     select: list[Annotated[Choice, Of("selection")]] = Field(
         default_factory=list,
-        description="Samples that enter the gradient: those that every entry keeps, or all if there is none. All enter "
-        "the statistics.",
+        description="Samples that enter the gradient: the samples that every entry keeps, or all if there is no entry. "
+        "All samples enter the statistics.",
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     extensions: list[Annotated[Choice, Of("extension")]] = Field(
-        default_factory=list, description="What only some runs want; a recipe that has the key replaces the whole list."
+        default_factory=list,
+        description="Additions that only some runs need; a recipe with this key replaces the whole list.",
     )
     run: RunConfig = RunConfig()
 
@@ -137,7 +148,7 @@ class BaseRecipe(Section):
 def _is_compared_with(recipe: Any, reference: ReferenceConfig) -> list[str]:
     if saying(recipe, "compares"):
         return []
-    return ["reference moves what nothing compares with; leave it out, or add a penalty such as kl"]
+    return ["no part of this recipe compares with the reference; leave reference out, or add a penalty such as kl"]
 
 
 class ReferenceConfig(EmaConfig):
@@ -153,15 +164,15 @@ class Recipe(BaseRecipe):
     model: ModelConfig = ModelConfig()
     sampler: SamplerConfig = SamplerConfig()
     rollout: RolloutConfig = RolloutConfig()
-    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that asks one.")
+    critic: CriticConfig | None = Field(None, description="Only for a credit or a guide that uses a critic.")
     objective: Annotated[Choice, Of("objective", "transition")] = part_field(
-        "transition", "What an update computes on a rollout."
+        "transition", "What an update computes from a rollout."
     )
     penalties: list[Annotated[Choice, Of("penalty")]] = Field(
-        default_factory=list, description="Added to the loss, each times its `weight`."
+        default_factory=list, description="Each is added to the loss, times its `weight`."
     )
     reference: ReferenceConfig | None = Field(
-        None, description="What penalties compare with moves after the weights; it is the base model if left out."
+        None, description="Penalties compare with an average of the trained weights; by default with the base model."
     )
     evaluate: EvaluateConfig = EvaluateConfig()
 
@@ -176,7 +187,7 @@ class Recipe(BaseRecipe):
         if isinstance(given, dict) and given.get("parts") is not None:
             raise ValueError(
                 "`parts` cuts completions, and this recipe makes images, whose parts are their denoising steps; leave "
-                "it out, or use task text"
+                "`parts` out, or use task text"
             )
         return given
 
@@ -194,33 +205,36 @@ class LanguageModelConfig(Section):
         "arithmetic",
         description="`arithmetic` (embedded), `arithmetic:untrained`, a transformers folder, or a hub id.",
     )
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Of the weights.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Type of the weights.")
     train: Literal["lora", "full"] = "lora"
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = False
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = Field(
-        None, description="Of transformers; its own choice if left out."
+        None, description="Attention implementation of transformers; by default transformers chooses."
     )
     system: str | None = Field(None, description="System message; only for models with a chat template.")
-    chat: bool | None = Field(None, description="Use the chat template; if left out, where the tokenizer has one.")
-    shared_prefix: bool = Field(True, description="Score the prompt of a group once, in place of once a completion.")
+    chat: bool | None = Field(None, description="Use the chat template; by default if the tokenizer has one.")
+    shared_prefix: bool = Field(True, description="Encode the prompt of a group once, and not for every completion.")
 
 
 class GenerationConfig(Section):
     """How completions are sampled."""
 
-    max_tokens: int = Field(256, ge=1, description="Longest completion.")
+    max_tokens: int = Field(256, ge=1, description="Tokens of the longest completion.")
     temperature: float = Field(1.0, gt=0, description="Logits are divided by it, in sampling and in scoring.")
     top_k: int | None = Field(
-        None, ge=2, description="Only the likeliest so many tokens; all if left out. With 1 a group has one completion."
+        None,
+        ge=2,
+        description="Sample only from this many likeliest tokens; by default from all. With 1, all completions of a "
+        "group would be equal.",
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="Only the likeliest tokens of this mass.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Sample only from the likeliest tokens with this mass.")
     max_prompt_tokens: int = Field(2048, ge=1, description="A longer prompt is refused before the run.")
     engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="`vllm` samples with vLLM, given the trained weights before it does."
+        "transformers", description="`vllm` samples with vLLM, which gets the trained weights before it samples."
     )
     engine_options: dict[str, Any] = Field(
-        default_factory=dict, description="`vllm`: keyword arguments of its `LLM`, as `gpu_memory_utilization`."
+        default_factory=dict, description="`vllm`: keyword arguments of its `LLM`, such as `gpu_memory_utilization`."
     )
 
     @model_validator(mode="after")
@@ -228,19 +242,19 @@ class GenerationConfig(Section):
         if self.engine_options and self.engine != "vllm":
             raise ValueError(
                 f"engine_options belong to engine vllm, and engine is {self.engine}; write generation.engine: vllm, or "
-                "leave them out"
+                "leave engine_options out"
             )
         return self
 
 
 class PartsConfig(Section):
-    """How a completion is cut into parts, for ratios, credit and rewards. What is blank joins the part before."""
+    """How a completion is cut into parts, for ratios, credit and rewards. A blank part joins the part before it."""
 
     cut: Literal["lines", "sentences", "pattern"] = Field(
-        "lines", description="`sentences` end with . ! ? or … before white space, with 。！？, and with a line."
+        "lines", description="`sentences` end at . ! ? or … before white space, at 。！？, and at the end of a line."
     )
     pattern: str | None = Field(
-        None, description="`pattern`: a regular expression of Python; a part ends where a match of it ends."
+        None, description="`pattern`: a regular expression of Python; a part ends where a match ends."
     )
 
     @field_validator("pattern")
@@ -249,21 +263,23 @@ class PartsConfig(Section):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"no regular expression: {error}") from None
+            raise ValueError(f"not a regular expression: {error}") from None
         return pattern
 
     @model_validator(mode="after")
     def _has_a_pattern(self) -> PartsConfig:
         if (self.cut == "pattern") != bool(self.pattern):
-            raise ValueError(f"cut is {self.cut} and pattern {self.pattern!r}; a pattern belongs to cut pattern alone")
+            raise ValueError(
+                f"cut is {self.cut} and pattern {self.pattern!r}; give `pattern` with cut pattern, and only then"
+            )
         return self
 
 
 class TextEvaluateConfig(HeldOutConfig):
     """Evaluation of completions."""
 
-    temperature: float = Field(0.0, ge=0, description="0 takes the likeliest token.")
-    batch: int | None = Field(None, ge=1, description="Completions sampled at once; rollout.batch if left out.")
+    temperature: float = Field(0.0, ge=0, description="0 always takes the likeliest token.")
+    batch: int | None = Field(None, ge=1, description="Completions sampled at once; by default rollout.batch.")
 
 
 class TextRecipe(BaseRecipe):
@@ -273,13 +289,13 @@ class TextRecipe(BaseRecipe):
     model: LanguageModelConfig = LanguageModelConfig()
     data: DataConfig = DataConfig(train="arithmetic:train", heldout="arithmetic:heldout")
     generation: GenerationConfig = GenerationConfig()
-    parts: PartsConfig | None = Field(None, description="Completions are not cut if left out.")
+    parts: PartsConfig | None = Field(None, description="By default completions are not cut.")
     rollout: TextRolloutConfig = TextRolloutConfig()
     objective: Annotated[Choice, Of("text objective", "tokens")] = part_field(
         "tokens", "A loss of tokens, or of whole answers."
     )
     penalties: list[Annotated[Choice, Of("token penalty")]] = Field(
-        default_factory=list, description="Added to the loss of tokens, each times its `weight`."
+        default_factory=list, description="Each is added to the loss of tokens, times its `weight`."
     )
     evaluate: TextEvaluateConfig = TextEvaluateConfig()
 

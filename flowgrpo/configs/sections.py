@@ -1,4 +1,4 @@
-"""Sections of a recipe that images and text have in common."""
+"""Sections that recipes of images and recipes of text share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class LoraConfig(Section):
     """Low-rank adapters on the denoiser's attention (all matching linear layers)."""
 
     rank: int = Field(32, ge=1, description="Rank of the update.")
-    alpha: float = Field(64.0, gt=0, description="Scale; the update is alpha / rank times B A.")
+    alpha: float = Field(64.0, gt=0, description="Scale; the update is B A times alpha / rank.")
     targets: list[str] | None = Field(
-        None, min_length=1, description="Linear layers; the attention projections if left out."
+        None, min_length=1, description="Linear layers; by default the attention projections."
     )
     init: Literal["gaussian", "default"] = "gaussian"
 
@@ -27,7 +27,7 @@ PROMPT = "{prompt}"
 
 
 class DataConfig(Section):
-    """Prompt files: .txt (a prompt a line), .jsonl, .json, .csv, .tsv, .parquet (a `prompt`; rewards get the rest)."""
+    """Prompt files: .txt (a prompt per line), .jsonl, .json, .csv, .tsv, .parquet (`prompt`; rewards get the rest)."""
 
     needs = rounds_need("data.templates", "templates")
 
@@ -35,8 +35,8 @@ class DataConfig(Section):
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
     templates: list[str] = Field(
         default_factory=list,
-        description="Texts with `{prompt}` in them: a prompt is sampled with each, all its samples are one group, and "
-        "rewards see the prompt alone (prompt augmentation). Evaluations take the prompt as it is.",
+        description="Prompt augmentation by texts with `{prompt}` in them. A prompt is sampled with each template, all "
+        "its samples are one group, and rewards see only the prompt. Evaluations use the prompt without a template.",
     )
 
     @field_validator("templates")
@@ -49,26 +49,28 @@ class DataConfig(Section):
 
 
 def named_once(entries: list[Choice]) -> list[Choice]:
-    """The parts of a list, none of which may be there twice: overrides and metrics have them by their names.
+    """The parts of a list, of which no two may have one name, because overrides and metrics use the names.
 
     Raises:
-        ValueError: two entries have one name.
+        ValueError: if two entries have one name.
     """
     names = [entry.short for entry in entries]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise ValueError(f"has {', '.join(repeated)} more than once; add their weights")
+        raise ValueError(f"has {', '.join(repeated)} more than once; write it once, with the sum of the weights")
     return entries
 
 
 class BalanceConfig(Section):
-    """BAPO's search for the bounds of surrogate `bapo`: wider ones until good samples have their share of the gradient.
+    """BAPO's search for the bounds of surrogate `bapo`: they widen until good samples have their share of the gradient.
 
-    The upper bound moves first. Ratios of images are those of one element of a latent, and stay close to 1: give bounds
-    as close, such as `lower: [0.9999, 1.0]`.
+    The upper bound moves first. The ratio of an image is the ratio of one element of its latent and stays close to 1.
+    So for images, give bounds that are equally close, such as `lower: [0.9999, 1.0]`.
     """
 
-    target: float = Field(0.5, gt=0, lt=1, description="Least share of samples with an advantage above 0 (ρ₀).")
+    target: float = Field(
+        0.5, gt=0, lt=1, description="Least share of the gradient from samples with an advantage above 0 (ρ₀)."
+    )
     lower: tuple[float, float] = Field((0.6, 0.9), strict=False, description="First and last lower bound.")
     upper: tuple[float, float] = Field((1.2, 3.0), strict=False, description="First and last upper bound.")
     lower_step: float = Field(0.02, gt=0, description="How far the lower bound moves at a time.")
@@ -76,40 +78,43 @@ class BalanceConfig(Section):
 
 
 class EntropyConfig(Section):
-    """A bonus of entropy that follows a set-point (AEPO, 2510.08141): it grows while entropy is below the target."""
+    """An entropy bonus that follows a set-point (AEPO, 2510.08141): it grows while entropy is below the target."""
 
-    target: float = Field(ge=0, description="Nats per token.")
-    value: float = Field(0.0, ge=0, description="The coefficient at first.")
-    rate: float = Field(0.01, gt=0, description="Its change per nat of error and iteration.")
-    high: float = Field(0.1, gt=0, description="Its greatest value.")
+    target: float = Field(ge=0, description="Target of the entropy, in nats per token.")
+    value: float = Field(0.0, ge=0, description="First value of the coefficient.")
+    rate: float = Field(0.01, gt=0, description="Change of the coefficient per nat of error and iteration.")
+    high: float = Field(0.1, gt=0, description="Largest value of the coefficient.")
 
     @model_validator(mode="after")
     def _starts_below_its_highest(self) -> EntropyConfig:
         if self.value > self.high:
-            raise ValueError(f"value is {self.value:g}, above its highest, {self.high:g}")
+            raise ValueError(f"value is {self.value:g}, above `high`, {self.high:g}; use a value of at most `high`")
         return self
 
 
 class VarianceConfig(Section):
     """Dual ascent on the price of the ratio's variance in surrogate `r2vpo` (R²VPO, 2601.03320).
 
-    Ratios of images are those of one element of a latent, and stay close to 1: their variance is small, so give a small
-    target and a great rate.
+    The ratio of an image is the ratio of one element of its latent and stays close to 1. So its variance is small: for
+    images, give a small target and a large rate.
     """
 
-    target: float = Field(0.01, gt=0, description="Of the mean of (ratio − 1)².")
-    value: float = Field(1.0, ge=0, description="The price at first.")
-    rate: float = Field(1.0, gt=0, description="Its change per unit of error and iteration.")
-    high: float | None = Field(None, gt=0, description="Its greatest value; none if left out.")
+    target: float = Field(0.01, gt=0, description="Target of the mean of (ratio − 1)².")
+    value: float = Field(1.0, ge=0, description="First value of the price.")
+    rate: float = Field(1.0, gt=0, description="Change of the price per unit of error and iteration.")
+    high: float | None = Field(None, gt=0, description="Largest price; by default there is no limit.")
 
 
 class EmaConfig(Section):
     """Average of the trained weights, used for evaluation and for the saved result."""
 
-    decay: float = Field(0.9, ge=0, lt=1, description="Largest share of the old average; 0 copies the weights.")
+    decay: float = Field(0.9, ge=0, lt=1, description="Largest share that the old average keeps; 0 copies the weights.")
     every: int = Field(1, ge=1, description="Optimizer steps between updates of the average.")
     rise: float | None = Field(
-        None, gt=0, description="The share grows by this an optimizer step, from 0; as (1 + s) / (10 + s) if left out."
+        None,
+        gt=0,
+        description="Growth of the share per optimizer step, from 0. By default, the share at step s is "
+        "(1 + s) / (10 + s).",
     )
 
 
@@ -127,7 +132,7 @@ class OptimizerConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0)
     warmup: int = Field(0, ge=0, description="Optimizer steps over which the learning rate rises.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls after the warm-up: to 0 after the last iteration."
+        "constant", description="How the learning rate falls after the warm-up; it reaches 0 after the last iteration."
     )
     updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
     epochs: int = Field(1, ge=1, description="Passes over a rollout.")
@@ -137,10 +142,16 @@ class OptimizerConfig(Section):
 class HeldOutConfig(Section):
     """Evaluation on held-out prompts with fixed seeds."""
 
-    every: int = Field(50, ge=1, description="Iterations between evaluations; the first and last are always made.")
-    prompts: int | None = Field(None, ge=1, description="The first so many held-out prompts; all if left out.")
+    every: int = Field(
+        50, ge=1, description="Iterations between evaluations. The first and the last evaluation are always made."
+    )
+    prompts: int | None = Field(
+        None, ge=1, description="Evaluate only this many held-out prompts, from the first on; by default all."
+    )
     seeds: int = Field(1, ge=1, description="Samples per prompt.")
-    rewards: list[RewardConfig] | None = Field(None, min_length=1, description="The training rewards if left out.")
+    rewards: list[RewardConfig] | None = Field(
+        None, min_length=1, description="Rewards of evaluations; by default the training rewards."
+    )
 
     @field_validator("rewards")
     @classmethod
@@ -155,14 +166,17 @@ class HeldOutConfig(Section):
 
 
 class RunConfig(Section):
-    """Length, seed and what is written."""
+    """Length and seed of a run, and the files that it writes."""
 
     iterations: int = Field(100, ge=1, le=10_000_000)
     seed: int = Field(0, ge=0)
     checkpoint_every: int = Field(25, ge=1)
     checkpoint_minutes: float | None = Field(
-        10.0, gt=0, allow_inf_nan=False, description="Largest time between checkpoints; none by the clock if null."
+        10.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Largest time between checkpoints, in minutes; null for no limit of time.",
     )
-    keep: int = Field(2, ge=1, description="Checkpoints kept.")
+    keep: int = Field(2, ge=1, description="Number of checkpoints that are kept.")
     sample_every: int = Field(25, ge=1, description="Iterations between saved training samples.")
-    trackers: list[str] = Field(default_factory=list, description="accelerate's: tensorboard, wandb, …")
+    trackers: list[str] = Field(default_factory=list, description="Trackers of accelerate: tensorboard, wandb, …")

@@ -1,4 +1,4 @@
-"""Reading YAML: one loader for everything that people write, strict where YAML is lax, with the line of each fault."""
+"""Reading YAML: one loader for all files that people write. It is stricter than YAML, and names the line of a fault."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
 LARGEST = 100_000
-"""Most entries of a document, with those of anchors counted wherever they are used."""
+"""Largest number of entries of a document; entries of an anchor count at every use."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML 1.1 reads `1e-3` as text; everybody else, YAML 1.2 included, as a number. A key stands once."""
+    """Reads `1e-3` as a number, like YAML 1.2; YAML 1.1 reads it as text. A key may occur only once in a mapping."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
         """A mapping.
 
         Raises:
-            ConstructorError: a key stands in it twice.
+            ConstructorError: if a key occurs twice.
         """
         seen: dict[Any, int] = {}
         for key, _ in node.value:
@@ -38,19 +38,19 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """A value; text that looks like a date or a number and is none is a fault with a place."""
+        """A value. Text that looks like a date or a number but is none is a fault, with its place."""
         try:
             return super().construct_object(node, deep=deep)
         except ValueError as error:
             what = "a date" if node.tag.endswith("timestamp") else "a number"
             why = str(error).partition(";")[0]
             raise ConstructorError(
-                None, None, f"{node.value!r:.60} looks like {what} and is none ({why}); quote it to make it text",
+                None, None, f"{node.value!r:.60} looks like {what} but is none ({why}); quote it to make it text",
                 node.start_mark,
             ) from None  # fmt: skip
 
     def get_single_node(self) -> Any:
-        """The document, refused if its anchors would make it endless."""
+        """The document; it is refused if its anchors would make it too large."""
         node = super().get_single_node()
         if node is not None and _size(node, {}) > LARGEST:
             mark = node.start_mark
@@ -72,10 +72,11 @@ def parse_yaml(text: str, name: str) -> Any:
 
     Args:
         text: the document.
-        name: of the file, for messages.
+        name: name of the file, for messages.
 
     Raises:
-        ValueError: it is no YAML, a key stands twice, or anchors are endless; names file and line.
+        ValueError: if the text is not YAML, a key occurs twice, or anchors make it too large. The message names file
+            and line.
     """
     try:
         return yaml.load(text, Loader)
@@ -84,7 +85,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def parse_yaml_value(text: str) -> Any:
-    """A value on a command line; raises ValueError with what is wrong."""
+    """A value from the command line; raises ValueError if it is not YAML."""
     try:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -97,17 +98,17 @@ def read_yaml_mapping(path: Path, holds: str) -> dict[Any, Any]:
     """The mapping in a YAML file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         holds: what it should hold, for messages.
 
     Raises:
-        ValueError: it cannot be read, or holds something else.
+        ValueError: if the file cannot be read, or holds something else.
     """
     return as_mapping(parse_yaml(read_text(path), str(path)), str(path), holds)
 
 
 def as_mapping(value: Any, name: str, holds: str) -> dict[Any, Any]:
-    """A value that should be a mapping; raises ValueError if it is none."""
+    """A value that should be a mapping; raises ValueError if it is not one."""
     if value is None:
         raise ValueError(f"{name} is empty, not a mapping; write {holds}")
     if not isinstance(value, dict):
@@ -116,7 +117,7 @@ def as_mapping(value: Any, name: str, holds: str) -> dict[Any, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file; raises ValueError that names a file of another kind."""
+    """The text of a UTF-8 file; raises ValueError if the file is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,7 +125,7 @@ def read_text(path: Path) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value read from YAML or JSON is called."""
+    """The name of the type of a value that was read from YAML or JSON."""
     names = {
         bool: "true or false",
         list: "a list",
@@ -137,11 +138,11 @@ def kind_of(value: Any) -> str:
 
 
 def _size(node: Any, known: dict[int, int | None]) -> int:
-    """Entries of a document as it is read, each anchor counted wherever it is used."""
+    """Number of entries of a document; entries of an anchor count at every use."""
     if id(node) in known:
         counted = known[id(node)]
         if counted is None:
-            raise ConstructorError(None, None, "an anchor stands within itself", node.start_mark)
+            raise ConstructorError(None, None, "an anchor contains itself", node.start_mark)
         return counted
     known[id(node)] = None
     inner = node.value if isinstance(node, yaml.CollectionNode) else []

@@ -28,7 +28,7 @@ class GroupMoments:
 
 
 def as_precise(values: Tensor) -> Tensor:
-    """Float64 where the device has it (MPS has not): the order of a sum then hardly shows in the result."""
+    """Float64 if the device has it (MPS does not), so that the order of a sum hardly changes the result."""
     return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
@@ -38,7 +38,7 @@ def sum_by_group(values: Tensor, index: Tensor, num_groups: int) -> Tensor:
 
 
 def group_moments(values: Tensor, index: Tensor, num_groups: int, ddof: int) -> GroupMoments:
-    """Two-pass mean and standard deviation of `values` [N, K] in each group `index` [N], NaN left out."""
+    """Two-pass mean and standard deviation of `values` [N, K] in each group `index` [N]; NaN is left out."""
     valid = ~values.isnan()
     spread = index[:, None].expand_as(values)
     empty = values.new_full((num_groups, values.shape[1]), torch.inf)
@@ -65,7 +65,7 @@ def group_index(groups: Tensor | Sequence[int], rows: int, device: torch.device)
 
 
 def _length_offset(above: Tensor, lengths: Tensor | None, index: Tensor, moments: GroupMoments) -> Tensor:
-    """Length-weighted mean above the minimum, [M, K]; the plain mean where a group has no length at all."""
+    """Length-weighted mean above the minimum, [M, K]; the plain mean if all lengths of a group are 0."""
     if lengths is None or lengths.shape != above.shape[:1]:
         got = None if lengths is None else tuple(lengths.shape)
         raise ValueError(
@@ -97,7 +97,7 @@ def _centre(
         return above - _length_offset(above, lengths, index, moments)[index]
     centred = above - moments.offset[index]
     if baseline == "loo":
-        # r_i - mean of the others = n / (n - 1) * (r_i - mean); a group of one has nobody else, so stays 0.
+        # r_i - mean of the others = n / (n - 1) * (r_i - mean). A group of one has no others and stays 0.
         factor = moments.count / (moments.count - 1).clamp(min=1)
         return centred * factor[index]
     return centred
@@ -115,23 +115,23 @@ def group_advantages(
 ) -> Tensor:
     """Group-relative advantage `A = (reward - baseline) / (std + eps)` (GRPO, arXiv 2402.03300, §4.1.2).
 
-    NaN rewards ("not applicable", rejected, truncated) leave every statistic and get advantage 0. Under a
-    group baseline, a group of one and a group whose rewards are all equal get exactly 0. Equal
-    rewards have no scale: with `scale="group"` such a group, and with "batch" such a batch, gets 0 under any
-    baseline.
+    NaN rewards ("not applicable", rejected, truncated) enter no statistic and get advantage 0. Under a group baseline,
+    a group of one and a group whose rewards are all equal get exactly 0. Equal rewards have no scale. So with
+    `scale="group"` a group of equal rewards gets 0 under any baseline, and with `scale="batch"` a batch of equal
+    rewards gets 0.
 
     Published settings of (ddof, eps): Flow-GRPO (0, 1e-4), TRL (1, 1e-4), DanceGRPO, MixGRPO and BranchGRPO
     (1, 1e-8), verl (1, 1e-6).
 
     Args:
-        rewards: [B] or [B, ...], float or integer; trailing entries (several rewards) are treated
-            independently.
+        rewards: [B] or [B, ...], float or integer; columns (several rewards) are treated independently.
         groups: [B] integer ids, in any order; groups may differ in size.
         baseline: "mean" of the group; "loo", the mean of the others (RLOO, arXiv 2402.14740; LOOP,
-            2503.00897); "length", the length-weighted mean (OPO, arXiv 2505.23585); "none"; or a tensor [B]
-            or like `rewards` (ReMax, arXiv 2310.10505: the reward of the greedy sample).
-        scale: "group" or "batch" standard deviation about the mean (of all the rows given here, so gather
-            first if the batch is spread over ranks), or "none" (Dr. GRPO, arXiv 2503.20783).
+            2503.00897); "length", the length-weighted mean (OPO, arXiv 2505.23585); "none"; or a tensor, [B] or shaped
+            like `rewards` (ReMax, arXiv 2310.10505: the reward of the greedy sample).
+        scale: "group" or "batch" divides by the standard deviation about the mean of the group or of all rows given
+            here; "none" does not divide (Dr. GRPO, arXiv 2503.20783). If the batch is spread over ranks, gather it
+            before "batch".
         eps: added to the standard deviation; unused with `scale="none"`.
         ddof: 1 for the sample standard deviation, 0 for the population one.
         lengths: [B] non-negative numbers of trained columns, for `baseline="length"`.
@@ -173,22 +173,22 @@ def anchored_advantages(
 ) -> Tensor:
     """Advantages that keep a signal where a group has lost its diversity (VGPO, arXiv 2512.12387).
 
-    A = a R + (1 - a) L: R compares a value with its group, L with all groups, and a = min(1, k s / S) for the
-    standard deviations s of the group and S of all. A group of equal values has a = 0, and learns from its level
-    alone. The paper's equations are not public; this is what its abstract describes.
+    A = a R + (1 - a) L. R compares a value with its group, and L compares it with all groups. The share is a = min(1, k
+    s / S) for the standard deviation s of the group and the standard deviation S of all values. A group of equal values
+    has a = 0, and learns only from its level. The paper's equations are not public; the formula follows the abstract.
 
     Args:
-        values: [B] or [B, T]; columns are independent. NaN leaves every statistic and gets 0.
+        values: [B] or [B, T]; columns are independent. A NaN enters no statistic and gets advantage 0.
         groups: [B] integer ids.
-        k: above 0; how soon the group's own comparison counts in full.
-        eps: added to standard deviations.
+        k: How soon the group's own comparison has its full weight, above 0.
+        eps: Added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
 
     Returns:
         Advantages shaped like `values`, float32 at least.
 
     Raises:
-        ValueError: `k` not above 0, or as `group_advantages`.
+        ValueError: If `k` is not above 0, or as in `group_advantages`.
     """
     if not k > 0:
         raise ValueError(f"`k` is {k}; use a number above 0")
@@ -208,16 +208,17 @@ def anchored_advantages(
 def filled_rewards(
     rewards: Tensor, groups: Tensor | Sequence[int], *, wider: Tensor | Sequence[int] | None = None
 ) -> Tensor:
-    """Rewards in which a missing one counts as the mean of that reward over the rows of its group that have it.
+    """Rewards in which a missing reward has the mean of that reward over the rows of its group that have it.
 
-    So a row is neither favoured nor harmed by a reward that it lacks. This is the one place that says what a missing
-    score counts as; whatever adds rewards up, or takes the least of them, takes them from here.
+    So a missing reward neither favours nor harms a row. Only this function decides how a missing score counts. All code
+    that adds rewards up, or takes the least of them, calls it.
 
     Args:
         rewards: [B, K], NaN where a reward is missing.
         groups: [B] integer ids.
-        wider: [B] integer ids of larger groups, whose mean stands in where nobody in the group has a reward. For
-            comparisons between groups: without it such a group would seem worse, or better, than the others.
+        wider: [B] integer ids of larger groups. Their mean is used where no row of the group has the reward. Give it
+            for comparisons between groups: without it, a group that lacks a reward would seem worse or better than the
+            others.
 
     Returns:
         [B, K], float32 at least, without a gradient. NaN stays in a row that has no reward at all, and where neither
@@ -243,9 +244,9 @@ def weighted_total(
     *,
     wider: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
-    """Weighted sum of K rewards, where a missing one counts as `filled_rewards` has it.
+    """Weighted sum of K rewards, with missing rewards filled in by `filled_rewards`.
 
-    A reward of weight 0 is as if it were not there. One that neither the group nor the wider one has adds nothing.
+    A reward of weight 0 is ignored. A reward that neither the group nor the wider group has adds nothing.
 
     Args:
         rewards: [B, K], NaN where a reward is missing.
@@ -254,7 +255,7 @@ def weighted_total(
         wider: As in `filled_rewards`.
 
     Returns:
-        [B], float32 at least, without a gradient; NaN where no reward that counts applies.
+        [B], float32 at least, without a gradient; NaN where a row has no reward with a weight other than 0.
 
     Raises:
         ValueError: For shapes that do not match.
@@ -272,7 +273,7 @@ def _precise_total(
 
 
 def _counted(rewards: Tensor, weights: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Precise columns of the rewards whose weight is not 0, and those weights."""
+    """Precise columns of the rewards whose weight is not 0, and their weights."""
     factors = as_precise(torch.as_tensor(weights, device=rewards.device))
     if rewards.dim() != 2 or factors.shape != rewards.shape[1:]:
         raise ValueError(
@@ -283,8 +284,8 @@ def _counted(rewards: Tensor, weights: Tensor | Sequence[float]) -> tuple[Tensor
 
 
 def _sum_of_columns(columns: Tensor, weights: Tensor) -> Tensor:
-    # One column after another: rows with the same rewards get the same sum to the last bit, which a
-    # vectorised reduction over columns does not promise, and equal rewards must stay equal.
+    # Columns are added one after another, so that rows with equal rewards get equal sums to the last bit. A vectorised
+    # reduction over columns does not guarantee this.
     total = columns.new_zeros(len(columns))
     for k in range(columns.shape[1]):
         total = total + weights[k] * columns[:, k]
@@ -304,8 +305,8 @@ def multi_reward_advantages(
     `how="sum"` takes `group_advantages` of the `weighted_total`. `how="gdpo"` (reward-decoupled GDPO, arXiv
     2601.05242) normalises each reward within its group, adds them with the weights, and whitens the sum over all
     rows. In both, a reward that is NaN for a row counts as the mean of its group, so it neither favours nor harms the
-    row: with "gdpo" as the mean of its group's advantages, which is 0 under a group baseline. A reward of weight 0 is
-    as if it were not there, and a row without any other reward gets advantage 0 and enters no statistic.
+    row. With "gdpo" it counts as the mean of its group's advantages, which is 0 under a group baseline. A reward of
+    weight 0 is ignored. A row that has no other reward gets advantage 0 and enters no statistic.
 
     Args:
         rewards: [B, K], NaN where a reward does not apply.
@@ -328,7 +329,8 @@ def multi_reward_advantages(
         return torch.zeros(len(values), dtype=dtype, device=rewards.device)
     index, num_groups = group_index(groups, len(values), values.device)
     if how == "sum":
-        # The deviation of the batch is about a mean of all groups: one that lacks a reward must not stand apart.
+        # The standard deviation of the batch is about the mean of all groups, so a group that lacks a reward must not
+        # seem different from the others.
         between = kw.get("scale") == "batch" and kw.get("baseline", "mean") in ("mean", "loo", "length")
         total = _precise_total(values, factors, index, torch.zeros_like(index) if between else None)
         return group_advantages(total, index, **kw).to(dtype)
@@ -340,7 +342,6 @@ def multi_reward_advantages(
     total = _precise_total(each, factors, index)
     whitening = {name: kw[name] for name in ("eps", "ddof") if name in kw}
     whitened = group_advantages(total, torch.zeros_like(index), **whitening)
-    # Group advantages add up to 0 only to rounding, so whitening would give a group without a signal a trace
-    # of one.
+    # Group advantages add up to 0 only up to rounding. Whitening would give a small signal to a group that has none.
     silent = group_moments(values, index, num_groups, ddof=1).degenerate.all(1)[index] & (total == 0)
     return whitened.masked_fill(silent, 0.0).to(dtype)

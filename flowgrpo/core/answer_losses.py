@@ -1,7 +1,7 @@
 """Losses on whole answers or images, in pairs or groups: alternatives to GRPO on the same scored rollouts.
 
-Log-probs are summed over a row, [B]; pairs are [P, 2] rows (winner, loser), as of `pairs_of`. Losses come one per
-pair, row or group, for the caller to sum and divide by the count of the whole optimizer step.
+Log-probs are sums over a row, [B]. Pairs are [P, 2] rows (winner, loser), as `pairs_of` gives them. A function returns
+one loss per pair, row or group. The caller adds them up and divides by the count of the whole optimizer step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Loss = TypeVar("Loss", bound=Callable[..., Tensor])
 
 
 def per_answer(loss: Loss) -> Loss:
-    """Mark a loss with one value per answer, to be divided by their number; any other is by that of prompts."""
+    """Mark a loss that has one value per answer: it is divided by the number of answers, not of prompts."""
     loss.per_answer = True  # type: ignore[attr-defined]
     return loss
 
@@ -32,10 +32,11 @@ def pairs_of(rewards: Tensor, groups: Tensor | Sequence[int], *, how: str = "ext
     """Preference pairs from scored groups (VerIPO, arXiv 2505.19000).
 
     Args:
-        rewards: [B]; a NaN is in no pair.
+        rewards: [B]; a row with NaN is in no pair.
         groups: [B] integer ids.
-        how: "extremes", the best and the worst of each group (the first of equals); "all", every two of a group.
-        margin: a pair's rewards differ by more than this.
+        how: "extremes" pairs the best and the worst of each group (the first of equals); "all" pairs every two rows of
+            a group.
+        margin: the rewards of a pair differ by more than `margin`.
 
     Returns:
         [P, 2] rows of the winner and the loser.
@@ -78,11 +79,12 @@ def _gap(values: Tensor, pairs: Tensor) -> Tensor:
 def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, smoothing: Share = 0.0) -> Tensor:
     """Direct preference optimisation, `-log sigmoid(beta (log r_w - log r_l))` (DPO, arXiv 2305.18290, Eq. 7).
 
-    With r the ratio to the reference. `forward.flow_dpo` is the same with a matching error for a log-prob.
+    Here r is the ratio to the reference. `forward_process.flow_dpo` is the same loss with a matching error in place of
+    the log-prob.
 
     Args:
         logp: [B] summed log-probs, with gradient.
-        ref_logp: [B] of the reference.
+        ref_logp: [B] summed log-probs of the reference.
         pairs: [P, 2] rows of winner and loser.
         beta: strength of the KL to the reference.
         smoothing: probability that a preference is wrong (conservative DPO), in [0, 1/2).
@@ -99,14 +101,14 @@ def dpo(logp: Tensor, ref_logp: Tensor, pairs: Tensor, *, beta: Positive = 0.1, 
 
 
 def simpo(logp: Tensor, lengths: Tensor, pairs: Tensor, *, beta: Positive = 2.0, margin: float = 1.0) -> Tensor:
-    """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, no reference (SimPO, arXiv 2405.14734, Eq. 6).
+    """`-log sigmoid(beta (logp_w / |w| - logp_l / |l|) - margin)`, without reference (SimPO, arXiv 2405.14734, Eq. 6).
 
     Args:
         logp: [B] summed log-probs, with gradient.
         lengths: [B] numbers of columns, at least 1.
         pairs: [P, 2] rows of winner and loser.
-        beta: strength.
-        margin: gamma, by how much the winner should lead.
+        beta: scale of the difference of mean log-probs.
+        margin: gamma, the lead that the winner should have.
 
     Returns:
         [P].
@@ -123,13 +125,14 @@ def group_regression(
 ) -> Tensor:
     """`(A - beta (log r - its group's mean))^2 / (2 beta)`: Reg-GRPO (arXiv 2506.07464) without a partition function.
 
-    The constant of the prompt in beta log r = A + const drops out of the difference to the group's mean. The paper
-    divides by the group's standard deviation too, which does not exist on-policy, where all log r are 0; here
-    `beta` has that part. At r = 1 the gradient is REINFORCE's for advantages centred in their group.
+    At the optimum beta log r = A + const. The constant depends on the prompt and drops out of the difference to the
+    group's mean. The paper also divides by the group's standard deviation, which is 0 on-policy because all log r are
+    0; here `beta` takes its place. At r = 1, and with advantages centred in their group, the gradient is that of
+    REINFORCE.
 
     Args:
         logp: [B] summed or mean log-probs, with gradient.
-        old_logp: [B] under the policy that sampled.
+        old_logp: [B] log-probs under the policy that sampled.
         advantages: [B].
         groups: [B] integer ids; whole groups.
         beta: advantage per unit of log-ratio, above 0.
@@ -152,18 +155,19 @@ def group_regression(
 def real(
     log_ratio: Tensor, correct: Tensor, groups: Tensor | Sequence[int], *, tau: Positive = 0.5, each: bool = False
 ) -> Tensor:
-    """Rewards as labels: tell correct answers from wrong ones by their likelihood (REAL, arXiv 2602.05630).
+    """Rewards as labels: correct answers should be likelier than wrong ones (REAL, arXiv 2602.05630).
 
-    log(1 + sum over wrong of e^(s / tau)) + log(1 + sum over correct of e^(-s / tau)) for each group: a score above
-    the anchor logit 0 should mean correct. A row's gradient is at most 1 / tau however wrong it is. With `each` it
-    is plain binary cross-entropy, the group's mean of softplus(-+ s / tau).
+    The loss of a group is log(1 + sum over wrong of e^(s / tau)) + log(1 + sum over correct of e^(-s / tau)). The score
+    s is the log-ratio of a row, and a score above the anchor logit 0 should mean a correct answer. The gradient of a
+    row is never above 1 / tau, even if its score is very wrong. With `each` the loss is plain binary cross-entropy: the
+    mean over the group of softplus(-s / tau) for a correct row and softplus(s / tau) for a wrong row.
 
     Args:
         log_ratio: [B] with gradient: mean log-ratio of a row to the policy that sampled.
         correct: [B] bool.
         groups: [B] integer ids; whole groups.
         tau: temperature, above 0.
-        each: judge every row alone.
+        each: whether every row is judged by itself.
 
     Returns:
         [M], one loss per group in the order of their ids.
@@ -175,7 +179,7 @@ def real(
         raise ValueError(f"`tau` is {tau}; use a positive temperature")
     if log_ratio.dim() != 1 or correct.shape != log_ratio.shape:
         raise ValueError(
-            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give (B,) alike"
+            f"`log_ratio` has shape {tuple(log_ratio.shape)}, `correct` {tuple(correct.shape)}; give both as (B,)"
         )
     right = correct.bool()
     index, count = group_index(groups, len(log_ratio), log_ratio.device)
@@ -195,4 +199,4 @@ ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "regression": group_regression,
     "real": real,
 }
-"""`loss(logp, ..., *, ...) -> [n]`: parameters before the `*` are what a run gives by these names."""
+"""`loss(logp, ..., *, ...) -> [n]`: a run passes the parameters before the `*` by name."""

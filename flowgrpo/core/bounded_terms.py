@@ -1,4 +1,4 @@
-"""Terms that bend an advantage or a reward without turning what it says: each of them is bounded."""
+"""Terms that adjust an advantage or a reward within bounds."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def positive_only_advantages(
 ) -> Tensor:
     """Add an auxiliary reward among the correct samples only (the decoupling of DRPO, arXiv 2510.04474).
 
-    A = G + weight * X for a correct sample, and G for another: G are the `group_advantages` of `rewards`, X those of
-    `auxiliary` (a short length, say) among the correct samples of the group. Where the sum would be negative and G is
-    not, A is 0, and it is never below a negative G: a correct sample is not punished for its length. Only this rule is
-    taken from the paper, whose objective is a discriminative one.
+    A = G + weight * X for a correct sample, and A = G for any other sample. G are the `group_advantages` of `rewards`.
+    X are the `group_advantages` of `auxiliary` (for example a short length) among the correct samples of the group. For
+    a correct sample A is never below min(G, 0), so a correct sample is not punished for its length. Only this rule is
+    taken from the paper; the paper's objective is a discriminative one.
 
     Args:
-        rewards: [B]. NaN leaves every statistic and gets 0.
-        auxiliary: [B], higher is better; what it holds for a sample that is not correct has no influence. NaN where
-            it does not apply, which adds 0.
+        rewards: [B]. A NaN enters no statistic and gets advantage 0.
+        auxiliary: [B], higher is better; its values for samples that are not correct have no influence. NaN where it
+            does not apply; a NaN adds 0.
         correct: [B] bool.
         groups: [B] integer ids.
-        weight: Not negative; of the auxiliary advantage.
+        weight: Weight of the auxiliary advantage, not negative.
         eps: Added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
 
@@ -42,10 +42,12 @@ def positive_only_advantages(
         Advantages [B], float32 at least.
 
     Raises:
-        ValueError: A negative `weight`, or as `group_advantages`.
+        ValueError: If `weight` is negative, or as in `group_advantages`.
     """
     if weight < 0:
-        raise ValueError(f"`weight` is {weight}; use 0 or more, and turn the sign of `auxiliary` where less is better")
+        raise ValueError(
+            f"`weight` is {weight}; use 0 or more, and change the sign of `auxiliary` where less is better"
+        )
     data = grouped(rewards, groups)
     rows = len(one_per_row(rewards, len(rewards), "rewards"))
     chosen = one_per_row(correct, rows, "correct").to(data.values.device).bool() & ~data.values[:, 0].isnan()
@@ -64,27 +66,27 @@ def bounded_shaping(
     strength: float = 1.0,
     bound: float = 0.5,
 ) -> Tensor:
-    """Add a behaviour's signal to advantages after they were normalised (ASPO, arXiv 2508.19201).
+    """Add the signal of a behaviour to normalised advantages (ASPO, arXiv 2508.19201).
 
-    A' = A + clamp(strength * (s - mean of s in the group), -bound |A|, bound |A|). As `bound` is below 1 the sign of
-    an advantage and its 0 stay. The abstract has no equation; this is its plainest form.
+    A' = A + clamp(strength * (s - mean of s in the group), -bound |A|, bound |A|). Because `bound` is below 1, an
+    advantage keeps its sign, and an advantage of 0 stays 0. The abstract has no equation; this is its plainest form.
 
     Args:
         advantages: [B]; NaN counts as 0.
-        signal: [B] what to encourage, higher is more (minus the place of the first tool call). NaN leaves the mean
-            and adds 0.
+        signal: [B] the behaviour to encourage; a higher value gets more (example: minus the place of the first tool
+            call). A NaN does not enter the mean and adds 0.
         groups: [B] integer ids.
-        strength: Of the signal; negative to discourage it.
-        bound: In [0, 1), the largest change as a share of the advantage.
+        strength: Strength of the signal; negative to discourage the behaviour.
+        bound: Largest change as a share of the advantage, in [0, 1).
 
     Returns:
         Advantages [B], float32 at least.
 
     Raises:
-        ValueError: `bound` out of range, an infinite signal, or shapes that do not match.
+        ValueError: If `bound` is out of range, a signal is infinite, or shapes do not match.
     """
     if not 0.0 <= bound < 1.0:
-        raise ValueError(f"`bound` is {bound}; use a share from 0 up to, but not, 1, so that no sign turns")
+        raise ValueError(f"`bound` is {bound}; use 0 <= bound < 1, so that no advantage changes its sign")
     data = grouped(advantages, groups, "advantages")
     one_per_row(advantages, len(advantages), "advantages")
     other = grouped(one_per_row(signal, len(advantages), "signal").to(data.values.device), data.index, "signal")
@@ -96,23 +98,24 @@ def bounded_shaping(
 def unlikeliness_rewards(
     rewards: Tensor, log_prob: Tensor, groups: Tensor | Sequence[int], *, beta: float = 0.25
 ) -> Tensor:
-    """Rewards of successes, less where the policy found them likely (Rewarding the Unlikely, arXiv 2506.02355).
+    """Rewards of successes, made smaller where the policy found them likely (Rewarding the Unlikely, arXiv 2506.02355).
 
-    r' = r (1 - beta (G - rank) / G) for the G samples of a group, ranked by log-prob from 1, the likeliest, to G. The
-    least likely keeps its reward, the likeliest loses up to `beta` of it. Samples of equal log-prob share the mean of
-    their ranks. A reward that is not positive stays: a smaller one would favour likely failures.
+    r' = r (1 - beta (G - rank) / G) for the G samples of a group. Ranks go by log-prob, from 1 for the likeliest to G.
+    The least likely sample keeps its reward. The likeliest loses a share of up to `beta`. Samples of equal log-prob
+    share the mean of their ranks. A reward that is not positive stays as it is, because the factor would favour likely
+    failures.
 
     Args:
-        rewards: [B]; NaN stays, and its row is not ranked.
-        log_prob: [B] of each whole sample under the policy that drew it.
+        rewards: [B]; NaN stays NaN, and its row is not ranked.
+        log_prob: [B] log-prob of each whole sample under the policy that drew it.
         groups: [B] integer ids.
-        beta: In [0, 1].
+        beta: Largest share of a reward that a sample can lose, in [0, 1].
 
     Returns:
         Rewards [B], float32 at least, without a gradient.
 
     Raises:
-        ValueError: `beta` out of range, a log-prob missing for a reward, or shapes that do not match.
+        ValueError: If `beta` is out of range, a reward has no log-prob, or shapes do not match.
     """
     if not 0.0 <= beta <= 1.0:
         raise ValueError(f"`beta` is {beta}; use a share from 0 to 1")

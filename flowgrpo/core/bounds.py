@@ -16,10 +16,10 @@ Path = Sequence[tuple[float, float]]
 
 
 def _dcpo_bounds(log_ratio: Tensor, logp: Tensor, low: float, high: float, most: float) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound of each token's log-ratio, the latter `log(most)` at most."""
+    """Lower and upper bound of each token's log-ratio; the upper bound is at most `log(most)`."""
     rarity = 4 * (log_ratio - logp).detach().clamp(max=3 * LOG_LIMIT).exp()
     above = high * rarity
-    # sqrt(1 + x) - 1, without the difference of two numbers near 1.
+    # This form of sqrt(1 + x) - 1 avoids a difference of two numbers near 1.
     upper = torch.log1p(0.5 * above / ((1 + above).sqrt() + 1))
     lower = torch.log1p(0.5 * ((1 - low * rarity).clamp(min=0).sqrt() - 1))
     return lower, upper.clamp(max=math.log(most))
@@ -43,20 +43,20 @@ def dcpo(
     high: Bound = 0.2,
     most: Bound = 10.0,
 ) -> Tensor:
-    """Clip whose bounds widen as a token was rarer (DCPO, arXiv 2509.02333).
+    """Clip whose bounds are wider for tokens that were rarer (DCPO, arXiv 2509.02333).
 
-    With the token's old probability q, the ratio is bounded where |r - 1| times the *new* probability r q reaches a
+    Let q be the token's old probability. The ratio is bounded where (r - 1) times the *new* probability r q reaches a
     constant, -low <= (r - 1) r q <= high:
 
         1/2 + sqrt(max(1 - 4 low / q, 0)) / 2  <=  r  <=  1/2 + sqrt(1 + 4 high / q) / 2,
 
-    pessimistically by the sign of A, as PPO's. Whatever the sign, no ratio above `most` counts for more than `most`
-    (the paper's dual clip). q is read off as exp(logp - log_ratio), so use `level="token"`, and log-probs of
-    tokens: a density has no such bound.
+    As in PPO, the sign of A decides which bound applies. For either sign, a ratio above `most` counts as `most` (the
+    paper's dual clip). q is computed as exp(logp - log_ratio). So use `level="token"` and log-probs of tokens: a
+    density has no such bound.
 
     Options:
-        low: width of the bound below, at a probability of 1.
-        high: width of the bound above, at a probability of 1.
+        low: width of the lower bound at a probability of 1.
+        high: width of the upper bound at a probability of 1.
         most: greatest ratio that counts, whatever the sign of the advantage.
 
     Raises:
@@ -90,7 +90,7 @@ def bapo(
     lower: Share = 0.6,
     upper: Bound = 1.2,
 ) -> Tensor:
-    """PPO's clip between two ratios that may be tensors: one number, or [B, T] for bounds of each column.
+    """PPO's clip between two ratios; each is one number, or a tensor [B, T] with a bound for each column.
 
     With the bounds of `balanced_bounds` this is BAPO (arXiv 2510.18927); the defaults are where its search starts.
     `logp` is not used.
@@ -123,8 +123,8 @@ def balance_path(
 ) -> list[tuple[float, float]]:
     """Pairs of bounds (lower, upper) that BAPO tries in turn.
 
-    First the upper bound rises to its end, letting more of the good tokens in, then the lower one, which takes more
-    of the bad ones out. (The released code moves the lower bound first.)
+    First the upper bound rises to its end, so more of the good tokens count. Then the lower bound rises, so fewer of
+    the bad tokens count. (The released code moves the lower bound first.)
 
     Args:
         lower: first and last lower bound of the ratio, above 0, rising.
@@ -133,7 +133,7 @@ def balance_path(
         upper_step: how far the upper bound moves at a time, above 0.
 
     Raises:
-        ValueError: bounds out of order, a step that is not positive, or more than `MOST_PAIRS` pairs.
+        ValueError: if bounds are out of order, a step is not positive, or there are more than `MOST_PAIRS` pairs.
     """
     if not (0 < lower[0] <= lower[1] <= 1 <= upper[0] <= upper[1] < math.inf):
         raise ValueError(f"bounds are lower={lower}, upper={upper}; use 0 < lower <= 1 <= upper, each rising")
@@ -155,20 +155,20 @@ def _rising(first: float, last: float, step: float) -> list[float]:
 
 
 def balance_sums(log_ratio: Tensor, adv: Tensor, mask: Tensor | None, path: Path) -> Tensor:
-    """What good tokens, and all tokens, contribute to the gradient under each pair of bounds.
+    """Contribution of good tokens, and of all tokens, to the gradient under each pair of bounds.
 
-    The contribution of a column is |A| r while its gradient survives the clip, and 0 beyond. (With the clipped
-    *value* in its place, as the released code has it, a higher lower bound would make the bad tokens count for
-    more.) The result adds over micro-batches and ranks.
+    The contribution of a column is |A| r if the clip leaves it a gradient, and 0 otherwise. (The released code uses the
+    clipped *value*. With the clipped value, a higher lower bound would make the bad tokens count more.) The result adds
+    over micro-batches and ranks.
 
     Args:
         log_ratio: [B, T]; only its value is used.
         adv: [B] or [B, T].
-        mask: [B, T] bool or 0/1; what it leaves out may be NaN. None for all.
-        path: K pairs of ratios (lower, upper), as of `balance_path`.
+        mask: [B, T] bool or 0/1, None for all. Masked-out values may be NaN.
+        path: K pairs of ratios (lower, upper), as `balance_path` gives them.
 
     Returns:
-        [K, 2]: contribution of the columns of A > 0, and of all.
+        [K, 2]: contribution of the columns with A > 0, and of all columns.
     """
     kept = torch.ones_like(log_ratio, dtype=torch.bool) if mask is None else mask.bool()
     ratio = torch.where(kept, as_precise(log_ratio), 0.0).exp()
@@ -185,19 +185,19 @@ def balanced_bounds(sums: Tensor, path: Path, target: float = 0.5) -> tuple[Tens
     Args:
         sums: [K, 2] of the whole optimizer step, from `balance_sums`.
         path: the K pairs of bounds that `sums` was made with.
-        target: rho_0 in (0, 1); the last pair is taken where none reaches it.
+        target: rho_0 in (0, 1); if no pair reaches it, the last pair is taken.
 
     Returns:
         Lower and upper bound of the ratio, tensors without dimensions, for `bapo`.
 
     Raises:
-        ValueError: a `target` out of range, or a `path` of another length.
+        ValueError: if `target` is out of range, or `path` has another length than `sums`.
     """
     if not 0 < target < 1:
         raise ValueError(f"`target` is {target}; use a share of the gradient in (0, 1), such as 0.5")
     if sums.shape != (len(path), 2):
         raise ValueError(
-            f"`sums` has shape {tuple(sums.shape)}; give that of `balance_sums` on the same {len(path)} pairs"
+            f"`sums` has shape {tuple(sums.shape)}; give the result of `balance_sums` on the same {len(path)} pairs"
         )
     reached = sums[:, 0] >= target * sums[:, 1]
     last = torch.arange(len(path), device=sums.device) == len(path) - 1

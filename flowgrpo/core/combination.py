@@ -1,4 +1,4 @@
-"""Several rewards in one: gates, constraints with multipliers, and ensembles."""
+"""Several rewards combined into one: gates, constraints with multipliers, and ensembles."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ def gated_rewards(rewards: Tensor, main: Tensor, *, threshold: float, closed: fl
     """Let rewards count only where the main one reaches a threshold (G-RA, arXiv 2508.10548; Posterior-GRPO).
 
     Args:
-        rewards: [B] or [B, K], the rewards behind the gate; NaN stays.
-        main: [B]; NaN, where nobody knows whether the gate is open, gives NaN.
+        rewards: [B] or [B, K], the rewards behind the gate; NaN stays NaN.
+        main: [B], the reward that opens the gate. Where it is NaN, the state of the gate is unknown and the result is
+            NaN.
         threshold: Smallest `main` that opens the gate.
         closed: The reward behind a closed gate: 0, or NaN to keep it out of the statistics.
 
@@ -29,7 +30,7 @@ def gated_rewards(rewards: Tensor, main: Tensor, *, threshold: float, closed: fl
     gate = one_per_row(main.to(rewards.device), len(rewards), "main")
     gate = gate.reshape(-1, *[1] * (rewards.dim() - 1))
     values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
-    # Compared in its own precision, where a reward written like the threshold reaches it.
+    # The comparison is made in the precision of `main`: there a reward that is written like the threshold reaches it.
     counted = torch.where(gate >= threshold, values, torch.where(values.isnan(), torch.nan, closed))
     return counted.masked_fill(gate.isnan(), torch.nan).to(values.dtype)
 
@@ -45,22 +46,22 @@ def group_gated_rewards(
 ) -> Tensor:
     """Let rewards count only in groups with enough, or few enough, successes.
 
-    `at_least=1` is ConciseR (arXiv 2505.21178), where length counts once all samples of a prompt are right; a smaller
-    one is GRPO-lambda (2505.18086), which leaves the length alone while a group is often wrong.
+    `at_least=1` is ConciseR (arXiv 2505.21178): length counts once all samples of a prompt are right. A smaller
+    `at_least` is GRPO-lambda (2505.18086): length does not count while a group is often wrong.
 
     Args:
-        rewards: [B] or [B, K], such as a length penalty; NaN stays.
-        success: [B] bool, or 0 and 1 with NaN where unknown, which is left out of the share.
+        rewards: [B] or [B, K], such as a length penalty; NaN stays NaN.
+        success: [B] bool, or 0 and 1; NaN where the success is unknown. Unknown rows are left out of the share.
         groups: [B] integer ids.
         at_least: Smallest share of successes that counts.
         at_most: Largest share of successes that counts.
-        closed: The reward in the other groups, and in those whose successes are all unknown.
+        closed: The reward in all other groups, and in groups whose successes are all unknown.
 
     Returns:
         Rewards shaped like `rewards`, float32 at least, without a gradient.
 
     Raises:
-        ValueError: No bound or one outside 0..1, a success other than 0 and 1, or shapes that do not match.
+        ValueError: If no bound is given, a bound is outside 0..1, a success is neither 0 nor 1, or shapes do not match.
     """
     bounds = {"at_least": at_least, "at_most": at_most}
     if at_least is None and at_most is None:
@@ -91,16 +92,16 @@ def _members(rewards: Tensor) -> Tensor:
 
 
 def worst_case_rewards(rewards: Tensor) -> Tensor:
-    """The least of an ensemble's rewards (worst-case optimisation, arXiv 2310.02743, §3).
+    """The smallest reward of an ensemble (worst-case optimisation, arXiv 2310.02743, §3).
 
     Args:
-        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply, which is left out.
+        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply. NaN is left out.
 
     Returns:
         [B], float32 at least, without a gradient; NaN where no model applies.
 
     Raises:
-        ValueError: Another shape.
+        ValueError: If `rewards` is not [B, K].
     """
     values = _members(rewards)
     least = values.where(~values.isnan(), torch.inf).amin(1).masked_fill(values.isnan().all(1), torch.nan)
@@ -108,20 +109,20 @@ def worst_case_rewards(rewards: Tensor) -> Tensor:
 
 
 def uncertainty_weighted_rewards(rewards: Tensor, *, weight: float = 0.5) -> Tensor:
-    """The mean of an ensemble less its disagreement: mean - weight * variance (UWO, arXiv 2310.02743, §3).
+    """The mean of an ensemble minus its disagreement: mean - weight * variance (UWO, arXiv 2310.02743, §3).
 
     Args:
-        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply, which is left out.
-        weight: Not negative, of the (population) variance over the models.
+        rewards: [B, K], one column per model, on one scale; NaN where a model does not apply. NaN is left out.
+        weight: Weight of the (population) variance over the models, not negative.
 
     Returns:
         [B], float32 at least, without a gradient; NaN where no model applies.
 
     Raises:
-        ValueError: A negative `weight` or another shape.
+        ValueError: If `weight` is negative, or `rewards` is not [B, K].
     """
     if weight < 0:
-        raise ValueError(f"`weight` is {weight}; use 0 or more, a negative one would reward disagreement")
+        raise ValueError(f"`weight` is {weight}; use 0 or more, because a negative weight would reward disagreement")
     values = _members(rewards).T
     one = torch.zeros(len(values), dtype=torch.long, device=values.device)
     moments = group_moments(values, one, 1, ddof=0)
@@ -132,7 +133,7 @@ def uncertainty_weighted_rewards(rewards: Tensor, *, weight: float = 0.5) -> Ten
 def constrained_advantages(main: Tensor, constraints: Tensor, multipliers: Tensor) -> Tensor:
     """A = (A_main + sum over k of lambda_k A_k) / (1 + sum over k of lambda_k) (Faithful GRPO, arXiv 2604.08476).
 
-    The weights add up to 1, so that no multiplier, however large, makes the update larger.
+    The weights add up to 1, so even a very large multiplier does not make the update larger.
 
     Args:
         main: [B] advantages of the reward.
@@ -152,7 +153,7 @@ def constrained_advantages(main: Tensor, constraints: Tensor, multipliers: Tenso
         )
     weight = as_precise(multipliers.to(main.device))
     if bool((weight < 0).any()):
-        raise ValueError("`multipliers` holds a negative value; one of a constraint that may be ignored is 0")
+        raise ValueError("`multipliers` holds a negative value; use 0 for a constraint that may be ignored")
     total = (as_precise(main) + as_precise(constraints) @ weight) / (1.0 + weight.sum())
     return total.to(torch.promote_types(main.dtype, torch.float32))
 
@@ -160,17 +161,17 @@ def constrained_advantages(main: Tensor, constraints: Tensor, multipliers: Tenso
 class Multipliers:
     """Lagrange multipliers of constraints, adapted by dual ascent (Faithful GRPO, arXiv 2604.08476).
 
-    Constraint k asks for a batch mean of at least `thresholds[k]`. A multiplier grows by `rate` times what is
-    missing, shrinks by as much as is exceeded, and stays within 0..`maximum`.
+    Constraint k asks for a batch mean of at least `thresholds[k]`. A multiplier grows by `rate` times the shortfall,
+    shrinks by `rate` times the excess, and stays within 0..`maximum`.
 
     Args:
         thresholds: Wanted mean of each constraint.
-        rate: Above 0, of the ascent.
-        initial: Where multipliers start, 0..`maximum`.
-        maximum: Largest multiplier; one constraint then weighs up to maximum / (1 + maximum).
+        rate: Step size of the ascent, above 0.
+        initial: First value of every multiplier, in 0..`maximum`.
+        maximum: Largest multiplier. It limits the weight of one constraint to maximum / (1 + maximum).
 
     Raises:
-        ValueError: No threshold, or a number out of range.
+        ValueError: If there is no threshold, or a number is out of range.
     """
 
     def __init__(
@@ -188,12 +189,12 @@ class Multipliers:
         self.values = torch.full_like(self.thresholds, initial)
 
     def step(self, constraints: Tensor) -> Tensor:
-        """Adapt to the constraint rewards [B, K] of a whole batch (all ranks'); return the multipliers [K].
+        """Adapt to the constraint rewards [B, K] of a whole batch, gathered from all ranks; return the multipliers [K].
 
         NaN is left out; a constraint that applies to no sample keeps its multiplier.
 
         Raises:
-            ValueError: Another number of constraints.
+            ValueError: If the number of constraints is not the number of thresholds.
         """
         if constraints.dim() != 2 or constraints.shape[1:] != self.values.shape:
             raise ValueError(
@@ -212,7 +213,7 @@ class Multipliers:
         """Take over the multipliers of `state_dict`.
 
         Raises:
-            ValueError: They belong to another number of constraints.
+            ValueError: If the state belongs to another number of constraints.
         """
         if state["values"].shape != self.values.shape:
             raise ValueError(

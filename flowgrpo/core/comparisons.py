@@ -9,22 +9,22 @@ from .advantages import as_precise
 
 
 def win_rates(preference: Tensor) -> Tensor:
-    """Share of the others that each sample beats (self-play preference optimisation, arXiv 2401.04056).
+    """Share of the other samples that each sample beats (self-play preference optimisation, arXiv 2401.04056).
 
-    The reward of sample i is the mean over j of P(i beats j), which no score has to exist for: preferences may run
-    in circles. P(i beats j) is the mean of P[i, j] and 1 - P[j, i], so that a judge's liking for the one shown first
-    cancels out where both orders were asked; where one was, that one counts. The win rates of n samples of which all
-    pairs were compared add up to n / 2.
+    The reward of sample i is the mean over j of P(i beats j). It needs no score: preferences may run in circles. P(i
+    beats j) is the mean of P[i, j] and 1 - P[j, i]. So if both orders were asked, a judge's preference for the sample
+    shown first cancels out. If only one order was asked, its answer counts alone. If all pairs of n samples were
+    compared, the win rates add up to n / 2.
 
     Args:
-        preference: [..., n, n], P[i, j] in [0, 1] that i beats j (0.5 for a tie); NaN where it was not asked. The
-            diagonal is ignored.
+        preference: [..., n, n], the probability P[i, j] in [0, 1] that i beats j (0.5 for a tie); NaN where the pair
+            was not asked. The diagonal is ignored.
 
     Returns:
-        [..., n] in [0, 1], float32 at least; NaN for a sample that was compared with none.
+        [..., n] in [0, 1], float32 at least; NaN for a sample that was compared with no other.
 
     Raises:
-        ValueError: A matrix that is not square, or a value outside 0..1.
+        ValueError: If a matrix is not square, or a value is outside 0..1.
     """
     if preference.dim() < 2 or preference.shape[-1] != preference.shape[-2]:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Weights of tokens for what two engines make of them: the one that sampled, and the one that trains.
+"""Weights of tokens that correct for the difference between the engine that sampled and the engine that trains.
 
-All share the signature `(gap [R, T], *, hyper-parameters)`. They return None for no correction, or `(weight, cut)`:
-[R, T] weights without gradient, and [R, T] bool where a bound has changed them.
+All functions share the signature `(gap [R, T], *, hyper-parameters)`. They return None for no correction, or `(weight,
+cut)`: the [R, T] weights without gradient, and [R, T] bool that says where a bound has changed a weight.
 
-A gap is a log-prob of the training engine less that of the sampler, 0 where nothing counts.
+A gap is a log-prob of the training engine minus the log-prob of the sampler; it is 0 where no token counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Level = Literal["token", "sequence"]
 
 
 def _ratio(gap: Tensor, level: Level) -> Tensor:
-    """[R, T] of the engines' probabilities: of each token, or of its whole row, the product of its tokens'."""
+    """[R, T] ratio of the engines' probabilities of each token, or of its whole row (a product over the tokens)."""
     whole = gap.detach() if level == "token" else gap.detach().sum(1, keepdim=True).expand_as(gap)
     return whole.clamp(max=20.0).exp()
 
@@ -37,13 +37,13 @@ def none(gap: Tensor) -> Correction:
 
 
 def truncate(gap: Tensor, *, level: Level = "token", cap: Positive = 2.0) -> Correction:
-    """Importance weight of the training engine over the sampler, at most the cap.
+    """Importance weight: probability in the training engine over probability in the sampler, at most the cap.
 
     Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (TIS).
 
     Args:
         gap: [R, T].
-        level: what has a weight: a token, or the whole row.
+        level: whether a token or the whole row has a weight.
         cap: largest weight.
     """
     return _with_cut(_ratio(gap, level).clamp(max=cap), cap)
@@ -57,24 +57,24 @@ def _floor_below_cap(recipe: Any, choice: Any) -> list[str]:
 
 @needs(_floor_below_cap)
 def mask(gap: Tensor, *, level: Level = "token", cap: Positive = 2.0, floor: NotNegative = 0.0) -> Correction:
-    """Importance weight of the training engine over the sampler, 0 outside its bounds (IcePop of Ring-1T, 2510.18855).
+    """Importance weight of the training engine over the sampler; 0 outside its bounds (IcePop of Ring-1T, 2510.18855).
 
     Args:
         gap: [R, T].
-        level: what has a weight: a token, or the whole row.
-        cap: largest weight; what is above it has 0.
-        floor: smallest weight; what is below it has 0.
+        level: whether a token or the whole row has a weight.
+        cap: largest weight; a weight above it becomes 0.
+        floor: smallest weight; a weight below it becomes 0.
     """
     ratio = _ratio(gap, level)
     return _with_cut(torch.where((ratio >= floor) & (ratio <= cap), ratio, 0.0), cap)
 
 
 def auto(gap: Tensor, *, engine: Given[str] = "transformers") -> Correction:
-    """`truncate` of tokens where another engine than the training engine samples, and else no correction.
+    """`truncate` of tokens if another engine than the training engine samples; otherwise no correction.
 
     Args:
         gap: [R, T].
-        engine: what samples, a value of `generation.engine`.
+        engine: the engine that samples, a value of `generation.engine`.
     """
     return None if engine == "transformers" else truncate(gap)
 

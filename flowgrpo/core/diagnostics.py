@@ -1,4 +1,4 @@
-"""What a run should watch: the drift of the ratio per denoising step, and groups that carry no signal."""
+"""Quantities that a run should watch: the drift of the ratio per denoising step, and groups without a signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .objectives import broadcasts
 
 SIGNS = ("pos", "neg")
 COLUMNS = 5
-"""Sums of `step_statistics`."""
+"""Number of sums that `step_statistics` takes for each step and sign."""
 
 
 def step_statistics(
@@ -25,20 +25,21 @@ def step_statistics(
 ) -> Tensor:
     """Sums behind GRPO-Guard's diagnosis (arXiv 2510.22319): the log-ratio by denoising step and sign of A.
 
-    The result adds over micro-batches and ranks; `summarise` turns the total into means. Entries of advantage
-    0 are left out, for they have no gradient.
+    The result adds over micro-batches and ranks; `summarise` turns the total into means. Entries of advantage 0 are
+    left out because they have no gradient.
 
     Args:
         log_ratio: [N], or [B, T]; only its value is used.
         step: Integer denoising step of each entry in 0..num_steps-1, broadcastable to `log_ratio`.
-        adv: Advantage of each entry, broadcastable to `log_ratio` ([B, 1] for one per row).
-        mask: Entries to count, broadcastable; the others may be NaN. None for all.
-        held: Entries without a gradient because of a bound (`objectives.held_columns`), broadcastable; None for none.
+        adv: Advantage of each entry, broadcastable to `log_ratio` ([B, 1] for one advantage per row).
+        mask: Entries to count, broadcastable; the other entries may be NaN. None counts all.
+        held: Entries that have no gradient because of a bound (`objectives.held_columns`), broadcastable; None if there
+            are no such entries.
         num_steps: Number of denoising steps.
 
     Returns:
-        [num_steps, 2, 5]: by step; sign (A > 0, A < 0); and count, sum of log r, sum of (log r)^2, entries
-        held back, sum of r - 1 - log r.
+        [num_steps, 2, 5]. The axes are the step, the sign (A > 0, then A < 0), and five sums: count, sum of log r, sum
+        of (log r)^2, entries held back, sum of r - 1 - log r.
 
     Raises:
         ValueError: If a shape does not broadcast or a counted step is out of range.
@@ -56,7 +57,7 @@ def step_statistics(
     steps, sign, kept, clipped = (values.expand_as(ratio).flatten() for values in (steps, sign, kept, clipped))
     kept = kept & (sign != 0) & ~sign.isnan()
     ratio = torch.where(kept, ratio.flatten(), 0.0)
-    # Only where it costs no synchronisation; an accelerator reports the bad index itself, asynchronously.
+    # The check runs on the CPU only, where it costs no synchronisation. An accelerator reports a bad index by itself.
     if ratio.device.type == "cpu" and bool((kept & ((steps < 0) | (steps >= num_steps))).any()):
         raise ValueError(f"`step` holds an index outside 0..{num_steps - 1}; pass `num_steps` of the whole schedule")
     divergence = ratio.expm1() - ratio
@@ -69,9 +70,9 @@ def step_statistics(
 def summarise(stats: Tensor) -> dict[str, Tensor]:
     """Means of `step_statistics` [S, 2, 5], each a tensor [S]; NaN at a step with no entry.
 
-    Keys: "log_ratio_mean", "log_ratio_var" (population), "ratio_mean", "approx_kl" (of r - 1 - log r, an estimate of
-    KL(old || new)) and "clip_share" over both signs, the same with "_pos" and "_neg" for one sign of the advantage,
-    and "count".
+    Keys over both signs: "log_ratio_mean", "log_ratio_var" (population), "ratio_mean", "approx_kl" (the mean of r - 1 -
+    log r, an estimate of KL(old || new)) and "clip_share". The same keys with the ending "_pos" or "_neg" are for one
+    sign of the advantage. The last key is "count".
     """
     views = {"": stats.sum(1), **{f"_{name}": stats[:, i] for i, name in enumerate(SIGNS)}}
     summary = {"count": stats[..., 0].sum(1)}
@@ -86,14 +87,14 @@ def summarise(stats: Tensor) -> dict[str, Tensor]:
 
 
 def degenerate_groups(rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
-    """Count the groups without a learning signal: fewer than two distinct rewards, NaN left out.
+    """Count the groups without a learning signal, which have fewer than two distinct rewards; NaN is left out.
 
     Args:
-        rewards: [B], or [B, K], where a group counts only if it is degenerate in every reward.
+        rewards: [B] or [B, K]. With several rewards, a group counts only if it is degenerate in every reward.
         groups: [B] integer ids.
 
     Returns:
-        tensor([degenerate groups, groups]), a [sum, count] pair.
+        tensor([number of degenerate groups, number of groups]), a [sum, count] pair.
     """
     values = as_precise(rewards)
     if len(values) == 0:

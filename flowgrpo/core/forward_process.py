@@ -1,4 +1,4 @@
-"""Losses of the forward process: a finished image is noised again, and the prediction there is made likelier or not.
+"""Losses of the forward process: they noise a finished image again, and make the prediction there more or less likely.
 
 No method here needs a stochastic step or a transition's density: rollouts may use any solver. Rows are (image,
 noise level) pairs: `x0` a clean latent, `noise` standard normal, `x = (1 - sigma) x0 + sigma noise`, and the
@@ -25,12 +25,12 @@ Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 
 @dataclass(frozen=True)
 class Noised:
-    """N images at one noise level, with what three policies predict there.
+    """N images at one noise level, with the predictions of three policies.
 
     Attributes:
-        velocity: [N, ...] of the trained policy, with gradient.
-        old: [N, ...] of the policy that sampled.
-        reference: [N, ...] of the reference; None unless a method or a penalty asks for it.
+        velocity: [N, ...] velocity of the trained policy, with gradient.
+        old: [N, ...] velocity of the policy that sampled.
+        reference: [N, ...] velocity of the reference; None unless a method or a penalty needs it.
         x0: [N, ...] clean latents.
         noise: [N, ...].
         sigma: noise level in (0, 1].
@@ -77,12 +77,11 @@ def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: T
 
 
 def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) -> tuple[Tensor, Tensor]:
-    """Negative-aware fine-tuning (DiffusionNFT, arXiv 2509.16117): one model, pulled to good images, pushed off bad.
+    """Negative-aware fine-tuning (DiffusionNFT, arXiv 2509.16117): good images pull the model, bad images push it away.
 
-    v+ = beta v + (1 - beta) v_old and v- = (1 + beta) v_old - beta v predict clean images x0+ and x0-; with the
-    probability rho = clamp(A / (2 bound) + 1/2, 0, 1) that an image is a good one,
-    loss = bound / beta (rho l+ + (1 - rho) l-), l = mean((x0± - x0)^2) / mean|x0± - x0|, the denominator
-    detached and at least 1e-5.
+    v+ = beta v + (1 - beta) v_old and v- = (1 + beta) v_old - beta v predict clean images x0+ and x0-. The probability
+    that an image is a good one is rho = clamp(A / (2 bound) + 1/2, 0, 1). The loss is bound / beta (rho l+ + (1 - rho)
+    l-) with l± = mean((x0± - x0)^2) / mean|x0± - x0|. The denominator of l± is detached and at least 1e-5.
 
     Args:
         rows: images at one noise level.
@@ -90,7 +89,7 @@ def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) 
         bound: The advantage at which an image counts as wholly good or bad.
 
     Returns:
-        Loss [N] with gradient, and log ratios [N], zeros: this loss has none.
+        Loss [N] with gradient, and log ratios [N], which are 0 because this loss has no ratio.
     """
     v, old = rows.velocity.float(), rows.old.float().detach()
     x, x0 = rows.x, rows.x0.float()
@@ -104,16 +103,16 @@ def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) 
 
 
 def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) -> tuple[Tensor, Tensor]:
-    """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient of a matching loss as log-probability.
+    """Advantage-weighted matching (AWM, arXiv 2509.25050): policy gradient with a matching loss as the log-probability.
 
-    logp = -sigma ((l + e)^p - e^p) / p with l the error of the velocity and e = 1e-10, the released code's
-    generalised Huber weighting; p = 1 is the plain error times sigma. The old log-probability is of the same
+    logp = -sigma ((l + e)^p - e^p) / p with the error l of the velocity and e = 1e-10. This is the generalised Huber
+    weighting of the released code; p = 1 gives the plain error times sigma. The old log-probability uses the same
     noise.
 
     Args:
         rows: images at one noise level.
-        surrogate: Of the ratio; the paper clips at 1.
-        power: p.
+        surrogate: Surrogate of the ratio; the paper clips at 1.
+        power: The exponent p.
 
     Returns:
         Loss [N] with gradient, and log ratios [N].
@@ -130,20 +129,20 @@ def awm(rows: Noised, *, surrogate: Surrogate = clip, power: Positive = 0.25) ->
 def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     """Direct group preference optimisation (DGPO, arXiv 2510.08425): a group's images weighted by a preference.
 
-    w = sigmoid(sum over the group of A_i beta (l_i - l_i^ref) / G), detached: near 0 for a group whose preferences
-    the policy already has. Each image then has the loss w A_i l_i, its ratio being exp(l_old - l).
+    The weight w = sigmoid(sum over the group of A_i beta (l_i - l_i^ref) / G) is detached. It is near 0 for a group
+    whose preferences the policy already has. Each image has the loss w A_i l_i, and its ratio is exp(l_old - l).
 
     Args:
-        rows: images at one noise level, whole groups, with the reference's prediction. The noise of a group should
-            be shared.
-        surrogate: Of the ratio; the paper bounds it by a clip of 1e-2.
+        rows: images at one noise level, whole groups, with the reference's prediction. The images of a group should
+            share their noise.
+        surrogate: Surrogate of the ratio; the paper bounds it by a clip of 1e-2.
         beta: Strength of the preference.
 
     Returns:
         Loss [N] with gradient, and log ratios [N].
 
     Raises:
-        ValueError: without the reference's prediction.
+        ValueError: If the reference's prediction is missing.
     """
     error, reference = rows.error(rows.velocity), _reference_error(rows, "dgpo")
     index, count = group_index(rows.group, len(error), error.device)
@@ -158,20 +157,21 @@ def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -
 @compares
 @whole_groups
 def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
-    """Direct preference optimisation of flows, on pairs of the present policy's own images (Flow-DPO, 2501.13918).
+    """Direct preference optimisation of flows, on pairs of the current policy's own images (Flow-DPO, 2501.13918).
 
-    In each group the image of the largest and that of the smallest advantage are a pair:
-    loss = -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages has none.
+    In each group, the image with the largest advantage and the image with the smallest one are a pair. The loss of a
+    pair is -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages has no pair.
 
     Args:
         rows: images at one noise level, whole groups, with the reference's prediction.
         beta: Strength of the KL to the reference.
 
     Returns:
-        Loss [N] with gradient, half of a pair's at each of its images and 0 elsewhere; and log ratios [N], zeros.
+        Loss [N] with gradient: each image of a pair has half of the pair's loss, other images have 0. And log ratios
+        [N], all 0.
 
     Raises:
-        ValueError: without the reference's prediction.
+        ValueError: If the reference's prediction is missing.
     """
     gap = rows.error(rows.velocity) - _reference_error(rows, "flow_dpo")
     index, count = group_index(rows.group, len(gap), gap.device)
@@ -192,7 +192,7 @@ def arg_extreme(values: Tensor, index: Tensor, count: int, sign: float) -> Tenso
 
 def _reference_error(rows: Noised, method: str) -> Tensor:
     if rows.reference is None:
-        raise ValueError(f"{method} compares with the reference; give its velocity")
+        raise ValueError(f"{method} compares with the reference; give the reference's velocity")
     return rows.error(rows.reference).detach()
 
 
@@ -202,4 +202,4 @@ FORWARD: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "dgpo": dgpo,
     "flow_dpo": flow_dpo,
 }
-"""`loss(rows, *, ...) -> (loss [N] with gradient, log ratios [N])`, by the name that a recipe has for it."""
+"""`loss(rows, *, ...) -> (loss [N] with gradient, log ratios [N])`, by the names that recipes use."""

@@ -1,4 +1,4 @@
-"""Rewards by group, as columns: what the advantages of `baselines`, `outcomes` and `trackers` have in common."""
+"""Rewards by group, as columns: the code that `baselines`, `outcomes` and `trackers` share."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Grouped:
     values: Tensor  # [N, K], NaN where a reward does not apply
     index: Tensor  # [N] in 0..M-1
     count: int  # M
-    shape: torch.Size  # of the rewards as they were given
-    dtype: torch.dtype  # of the result, float32 at least
+    shape: torch.Size  # the original shape of the rewards
+    dtype: torch.dtype  # the dtype of the result, float32 at least
 
     def moments(self, ddof: int) -> GroupMoments:
         return group_moments(self.values, self.index, self.count, ddof)
@@ -33,20 +33,20 @@ def grouped(rewards: Tensor, groups: Tensor | Sequence[int], name: str = "reward
     """Split `rewards` [B] or [B, ...] into columns and number their groups; an error calls them `name`.
 
     Raises:
-        ValueError: A scalar, an infinite reward, or not one group id per row.
+        ValueError: If `rewards` is a scalar, a reward is infinite, or there is not one group id per row.
     """
     if rewards.dim() == 0:
         raise ValueError(f"`{name}` is a scalar; give one value per row, shape (B,)")
     values = as_precise(rewards)
     values = values[:, None] if values.dim() == 1 else values.flatten(1)
     if bool(values.isinf().any()):
-        raise ValueError(f"`{name}` holds an infinite value; use NaN where none applies")
+        raise ValueError(f"`{name}` holds an infinite value; use NaN where there is no value")
     index, count = group_index(groups, len(values), values.device)
     return Grouped(values, index, count, rewards.shape, torch.promote_types(rewards.dtype, torch.float32))
 
 
 def one_per_row(values: Tensor, rows: int, name: str) -> Tensor:
-    """`values`, checked to be [rows]."""
+    """`values`, after a check that its shape is [rows]."""
     if values.shape != (rows,):
         raise ValueError(f"`{name}` has shape {tuple(values.shape)}; give one value per row, shape ({rows},)")
     return values
@@ -60,7 +60,7 @@ def cells(index: Tensor, ids: Tensor | Sequence[int], name: str) -> tuple[Tensor
 
 
 def standardised(values: Tensor, index: Tensor, moments: GroupMoments, eps: float) -> Tensor:
-    """(value - mean) / (std + eps) of `values` [N, K]; 0 where a value is NaN or its group has no two that differ."""
+    """(value - mean) / (std + eps) of `values` [N, K]; 0 where a value is NaN or all values of its group are equal."""
     silent = values.isnan() | moments.degenerate[index]
     centred = values - moments.minimum[index] - moments.offset[index]
     return torch.where(silent, 0.0, centred / (moments.std[index] + eps))

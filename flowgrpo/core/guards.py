@@ -1,4 +1,4 @@
-"""Protection of single tokens and rows: likelihoods that must not fall, tokens that good and bad rows share."""
+"""Protection of single tokens and rows: likelihoods that must not fall, and tokens that good and bad rows share."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ def likelihood_guard(
 ) -> Tensor:
     """Penalty `max(0, log pi_old - log pi)` on the columns of rows that became less likely (LLDS, arXiv 2512.04220).
 
-    A row is guarded once its summed log-prob is below the old policy's, and there only columns whose own log-prob
-    fell are pushed back up. Times a coefficient it is the `penalty` of `policy_loss`.
+    A row is guarded as soon as its summed log-prob is below its summed log-prob under the old policy. In a guarded row,
+    only columns whose own log-prob fell are pushed back up. Multiply the result by a coefficient and pass it as
+    `penalty` of `policy_loss`.
 
     Args:
-        logp: [B, T], carries the gradient.
-        old_logp: [B, T] under the policy that sampled.
-        mask: [B, T] bool or 0/1, None for all; what it leaves out may be NaN or infinite, and gets 0.
-        adv: [B] or [B, T] to guard only columns of A > 0, the correct answers; None for all.
-        units: [B, T] integer ids to decide by the sum of each unit, such as an action, in the place of the row's.
+        logp: [B, T], with gradient.
+        old_logp: [B, T] log-probs under the policy that sampled.
+        mask: [B, T] bool or 0/1, None for all. Masked-out columns may be NaN or infinite, and get 0.
+        adv: [B] or [B, T], to guard only columns of A > 0, the correct answers; None guards all columns.
+        units: [B, T] integer ids of units, such as actions. If given, the sum of each unit decides instead of the row's
+            sum.
 
     Returns:
         [B, T], non-negative.
@@ -43,7 +45,9 @@ def likelihood_guard(
         ValueError: If shapes do not match.
     """
     if logp.dim() != 2 or logp.shape != old_logp.shape:
-        raise ValueError(f"`logp` has shape {tuple(logp.shape)}, `old_logp` {tuple(old_logp.shape)}; give (B, T) alike")
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `old_logp` {tuple(old_logp.shape)}; give both as (B, T)"
+        )
     kept = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask.bool()
     fall = torch.where(kept, old_logp.detach(), 0.0) - torch.where(kept, logp, 0.0)
     fixed = fall.detach()
@@ -63,11 +67,12 @@ def conflict_weights(
     boost: float = 2.0,
     align: str = "start",
 ) -> Tensor:
-    """Weights that do not punish a token which good answers have in the same place (GTPO, arXiv 2508.03772).
+    """Weights that do not punish a token if good answers have it at the same position (GTPO, arXiv 2508.03772).
 
     A token is in conflict if completions of one prompt with A > 0 and with A < 0 both have it at one position. Its
-    weight is then 0 where A < 0 and `boost` where A > 0; all other weights are 1. Give them to `policy_loss` as
-    `weight`; for the paper's shared beginnings and endings a token is in conflict if it is by either alignment.
+    weight is then 0 where A < 0 and `boost` where A > 0; all other weights are 1. Pass them as `weight` of
+    `policy_loss`. The paper protects shared beginnings and shared endings: there, a token is in conflict if either
+    alignment says so.
 
     Args:
         tokens: [B, T] integer ids, right-padded.
@@ -75,7 +80,7 @@ def conflict_weights(
         groups: [B] integer ids; whole groups.
         mask: [B, T] bool or 0/1.
         boost: weight of a token in conflict where A > 0, at least 1.
-        align: "start" or "end": where positions are counted from.
+        align: "start" or "end", from which positions are counted.
 
     Returns:
         [B, T] float32; 1 outside `mask`.
@@ -106,12 +111,13 @@ def conflict_weights(
 
 
 def confident_rows(entropy: Tensor, mask: Tensor, limit: float = math.log(2)) -> Tensor:
-    """[B] bool: rows whose mean entropy over `mask` is at most `limit` nats, which GTPO trains on (arXiv 2508.03772).
+    """[B] bool: rows whose mean entropy over `mask` is at most `limit` nats; GTPO trains on them (arXiv 2508.03772).
 
     Args:
         entropy: [B, T]; NaN outside `mask` does not matter.
         mask: [B, T] bool or 0/1; a row without a column counts as confident.
-        limit: log 2 is the paper's: above it no token need hold half of the probability.
+        limit: Largest mean entropy in nats. The paper uses log 2: above log 2, it can happen that no token has half of
+            the probability.
     """
     kept = mask.bool()
     return torch.where(kept, entropy, 0.0).sum(1) / kept.sum(1).clamp(min=1) <= limit

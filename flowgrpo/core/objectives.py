@@ -49,12 +49,13 @@ def _widen(values: Tensor) -> Tensor:
 def kl(logp: Tensor, ref_logp: Tensor, kind: str = "k1") -> Tensor:
     """Per-column estimate of KL(policy || reference) at samples of the policy (Schulman, "Approximating KL").
 
-    With d = logp - ref_logp: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. As a *loss term* use "k2" or "k3+"
-    (k3's value with k2's gradient), or multiply k3 by the ratio: the expected gradient of k1 is 0 and that of
-    k3 is that of KL(reference || policy), whereas k2's is exact on-policy (arXiv 2510.01555).
+    With d = logp - ref_logp: k1 = d, k2 = d^2 / 2, k3 = e^-d - 1 + d. As a *loss term* use "k2" or "k3+" (the value of
+    k3 with the gradient of k2), or multiply k3 by the ratio. The reason is the expected gradient on-policy (arXiv
+    2510.01555): k1 has the gradient 0, k3 has the gradient of KL(reference || policy), and only k2 has the exact
+    gradient.
 
     Args:
-        logp: [B, T], carries the gradient.
+        logp: [B, T], with gradient.
         ref_logp: [B, T].
         kind: "k1", "k2", "k3" or "k3+".
 
@@ -79,15 +80,15 @@ def kl(logp: Tensor, ref_logp: Tensor, kind: str = "k1") -> Tensor:
 def gaussian_kl(mean: Tensor, ref_mean: Tensor, std: Tensor | float) -> Tensor:
     """Exact KL of two Gaussian transitions of equal `std`, per latent element: mean((dmu)^2) / (2 std^2).
 
-    The KL of the whole transition is this times the number of elements D: Flow-GRPO (arXiv 2505.05470)
-    reduces log-probs by a mean, hence this too. `std` includes sqrt(delta sigma); Flow-GRPO's own code leaves
-    it out, so its beta here is beta / delta.
+    The KL of the whole transition is D times the result, where D is the number of elements. Flow-GRPO (arXiv
+    2505.05470) takes the mean of log-probs over elements, so the KL is a mean here too. `std` includes sqrt(delta
+    sigma). Flow-GRPO's own code leaves sqrt(delta sigma) out, so a beta of Flow-GRPO becomes beta / delta here.
 
     Args:
-        mean: [B, T, ...], carries the gradient.
-        ref_mean: like `mean`.
-        std: Per-element standard deviation of the transition: a number, [T], or [B, T]. Where it is 0 (an ODE
-            step, which has no density) the result is NaN with no gradient: mask those columns.
+        mean: [B, T, ...], with gradient.
+        ref_mean: [B, T, ...], shaped like `mean`.
+        std: Per-element standard deviation of the transition: a number, [T], or [B, T]. Where `std` is 0 (an ODE step,
+            which has no density), the result is NaN without a gradient: mask these columns.
 
     Returns:
         [B, T], float32 at least, in nats per element.
@@ -108,7 +109,7 @@ def gaussian_kl(mean: Tensor, ref_mean: Tensor, std: Tensor | float) -> Tensor:
             f"`std` has shape {tuple(width.shape)}; give a number, (T,) or (B, T) for a mean of shape "
             f"{tuple(mean.shape)}"
         )
-    # The division must not see a zero even in a branch that is dropped: its gradient would be 0 * inf.
+    # The division must not see a zero, not even in a branch that is dropped: the gradient would be 0 * inf.
     stochastic = width > 0
     return torch.where(stochastic, square / (2 * width.where(stochastic, 1.0).square()), torch.nan)
 
@@ -132,7 +133,7 @@ def _columns(values: Tensor, like: Tensor, name: str) -> Tensor:
 
 @dataclass(frozen=True)
 class _Inputs:
-    logp: Tensor  # [B, T] with gradient; 0 wherever it must not matter
+    logp: Tensor  # [B, T] with gradient; 0 where it must have no influence
     log_ratio: Tensor  # [B, T] with gradient
     adv: Tensor  # [B, T]
     mask: Tensor  # [B, T] bool
@@ -142,7 +143,7 @@ class _Inputs:
 def _prepare(
     logp: Tensor, old_logp: Tensor | None, advantages: Tensor, mask: Tensor | None, weight: Tensor | None
 ) -> _Inputs:
-    """Check shapes; replace what must not matter *before* arithmetic, as 0 * NaN is NaN in a gradient."""
+    """Check shapes, and replace masked-out values *before* any arithmetic, because 0 * NaN is NaN in a gradient."""
     if logp.dim() != 2:
         raise ValueError(f"`logp` has shape {tuple(logp.shape)}; give (B, T), rows by denoising steps or tokens")
     logp = _widen(logp)
@@ -161,14 +162,14 @@ def _prepare(
     if weight is None:
         return _Inputs(logp, log_ratio, adv, kept, None)
     weight = torch.where(kept, _columns(weight.detach(), logp, "weight").to(logp.dtype), 0.0)
-    # A rejected column may hold even -inf: it gets a finite value, which pooled ratios still see.
+    # A column of weight 0 may even hold -inf. It gets a finite value, because pooled ratios still read it.
     used = weight != 0
     finite = log_ratio.detach().nan_to_num(0.0, 0.0, 0.0).clamp(-LOG_LIMIT, LOG_LIMIT)
     return _Inputs(torch.where(used, logp, 0.0), torch.where(used, log_ratio, finite), adv, kept, weight)
 
 
 def _reduce(loss: Tensor, mask: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
-    """Total of a masked loss [B, T] and the count that makes it a mean: tokens, non-empty rows, or rows."""
+    """Sum of a masked loss [B, T], and the count to divide by for the mean: tokens, non-empty rows, or rows."""
     if reduce == "token":
         return loss.sum(), mask.sum()
     if reduce == "sum":
@@ -178,9 +179,10 @@ def _reduce(loss: Tensor, mask: Tensor, reduce: str) -> tuple[Tensor, Tensor]:
 
 
 def _gradient_scale(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs: _Inputs) -> Tensor:
-    """|d loss / d logp| per column before weight and penalty: what is left of A * ratio after the surrogate.
+    """|d loss / d logp| per column before weight and penalty: the part of A * ratio that the surrogate leaves.
 
-    Differentiating the surrogate serves plug-in surrogates too, and cannot disagree with what is trained.
+    The surrogate is differentiated. This works for plug-in surrogates too, and always agrees with the loss that is
+    trained.
     """
     with torch.enable_grad():
         leaf = torch.zeros_like(inputs.logp, requires_grad=True)
@@ -191,7 +193,7 @@ def _gradient_scale(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs:
 
 
 def _held(surrogate: Callable[..., Tensor], log_ratio: Tensor, inputs: _Inputs, scale: Tensor | None = None) -> Tensor:
-    """[B, T] bool: what the surrogate holds back; of one that does not say so itself, what has no gradient at all."""
+    """[B, T] bool: columns that the surrogate holds back; if the surrogate has no rule, columns without a gradient."""
     found = held_back(surrogate, log_ratio, inputs.adv, inputs.logp, inputs.mask)
     if found is None:
         slope = _gradient_scale(surrogate, log_ratio, inputs) if scale is None else scale
@@ -208,10 +210,10 @@ def held_columns(
     surrogate: Callable[..., Tensor] = clip,
     level: str = "token",
 ) -> Tensor:
-    """[B, T] bool: columns that `policy_loss` with these arguments leaves without a gradient because of a bound.
+    """[B, T] bool: columns that have no gradient in `policy_loss` with these arguments because of a bound.
 
-    It is what "clip_share" counts. A surrogate says itself what it holds back (`surrogates.holds_back`); of one that
-    does not, every column counts whose gradient is 0 though its advantage is not.
+    The metric "clip_share" counts these columns. A surrogate says itself what it holds back (`surrogates.holds_back`).
+    For a surrogate without such a rule, a column counts if its gradient is 0 and its advantage is not 0.
     """
     inputs = _prepare(logp.detach(), old_logp, advantages, mask, None)
     return _held(surrogate, _at_level(inputs, level), inputs)
@@ -260,32 +262,32 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Policy-gradient loss of every GRPO-family method: surrogate, weight, penalty, reduction.
 
-    GRPO-Guard (arXiv 2510.22319, Eq. 8) needs nothing more: give its log-ratio mean(eps * dmu) as `logp`,
-    zeros as `old_logp`, and 1 / delta sigma as `weight`.
+    This function also covers GRPO-Guard (arXiv 2510.22319, Eq. 8): give its log-ratio mean(eps * dmu) as `logp`, zeros
+    as `old_logp`, and 1 / delta sigma as `weight`.
 
     Args:
         logp: [B, T] log-probs under the policy being trained, with gradient.
-        old_logp: [B, T] log-probs under the policy that sampled; None for strictly on-policy (ratio 1).
+        old_logp: [B, T] log-probs under the policy that sampled; None if the run is strictly on-policy (ratio 1).
         advantages: [B] or [B, T].
-        mask: [B, T] bool or 0/1, None for all. What it leaves out may be NaN: it reaches neither value nor
+        mask: [B, T] bool or 0/1, None for all. Masked-out values may be NaN: they reach neither the value nor the
             gradient.
-        surrogate: A function of `flowgrpo.core.surrogates`, hyper-parameters bound with `functools.partial`.
-        level: "token", a ratio per column; "sequence", the row's geometric-mean ratio (GSPO, arXiv
-            2507.18071, Eq. 7), of the same value and gradient as the pooled form under `reduce="sequence"`.
-        weight: [B] or [B, T], detached here; multiplies the surrogate and not the penalty. Where it is 0 the
-            entry's log-probs may be infinite.
-        penalty: [B] or [B, T], already times its coefficient, with its own gradient; added after the weight.
-        reduce: "token", sum / tokens; "sequence", sum of row means / rows with a token; "sum", sum / rows.
-        denom: Count for the whole optimizer step (tokens or rows over all micro-batches and ranks), which
-            makes losses and gradients add; None takes this batch's own count.
+        surrogate: A function of `flowgrpo.core.surrogates`, with its hyper-parameters bound by `functools.partial`.
+        level: "token" for a ratio per column; "sequence" for the row's geometric-mean ratio (GSPO, arXiv 2507.18071,
+            Eq. 7). If `reduce` is "sequence" too, the loss has the value and the gradient of the pooled form.
+        weight: [B] or [B, T], detached here; multiplies the surrogate, but not the penalty. Where `weight` is 0,
+            log-probs may be infinite.
+        penalty: [B] or [B, T], already multiplied by its coefficient, with its own gradient; added after the weight.
+        reduce: "token" is sum / tokens; "sequence" is sum of row means / rows with a token; "sum" is sum / rows.
+        denom: Count of the whole optimizer step (tokens or rows over all micro-batches and ranks). With it, losses and
+            gradients of micro-batches add up. None takes the count of this batch.
 
     Returns:
-        (scalar loss, metrics). Each metric is a detached tensor [sum, count] to be added over micro-batches
-        and ranks and divided when logged: "loss" (mean per token or row, whatever `denom` is), "ratio" (as
-        the surrogate sees it), "log_ratio", "log_ratio_sq", "approx_kl" (k3 of KL(old || new)), "clip_share"
-        and, by the sign of the advantage, "clip_share_pos", "clip_share_neg" (entries that the surrogate holds
-        back, see `held_columns`), "gradient_scale" (|d loss / d logp| / |A|: the ratio where nothing binds), and
-        "weight", "penalty" if given.
+        (scalar loss, metrics). Each metric is a detached tensor [sum, count]: add it over micro-batches and ranks, and
+        divide when logging. The metrics are "loss" (mean per token or row, whatever `denom` is), "ratio" (as the
+        surrogate sees it), "log_ratio", "log_ratio_sq", "approx_kl" (k3 of KL(old || new)), "clip_share" (entries that
+        the surrogate holds back, see `held_columns`), "clip_share_pos" and "clip_share_neg" (the share for one sign of
+        the advantage), "gradient_scale" (|d loss / d logp| / |A|, which is the ratio where no bound holds), and
+        "weight" and "penalty" if given.
 
     Raises:
         ValueError: For an unknown choice, shapes that do not match, or a `denom` that is not positive.

@@ -1,8 +1,9 @@
-"""Surrogates without a clip, sound on samples of an older policy: a pull towards it, a regression, a negative policy.
+"""Surrogates for samples of an older policy: a pull towards that policy, a regression, a negative policy.
 
-The signature is that of `surrogates`. Group-relative REINFORCE needs no on-policy samples: with a regulariser it is
-the minimiser of a pairwise consistency loss for *any* distribution of the data (arXiv 2509.24203). Its family here is
-`opmd`, `asymre` and `rec`; its RED-Weight is `weight=(advantages / tau).exp()` of `policy_loss`, for any surrogate.
+The signature is the one in `surrogates`. Group-relative REINFORCE needs no on-policy samples: with a regulariser it
+minimises a pairwise consistency loss for *any* distribution of the data (arXiv 2509.24203). The methods of that paper
+here are `opmd`, `asymre` and `rec`. The paper's RED-Weight is `weight=(advantages / tau).exp()` of `policy_loss`, for
+any surrogate.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ def _excess(log_ratio: Tensor) -> Tensor:
 
 
 def ratio_variance(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """tensor([sum of (r - 1)^2, columns]) over `mask`: what the dual update of `r2vpo` measures.
+    """tensor([sum of (r - 1)^2, number of columns]) over `mask`, the measurement for the dual update of `r2vpo`.
 
-    It adds over micro-batches and ranks. The second moment about 1 is the variance of the ratio, whose mean under
-    the policy that sampled is 1. Detached; outside `mask` `log_ratio` [B, T] may be NaN.
+    The result adds over micro-batches and ranks, and is detached. Under the policy that sampled, the mean of the ratio
+    is 1, so its second moment about 1 is its variance. Outside `mask`, `log_ratio` [B, T] may be NaN.
     """
     kept = mask.bool()
     square = _excess(torch.where(kept, log_ratio.detach(), 0.0)).square()
@@ -35,11 +36,11 @@ def ratio_variance(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 @holds_back(beyond_limit)
 def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: NotNegative = 1.0) -> Tensor:
-    """Plain ratio with its variance held down, `-A r + lam (r - 1)^2` (R2VPO, arXiv 2601.03320).
+    """Plain ratio with a price on its variance, `-A r + lam (r - 1)^2` (R2VPO, arXiv 2601.03320).
 
-    The Lagrangian of "variance of the ratio at most a target". `lam` is a constant, or the value of a
-    `controllers.variance_dual` that is told `ratio_variance` after every step. The log-ratio is bounded at 20.
-    `logp` is not used.
+    This is the Lagrangian of the constraint that the variance of the ratio is at most a target. `lam` is a constant, or
+    the value of a `controllers.variance_dual` that is updated with `ratio_variance` after every step. The log-ratio is
+    bounded at 20. `logp` is not used.
 
     Options:
         lam: price of the ratio's variance.
@@ -57,8 +58,8 @@ def r2vpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, lam: No
 def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: NotNegative = 0.1) -> Tensor:
     """Online policy mirror descent, `-A logp + tau / 2 (log r of the whole row)^2` (arXiv 2509.24203; Kimi k1.5).
 
-    A quadratic pull of the row's summed log-ratio; `dro` is the same per column. Summed over the row's columns
-    (`reduce="sum"`) value and gradient are those of the formula, and the graph stays per column.
+    The pull is quadratic in the row's summed log-ratio; `dro` has such a pull per column. With `reduce="sum"` the sum
+    over the row's columns has the value and the gradient of the formula, and the graph stays per column.
 
     Options:
         tau: strength of the pull of the row's log-ratio towards 0.
@@ -77,11 +78,11 @@ def opmd(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, tau: Not
 def asymre(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, shift: float = 0.1) -> Tensor:
     """REINFORCE with a lower baseline, `-(A + shift) logp` (AsymRE, arXiv 2506.20520, 2509.24203).
 
-    Off-policy, bad samples are worth less than good ones; the shift is also a pull to imitate the data. It reaches
-    rows of advantage 0 as well: mask those that must not be imitated. `log_ratio` is not used.
+    Off-policy, bad samples are less useful than good ones. The shift is also a pull to imitate the data. The shift acts
+    on rows of advantage 0 too: mask the rows that must not be imitated. `log_ratio` is not used.
 
     Options:
-        shift: what is added to every advantage.
+        shift: number that is added to every advantage.
     """
     return -(per_column(adv) + shift) * logp
 
@@ -92,9 +93,9 @@ def _rec_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, 
 
 @holds_back(_rec_holds_back)
 def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 0.2, high: Bound = 0.2) -> Tensor:
-    """REINFORCE that stops where PPO's clip would, `-A logp` inside and no gradient outside (REC, arXiv 2509.24203).
+    """REINFORCE that stops where PPO's clip stops: `-A logp` inside, no gradient outside (REC, arXiv 2509.24203).
 
-    The one-sided variant without importance sampling: a column leaves the loss where A > 0 and r > 1 + high, or
+    This is the one-sided variant without importance sampling: a column leaves the loss where A > 0 and r > 1 + high, or
     A < 0 and r < 1 - low.
 
     Options:
@@ -112,9 +113,10 @@ def rec(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Boun
 def regression(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 1.0) -> Tensor:
     """Predict the advantage from the log-ratio, `(A - beta log r)^2 / (2 beta)` (Reg-GRPO, arXiv 2506.07464).
 
-    The optimum of the KL-regularised objective has beta log r = A up to a constant of the prompt, which vanishes for
-    advantages that are centred in their group; `preferences.group_regression` removes it exactly. The scale makes
-    the gradient at r = 1 REINFORCE's. With `level="sequence"` the row's mean log-ratio predicts. `logp` is not used.
+    The optimum of the KL-regularised objective has beta log r = A up to a constant of the prompt. The constant vanishes
+    for advantages that are centred in their group; `answer_losses.group_regression` removes it exactly. The division by
+    2 beta makes the gradient at r = 1 that of REINFORCE. With `level="sequence"` the row's mean log-ratio is the
+    predictor. `logp` is not used.
 
     Options:
         beta: advantage per unit of the log-ratio.
@@ -123,18 +125,18 @@ def regression(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, be
         ValueError: If `beta` is not positive.
     """
     if not beta > 0:
-        raise ValueError(f"`beta` is {beta}; use a positive number of advantages per unit of log-ratio")
+        raise ValueError(f"`beta` is {beta}; use a positive advantage per unit of log-ratio")
     return (per_column(adv) - beta * log_ratio).square() / (2 * beta)
 
 
 def implicit_negative(log_ratio: Tensor, odds: Tensor, floor: float) -> Tensor:
     """Log-ratio of NFT's negative policy, `log max_v((1 - q r) / (1 - q), floor)`, for odds = q / (1 - q).
 
-    Where q is the share of correct answers, the old policy is q pi+ + (1 - q) pi-; with pi+ = r pi_old the bad
-    answers come from pi-. max_v bounds the value and passes the gradient on.
+    Here q is the share of correct answers. The old policy is the mixture q pi+ + (1 - q) pi-, and with pi+ = r pi_old
+    the bad answers come from pi-. max_v bounds the value and leaves the gradient unchanged.
     """
     share = 1 - odds * _excess(log_ratio)
-    # In this order: the difference is exactly 0, however far below the floor the share is.
+    # The terms are in this order so that the difference is exactly 0, even if the share is far below the floor.
     return (share - share.detach() + share.detach().clamp(min=floor)).log()
 
 
@@ -147,11 +149,11 @@ def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: Po
     """Likelihood of good answers, and of bad ones under an implicit negative policy (NFT, arXiv 2505.18116).
 
     With the share q of correct answers to the prompt, a correct answer has the loss -w log r and a wrong one
-    -w log max_v((1 - q r) / (1 - q), floor). The weight w = sqrt((1 - q) / q) makes it GRPO on-policy: advantages
-    scaled by the group's standard deviation (`eps=0`, `ddof=0`) of 0/1 rewards are sqrt((1 - q) / q) and
-    -sqrt(q / (1 - q)), so they tell w and q, and the loss is -A log r for A > 0 and
-    log max_v(1 - A^2 (r - 1), floor) / A for A < 0. In that form it takes any advantages. `logp` is not used.
-    For the ratio of a whole answer give log-probs summed to [B, 1].
+    -w log max_v((1 - q r) / (1 - q), floor). On-policy, the weight w = sqrt((1 - q) / q) makes the loss equal to GRPO.
+    Take 0/1 rewards, and advantages scaled by the group's standard deviation (`eps=0`, `ddof=0`). The advantages are
+    then sqrt((1 - q) / q) and -sqrt(q / (1 - q)), so w and q follow from them. The loss becomes -A log r for A > 0 and
+    log max_v(1 - A^2 (r - 1), floor) / A for A < 0. In this form the loss takes any advantages. `logp` is not used. For
+    the ratio of a whole answer, give log-probs summed to [B, 1].
 
     Options:
         floor: least probability ratio of the negative policy that counts.
@@ -163,7 +165,7 @@ def nft(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, floor: Po
         raise ValueError(f"`floor` is {floor}; use a positive lower bound of the negative policy's ratio")
     adv = per_column(adv)
     wrong = adv < 0
-    size = torch.where(wrong, adv, -1.0)  # -1 only so that a branch that is dropped stays finite
+    size = torch.where(wrong, adv, -1.0)  # -1 only keeps the branch that is dropped finite
     return torch.where(wrong, implicit_negative(log_ratio, size.square(), floor) / size, -adv * log_ratio)
 
 

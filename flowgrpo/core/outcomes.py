@@ -1,4 +1,4 @@
-"""What the outcomes of a group look like as a distribution: their entropy and their quantiles."""
+"""Advantages and weights from the distribution of the outcomes of a group: from its entropy and its quantiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _entropy(index: Tensor, num_groups: int, ids: Tensor | Sequence[int], valid:
     weight = as_precise(valid)[:, None]
     size = sum_by_group(weight, index, num_groups)
     share = sum_by_group(weight, cell, count)[cell] / size[index]
-    # Each row brings -log(share) / size, which adds up to -share log(share) over the rows of an outcome.
+    # Each row adds -log(share) / size. Over the rows of an outcome this adds up to -share log(share).
     surprise = torch.where(weight > 0, -share.log(), 0.0)
     return torch.cat([sum_by_group(surprise, index, num_groups) / size.clamp(min=1), size], dim=1)
 
@@ -30,12 +30,12 @@ def outcome_entropy(
     """Entropy of the outcomes of each row's group, in nats: -sum over outcomes of share * log(share).
 
     Args:
-        outcomes: [B] integer ids, such as the cluster of meaning of each answer.
+        outcomes: [B] integer ids, such as the cluster of answers with one meaning.
         groups: [B] integer ids.
         valid: [B] bool, rows that count; None for all.
 
     Returns:
-        [B] in 0..log(size of the group), the same for the rows of a group; 0 where none of them counts.
+        [B] in 0..log(size of the group). All rows of a group have one value, and it is 0 if none of the rows counts.
 
     Raises:
         ValueError: If shapes do not match.
@@ -54,16 +54,16 @@ def semantic_entropy_weights(
     form: str = "linear",
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Factor of the advantages of a prompt, small where its answers disagree (SEED-GRPO, arXiv 2505.12346).
+    """Factor for the advantages of a prompt, small where its answers disagree (SEED-GRPO, arXiv 2505.12346).
 
-    With the entropy H of the clusters of meaning in the group, and x = H / log(size) in [0, 1], the factor is
-    1 - alpha x ("linear") or exp(-alpha x) ("exponential"). A group of one has x = 0. The paper weighs clusters by
-    the probability of their answers; here each answer counts alike.
+    H is the entropy of the clusters of meaning in the group, and x = H / log(size) is in [0, 1]. The factor is 1 -
+    alpha x ("linear") or exp(-alpha x) ("exponential"). A group of one has x = 0. The paper weights clusters by the
+    probability of their answers; here all answers count equally.
 
     Args:
         clusters: [B] integer ids of the meaning of each answer.
         groups: [B] integer ids.
-        alpha: How far disagreement is held back: in [0, 1] for "linear", not negative for "exponential".
+        alpha: Strength of the reduction where answers disagree: in [0, 1] for "linear", not negative for "exponential".
         form: "linear" or "exponential".
         valid: [B] bool, rows that count; None for all.
 
@@ -83,7 +83,7 @@ def semantic_entropy_weights(
     entropy, size = _entropy(index, count, ids, kept.to(ids.device).bool(), "clusters").unbind(1)
     relative = entropy / size.clamp(min=2).log()
     factor = 1.0 - alpha * relative if form == "linear" else (-alpha * relative).exp()
-    # Rounding of log(size) against a sum of logs must not turn a factor of 0 negative.
+    # A sum of logs is rounded differently from log(size). Rounding must not make a factor of 0 negative.
     return factor.clamp(min=0.0)[index].to(torch.float32)
 
 
@@ -97,19 +97,19 @@ def consistency_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages that pass from the group to the batch where a group agrees with itself (COPO, arXiv 2508.04138).
+    """Advantages that compare with the batch instead of the group where a group agrees (COPO, arXiv 2508.04138).
 
     A = w L + (1 - w) G with w = sigmoid(sharpness * (H - threshold)) for the entropy H of the group's outcomes, in
-    nats. L compares a reward with its group. G compares the mean reward of its group with those of the other groups,
-    so that a group of equal rewards still learns whether it did well. The abstract has no equations; this is its
+    nats. L compares a reward with its group. G compares the mean reward of the group with the mean rewards of the other
+    groups. So a group of equal rewards still learns whether it did well. The abstract has no equations; this is its
     plainest form, and the defaults are ours (two outcomes have an H of 0.69 at most).
 
     Args:
-        rewards: [B]. NaN leaves every statistic and gets 0.
+        rewards: [B]. A NaN enters no statistic and gets advantage 0.
         groups: [B] integer ids. Gather the batch first if it is spread over ranks.
-        sharpness: Not negative; how fast the weight passes from one to the other.
-        threshold: Entropy at which both count alike.
-        outcomes: [B] integer ids of the answers; None takes equal rewards for equal outcomes.
+        sharpness: How fast the weight w changes with the entropy, not negative.
+        threshold: Entropy at which L and G have the same weight.
+        outcomes: [B] integer ids of the answers; with None, equal rewards are equal outcomes.
         eps: Added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
 
@@ -117,7 +117,7 @@ def consistency_advantages(
         Advantages [B], float32 at least.
 
     Raises:
-        ValueError: A negative `sharpness`, or as `group_advantages`.
+        ValueError: If `sharpness` is negative, or as in `group_advantages`.
     """
     if sharpness < 0:
         raise ValueError(f"`sharpness` is {sharpness}; use 0 or more")
@@ -136,13 +136,13 @@ def consistency_advantages(
 
 
 def _quantile(data: Grouped, level: float) -> Tensor:
-    """The smallest value of each group that `level` of its values do not exceed, [M, K]."""
+    """[M, K] for each group, the smallest of its values v for which a share `level` of its values is v or less."""
     ordered = data.values.where(~data.values.isnan(), torch.inf)
     first = ordered.argsort(dim=0, stable=True)
     order = first.gather(0, data.index[first].argsort(dim=0, stable=True))
     size = sum_by_group(torch.ones_like(data.values[:, :1]), data.index, data.count)
     count = data.moments(0).count
-    # A product such as 0.07 * 100 comes out above the whole number it stands for.
+    # Because of rounding, a product such as 0.07 * 100 is above the whole number that it should be.
     place = (count * level - 1e-6).ceil().clamp(min=1) - 1 + size.cumsum(0) - size
     return ordered.gather(0, order).gather(0, place.long())
 
@@ -158,20 +158,21 @@ def quantile_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages that weigh the regions of the reward distribution apart (RiskPO, arXiv 2510.00911).
+    """Advantages that give regions of the reward distribution different weights (RiskPO, arXiv 2510.00911).
 
-    The objective is a Mixed Value-at-Risk, (1 + omega) times the integral of the quantile function over [0, low] plus
-    that over [low, high]. Its policy gradient has the weight u(r) = (1 + omega) min(r - q_low, 0) + clamp(r, q_low,
-    q_high) up to a baseline, with the quantiles q of the group: the worst samples count 1 + omega times, those above
-    `high` are all alike. The result is `group_advantages` of u; with omega = 0 and high = 1 it is GRPO. With binary
-    rewards few quantiles differ: the paper adds up the rewards of several prompts (a bundle) first.
+    The objective is a Mixed Value-at-Risk: (1 + omega) times the integral of the quantile function over [0, low], plus
+    the integral over [low, high]. With the quantiles q of the group, and up to a baseline, its policy gradient has the
+    weight u(r) = (1 + omega) min(r - q_low, 0) + clamp(r, q_low, q_high). The worst samples count 1 + omega times, and
+    all samples above `high` count the same. The result is `group_advantages` of u. With omega = 0 and high = 1 it is
+    GRPO. With binary rewards few quantiles differ, so the paper first adds up the rewards of several prompts (a
+    bundle).
 
     Args:
-        rewards: [B] or [B, ...]; columns are independent. NaN leaves every statistic and gets 0.
+        rewards: [B] or [B, ...]; columns are independent. A NaN enters no statistic and gets advantage 0.
         groups: [B] integer ids of prompts or bundles.
         low: Level of the lower quantile, 0 to `high`.
         high: Level of the upper quantile, up to 1.
-        omega: Not negative; additional weight of the worst samples.
+        omega: Additional weight of the worst samples, not negative.
         scale: As in `group_advantages`.
         eps: Added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
@@ -180,7 +181,7 @@ def quantile_advantages(
         Advantages shaped like `rewards`, float32 at least.
 
     Raises:
-        ValueError: Levels or `omega` out of range, or as `group_advantages`.
+        ValueError: If a level or `omega` is out of range, or as in `group_advantages`.
     """
     if not 0.0 <= low < high <= 1.0:
         raise ValueError(f"`low` is {low} and `high` is {high}; use 0 <= low < high <= 1")

@@ -1,4 +1,4 @@
-"""Credit of the parts of a sample, such as the lines of a completion: what follows from one on, within a group."""
+"""Credit of the parts of a sample, such as the lines of a completion: returns from a part on, compared in a group."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ AMONG = ("place", "group")
 
 
 def later_returns(step_rewards: Tensor) -> Tensor:
-    """What is scored from a part on: R_t = sum over k >= t of r_k.
+    """Sum of the scores from each part on: R_t = sum over k >= t of r_k.
 
-    The rank-wise return of Rank-GRPO (arXiv 2510.20150), DCG@k:N where r_k is the discounted gain of rank k: a part is
-    not credited for those before it, which it cannot have caused.
+    This is the rank-wise return of Rank-GRPO (arXiv 2510.20150); if r_k is the discounted gain of rank k, it is
+    DCG@k:N. A part gets no credit for earlier parts, because it cannot have caused them.
 
     Args:
-        step_rewards: [B, K]; NaN for a part without a score (padding), which is left out.
+        step_rewards: [B, K]; NaN for a part without a score (padding). NaN is left out.
 
     Returns:
         [B, K], float32 at least, without a gradient; NaN where no part with a score follows.
 
     Raises:
-        ValueError: Another shape, or an infinite score.
+        ValueError: If `step_rewards` is not [B, K], or a score is infinite.
     """
     rewards = step_values(step_rewards)
     known = ~rewards.isnan()
@@ -37,20 +37,20 @@ def later_returns(step_rewards: Tensor) -> Tensor:
 
 
 def part_advantages(returns: Tensor, groups: Tensor | Sequence[int], *, among: str = "place", **kw: Any) -> Tensor:
-    """Advantages of parts within a group of samples that need not have equally many.
+    """Advantages of parts within a group, whose samples may have different numbers of parts.
 
     Args:
-        returns: [B, K]; NaN where a row has no such part, or nothing is known of it.
+        returns: [B, K]; NaN where a row has no k-th part, or the return is unknown.
         groups: [B] integer ids.
-        among: "place" compares the k-th part with the k-th parts of its group (Rank-GRPO, arXiv 2510.20150), of which
-            one alone has 0; "group" with all parts of its group, each counted once.
+        among: "place" compares a k-th part with the k-th parts of its group (Rank-GRPO, arXiv 2510.20150); the only
+            k-th part of a group gets 0. "group" compares a part with all parts of its group, each counted once.
         **kw: Keyword arguments of `group_advantages`.
 
     Returns:
         [B, K], float32 at least; 0 where `returns` is NaN.
 
     Raises:
-        ValueError: For an unknown `among`, another shape, or as `group_advantages`.
+        ValueError: If `among` is unknown, `returns` is not [B, K], or as in `group_advantages`.
     """
     if among not in AMONG:
         raise ValueError(f"`among` is {among!r}; use one of {', '.join(AMONG)}")

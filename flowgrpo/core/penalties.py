@@ -1,4 +1,4 @@
-"""Penalties of images: what is added to the loss of a trained step, times the weight that a recipe gives it."""
+"""Penalties of images. A penalty times its weight in the recipe is added to the loss of a trained step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Difference = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Edges:
-    """E edges of one denoising step as a penalty sees them; with objective `forward`, E images at one noise level.
+    """What a penalty reads: E edges of one denoising step; with objective `forward`, E images at one noise level.
 
     Attributes:
         step: number of the denoising step.
@@ -45,19 +45,19 @@ class Edges:
 
     @cached_property
     def from_reference(self) -> Tensor:
-        """[E, ...] the step's mean (for images, the prediction) less the reference's, with gradient.
+        """[E, ...] the step's mean (for images, the prediction) minus the reference's, with gradient.
 
-        A penalty that reads it is marked by `parts.traits.compares`.
+        A penalty that reads this property must be marked with `parts.traits.compares`.
         """
         return self.to_reference()
 
     @cached_property
     def from_guided(self) -> Tensor:
-        """[E, ...] the step's mean less the mean to which `sampler.guide` had moved it; 0 before the guide is ready."""
+        """[E, ...] the step's mean minus the mean to which `sampler.guide` moved it; 0 before the guide is ready."""
         return self.to_guided()
 
     def divergence(self, difference: Tensor) -> Tensor:
-        """[E] KL of two steps whose means are this far apart, per element, in nats; of images the mean square."""
+        """[E] KL of two steps whose means differ by `difference`, per element, in nats; for images, the mean square."""
         if self.std is None:
             return difference.square().flatten(1).mean(1)
         wide = difference[:, None]
@@ -68,14 +68,14 @@ def _of_steps(recipe: Any, choice: Choice) -> list[str]:
     if trained(recipe) != "images":
         return []
     return [
-        f"penalty {choice.short} is of steps with noise, and objective {recipe.objective.short} trains "
-        f"{TRAINED['images']}; use objective transition, or leave it out"
+        f"penalty {choice.short} needs steps with noise, and objective {recipe.objective.short} trains "
+        f"{TRAINED['images']}; use objective transition, or leave the penalty out"
     ]
 
 
 @compares
 def kl(edges: Edges) -> Tensor:
-    """Exact KL of a step to the reference's (Flow-GRPO, 2505.05470); of images the squared distance of predictions.
+    """Exact KL of a step to the reference's step (Flow-GRPO, 2505.05470); for images, squared distance of predictions.
 
     Args:
         edges: E of one step.
@@ -89,7 +89,7 @@ def kl(edges: Edges) -> Tensor:
 @compares
 @needs(_of_steps)
 def w2(edges: Edges) -> Tensor:
-    """Squared 2-Wasserstein distance of a step to the reference's (AC-Flow, 2510.18072): that of their means.
+    """Squared 2-Wasserstein distance of a step to the reference's step (AC-Flow, 2510.18072).
 
     Args:
         edges: E of one step.
@@ -98,13 +98,13 @@ def w2(edges: Edges) -> Tensor:
         [E], per element of a latent.
     """
     wide = edges.from_reference[:, None]
-    # Gaussians of one standard deviation: the squared distance is that of their means.
+    # For Gaussians of one standard deviation, it is the squared distance of their means.
     return (2.0 * gaussian_kl(wide, torch.zeros_like(wide), 1.0))[:, 0]
 
 
 @needs(_of_steps)
 def stepwise(edges: Edges) -> Tensor:
-    """KL of a step to the one that sampled (SAGE-GRPO, 2603.21872).
+    """KL of a step to the step that sampled (SAGE-GRPO, 2603.21872).
 
     Args:
         edges: E of one step.
@@ -120,7 +120,7 @@ def stepwise(edges: Edges) -> Tensor:
     Need("sampler.guide", (SOMETHING,), "learns a guided step"),
 )
 def distil(edges: Edges) -> Tensor:
-    """KL of a step to the guided one, so that the policy learns what the guide did (Euphonium).
+    """KL of a step to the guided step, so that the policy learns what the guide did (Euphonium).
 
     Args:
         edges: E of one step.
@@ -136,22 +136,22 @@ def _by_densities(recipe: Any, choice: Choice) -> list[str]:
     if ratio == "gaussian":
         return []
     return [
-        f"penalty {choice.short} looks whether a step became less likely, and objective.ratio {ratio} is not the ratio "
-        "of its densities; use ratio gaussian"
+        f"penalty {choice.short} checks whether a step became less likely, and objective.ratio {ratio} is not the "
+        "ratio of its densities; use ratio gaussian"
     ]
 
 
 @needs(
     _of_steps,
     _by_densities,
-    several_updates("compares with the policy that sampled, and the policy has to move away from it"),
+    several_updates("compares with the policy that sampled, and has no effect before the policy has moved"),
 )
 def llds(edges: Edges, *, rows: Literal["all", "good"] = "all") -> Tensor:
-    """What the log-density of a sampled step has fallen since sampling (LLDS, 2512.04220).
+    """The drop of the log-density of a sampled step since sampling (LLDS, 2512.04220).
 
     Args:
         edges: E of one step.
-        rows: Of which edges: all, or those whose advantage is above 0.
+        rows: Edges that are penalised: `all`, or `good` for edges whose advantage is above 0.
 
     Returns:
         [E], not negative.
@@ -167,4 +167,4 @@ PENALTIES: dict[str, Callable[..., Tensor]] = {
     "distil": distil,
     "llds": llds,
 }
-"""Penalties by the name that a recipe has for them, in the order in which they are added up."""
+"""Penalties by the names that recipes use, in the order in which they are added up."""

@@ -1,4 +1,4 @@
-"""Ratios of units between a token and a row: sentences, ranks of a list, turns, blocks of denoising steps."""
+"""Ratios of units between a token and a row in size: sentences, ranks of a list, turns, blocks of denoising steps."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ def _unit_sums(values: Tensor, units: Tensor, mask: Tensor) -> Tensor:
 
 
 def pooled_per_unit(values: Tensor, units: Tensor, mask: Tensor) -> Tensor:
-    """`x - sg(x) + sg(mean of x over the column's unit)`, [B, T]: `pooled_per_column` within parts of a row.
+    """`x - sg(x) + sg(mean of x over the column's unit)`, [B, T]: `pooled_per_column` for parts of a row.
 
-    Averaged over the masked columns of a unit, a function of this has the value and gradient of the same function
-    of the unit's mean, yet each column's graph holds that column alone.
+    Take a function of the result and average it over the masked columns of a unit. The average has the value and the
+    gradient of the same function of the unit's mean, but the graph of each column holds only that column.
 
     Args:
         values: [B, T].
-        units: [B, T] integer ids, any numbers; columns of one id in one row are a unit. Ignored outside `mask`.
+        units: [B, T] integer ids, any numbers; the columns of a row that have the same id are a unit. Ignored outside
+            `mask`.
         mask: [B, T] bool or 0/1.
 
     Raises:
@@ -46,10 +47,10 @@ def pooled_per_unit(values: Tensor, units: Tensor, mask: Tensor) -> Tensor:
 
 
 def unit_weights(units: Tensor, mask: Tensor) -> Tensor:
-    """[B, T] weights that make every unit of a row count once, however long it is; 0 outside `mask`.
+    """[B, T] weights with which every unit of a row counts once, whatever its length; 0 outside `mask`.
 
-    As `weight` of `policy_loss` under `reduce="sequence"`: the loss is then the mean over rows of the mean over
-    their units of the mean over the unit's columns (Rank-GRPO, arXiv 2510.20150).
+    Pass them as `weight` of `policy_loss` with `reduce="sequence"`. The loss is then a mean over columns within a unit,
+    over units within a row, and over rows (Rank-GRPO, arXiv 2510.20150).
 
     Args:
         units: [B, T] integer ids.
@@ -63,13 +64,13 @@ def unit_weights(units: Tensor, mask: Tensor) -> Tensor:
 
 
 def per_unit(surrogate: Callable[..., Tensor], units: Tensor) -> Callable[..., Tensor]:
-    """The same surrogate on the geometric-mean ratio of each unit: a level between token and sequence.
+    """A surrogate applied to the geometric-mean ratio of each unit, a level between token and sequence.
 
-    Rank-GRPO's rank of a list (arXiv 2510.20150), SSPO's sentence (2511.04256). Use it with `level="token"`, for
-    one micro-batch: `policy_loss(..., surrogate=per_unit(clip, units))`.
+    A unit is a rank of a list in Rank-GRPO (arXiv 2510.20150), and a sentence in SSPO (2511.04256). Use it with
+    `level="token"`, for one micro-batch: `policy_loss(..., surrogate=per_unit(clip, units))`.
 
     Args:
-        surrogate: any of `flowgrpo.core.surrogates`, hyper-parameters bound.
+        surrogate: any function of `flowgrpo.core.surrogates`, with its hyper-parameters bound.
         units: [B, T] integer ids of the micro-batch.
     """
 
@@ -87,7 +88,7 @@ def _sspo_clipped(
     log_ratio: Tensor, mask: Tensor, units: Tensor, entropy: Tensor, mean_entropy: Tensor | float, low: float,
     high: float, spread: float,
 ) -> Callable[..., Tensor]:  # fmt: skip
-    """`bapo` of the units, between the bounds that each has by its entropy."""
+    """`bapo` of the units, with the bounds that follow from the entropy of each unit."""
     if not (low >= 0 and high >= 0 and spread >= 1 and low * spread < 1):
         raise ValueError(f"low={low}, high={high}, spread={spread}; use low, high >= 0, spread >= 1, low * spread < 1")
     own = pooled_per_unit(entropy.detach().to(log_ratio), units, mask)
@@ -104,9 +105,9 @@ def _sspo_holds_back(
 
 
 @needs(
-    Need("task", ("text",), "widens the clip of an uncertain sentence, and the steps of images are alike in that"),
+    Need("task", ("text",), "widens the clip of uncertain sentences, and all steps of images are equally certain"),
     Need("objective.level", ("part",), "clips the ratios of parts", task="text"),
-    several_updates("differs by its clip alone, and a clip has an effect where the policy has moved"),
+    several_updates("differs only in its clip, and a clip has no effect before the policy has moved"),
 )
 @holds_back(_sspo_holds_back)
 def sspo(
@@ -124,23 +125,23 @@ def sspo(
 ) -> Tensor:
     """Surrogate of sentence ratios whose clip is wide where the sentence was uncertain (SSPO, arXiv 2511.04256).
 
-    The clip of a unit is [1 - c low, 1 + c high] with c = its mean entropy over `mean_entropy`, kept in
-    [1 / spread, spread]. The paper's scaling is not in its abstract; this is the plainest that is 1 on average.
+    The clip of a unit is [1 - c low, 1 + c high]. Here c is the unit's mean entropy divided by `mean_entropy`, kept in
+    [1 / spread, spread]. The paper's abstract does not give its scaling; this one is the plainest that is 1 on average.
 
     Args:
-        log_ratio: [B, T] of the tokens.
+        log_ratio: [B, T] log-ratios of the tokens.
         adv: [B] or [B, T].
         logp: [B, T].
         mask: [B, T].
         units: [B, T] integer ids of the micro-batch.
-        entropy: [B, T] of the policy that sampled.
-        mean_entropy: over the whole step, above 0.
+        entropy: [B, T] entropies of the policy that sampled.
+        mean_entropy: mean entropy over the whole step, above 0.
         low: lower clip of a unit of average entropy, in [0, 1).
-        high: upper clip of such a unit.
+        high: upper clip of a unit of average entropy.
         spread: at least 1; 1 switches the scaling off.
 
     Raises:
-        ValueError: a clip or `spread` out of range, or no positive ratio left as a lower bound.
+        ValueError: If a clip or `spread` is out of range, or low * spread is not below 1.
     """
     clipped = _sspo_clipped(log_ratio, mask, units, entropy, mean_entropy, low, high, spread)
     return clipped(log_ratio, adv, logp, mask)
@@ -174,18 +175,19 @@ def dhpo(
 ) -> Tensor:
     """Token and sequence ratios in one loss, each clipped before they are mixed (DHPO, arXiv 2601.05607).
 
-    (1 - mix) clip(token ratio) + mix clip(row's geometric mean). Use `level="token"`. `logp` is not used.
+    The loss is (1 - mix) clip(token ratio) + mix clip(geometric-mean ratio of the row). Use `level="token"`. `logp` is
+    not used.
 
     Args:
         log_ratio: [B, T].
         adv: [B] or [B, T].
         logp: [B, T].
         mask: [B, T].
-        mix: share of the sequence's ratio, in [0, 1]; [B, T] for the entropy-guided mixing.
+        mix: weight of the sequence's ratio, in [0, 1]; a tensor [B, T] for the entropy-guided mixing.
         low: lower clip of the token's ratio.
         high: upper clip of the token's ratio.
-        row_low: lower clip of the row's.
-        row_high: upper clip of the row's.
+        row_low: lower clip of the row's ratio.
+        row_high: upper clip of the row's ratio.
     """
     fine = clip(log_ratio, adv, logp, mask, low=low, high=high)
     coarse = clip(pooled_per_column(log_ratio, mask), adv, logp, mask, low=row_low, high=row_high)

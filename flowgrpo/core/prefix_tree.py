@@ -1,4 +1,4 @@
-"""Credit from the prefixes that the completions of a group share (P2T and TEMPO, arXiv 2509.18314, and GiGPO)."""
+"""Credit from the prefixes that the completions of a group share (P2T and TEMPO, arXiv 2509.18314; GiGPO)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from .grouped import Grouped, grouped, one_per_row, standardised
 
 
 def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Node of the prefix of t tokens of each row, for every t = 0, 1, ... at which two rows still share one.
+    """Node of the prefix of t tokens of each row, for every t = 0, 1, ... at which two rows still share a prefix.
 
-    A row that has ended before t has a node of its own there. The last column is the first without a shared prefix.
+    A row that has ended before t has a node of its own at t. The last column is the first column without a shared
+    prefix.
     """
     columns = [list(index)]
     count = max(index) + 1
@@ -32,7 +33,7 @@ def _prefix_nodes(completions: Sequence[Sequence[int]], index: Sequence[int]) ->
 
 
 def _values(data: Grouped, completions: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Mean reward of the rows below each prefix, and their number: [B, T + 1] each."""
+    """Mean reward of the rows that begin with each prefix, and the number of these rows: [B, T + 1] each."""
     columns, count = _prefix_nodes(completions, [int(i) for i in data.index])
     nodes = torch.tensor(columns, device=data.index.device)
     depth = len(columns)
@@ -57,17 +58,17 @@ def _prepared(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Ten
 
 
 def prefix_values(completions: Sequence[Sequence[int]], rewards: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
-    """Value of every prefix of every completion: the mean reward of the group's completions that begin with it.
+    """Value of every prefix of every completion: the mean reward of the group's completions that have this prefix.
 
     Args:
-        completions: B lists of token ids, without padding; include the token that ends one, or a completion that is
-            the beginning of another counts as passing through it.
-        rewards: [B]; NaN leaves every mean.
+        completions: B lists of token ids, without padding; include the token that ends a completion. Without this
+            token, the end of a completion cannot be told from a prefix of a longer completion.
+        rewards: [B]; a NaN enters no mean.
         groups: [B] integer ids; only completions of one group share prefixes.
 
     Returns:
-        [B, T + 1], float32 at least, for the prefixes of 0..T tokens of the longest completion. Column 0 is the mean
-        of the group. NaN past the end of a completion, and where no reward is known.
+        [B, T + 1], float32 at least: column t is for the prefix of t tokens, and T is the length of the longest
+        completion. Column 0 is the mean of the group. NaN past the end of a completion, and where no reward is known.
 
     Raises:
         ValueError: If numbers of rows do not match, or a reward is infinite.
@@ -90,19 +91,19 @@ def anchor_prefix_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages per token: the completion's, and how the token did among those chosen after the same prefix (GiGPO).
+    """Advantages per token: the completion's, plus a comparison of the tokens chosen after the same prefix (GiGPO).
 
-    The `anchor_state_advantages` of tokens (arXiv 2505.10978), where the state is the prefix of a group that a token
-    was chosen after. All first tokens of a group have one state, the prompt. A token whose prefix no other completion
-    has keeps the completion's advantage.
+    These are the `anchor_state_advantages` of tokens (arXiv 2505.10978). The state of a token is the prefix after which
+    it was chosen. All first tokens of a group have one state, the prompt. If no other completion has the prefix of a
+    token, the token keeps the completion's advantage.
 
     Args:
         completions: As in `prefix_values`.
-        rewards: [B]; NaN leaves every comparison of tokens.
+        rewards: [B]; a NaN enters no comparison of tokens.
         groups: [B] integer ids; only completions of one group share states.
         episode: [B] `group_advantages` of the completions; NaN counts as 0.
-        weight: Of the comparison by state.
-        discount: In (0, 1], the share of a reward that is left a token earlier.
+        weight: Weight of the comparison by state.
+        discount: Factor of a reward for every token between a token and the end, in (0, 1].
         scale: "group" divides by the standard deviation of a state's tokens, "none" does not.
         eps: Added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
@@ -111,7 +112,7 @@ def anchor_prefix_advantages(
         [B, T], float32 at least; 0 past the end of a completion.
 
     Raises:
-        ValueError: As `prefix_values` and `anchor_state_advantages`.
+        ValueError: As in `prefix_values` and `anchor_state_advantages`.
     """
     data = _prepared(completions, rewards, groups)
     macro = one_per_row(episode.detach(), len(rewards), "episode").to(data.dtype).nan_to_num(0.0)
@@ -122,7 +123,7 @@ def anchor_prefix_advantages(
     steps = torch.arange(int(lengths.max()), device=rewards.device)
     inside = steps < lengths[:, None]
     found = torch.where(inside, macro[:, None], 0.0)
-    # The last prefixes are shared by none, and so are those after them.
+    # No two rows share the prefixes of the last column, nor any longer prefixes.
     states = torch.tensor(columns[:-1], device=rewards.device).reshape(-1, len(rewards)).T[:, : len(steps)]
     row, step = inside[:, : states.shape[1]].nonzero(as_tuple=True)
     left = (lengths[row] - 1 - step).to(data.values)
@@ -143,18 +144,18 @@ def prefix_tree_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages per token: the group's, and what a token gained where completions part (TEMPO, arXiv 2509.18314).
+    """Advantages per token: the group's, plus the gain of a token where completions branch (TEMPO, arXiv 2509.18314).
 
-    A_t = (r - mean + g_t (V_{t+1} - V_t)) / (std + eps) with the moments of the group's rewards and the values V of
-    the prefixes before and after token t. The gate g_t is 1 where completions that share the prefix before the token
-    do not all share the one after it, and 0 elsewhere. A completion that shares no token with another has GRPO's
-    advantage throughout. The abstract has no equation; this is its plainest form.
+    A_t = (r - mean + g_t (V_{t+1} - V_t)) / (std + eps). Here mean and std are of the group's rewards, and V_t and
+    V_{t+1} are the values of the prefixes before and after token t. The gate g_t is 1 if some completion shares the
+    prefix before the token but not the prefix after it, and 0 otherwise. A completion that shares no token with another
+    one has GRPO's advantage at every token. The abstract has no equation; this is its plainest form.
 
     Args:
         completions: As in `prefix_values`.
-        rewards: [B]. NaN leaves every statistic and gets 0; its completion makes no branch.
+        rewards: [B]. A NaN enters no statistic and gets advantage 0, and its completion makes no branch.
         groups: [B] integer ids.
-        root: Count the prompt as a shared prefix too, so that a first token is a branch.
+        root: Whether the prompt counts as a shared prefix too, so that a first token is a branch.
         eps: Added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
 
@@ -162,7 +163,7 @@ def prefix_tree_advantages(
         [B, T], float32 at least; 0 past the end of a completion, and in groups without two different rewards.
 
     Raises:
-        ValueError: As `prefix_values`.
+        ValueError: As in `prefix_values`.
     """
     data = _prepared(completions, rewards, groups)
     if len(rewards) == 0:

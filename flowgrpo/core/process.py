@@ -1,4 +1,4 @@
-"""Rewards of the steps of one trajectory, from what each of its states would become without further noise."""
+"""Rewards of the steps of a trajectory, from the image that each of its states would become without further noise."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def _rewards(step_rewards: Tensor) -> Tensor:
 
 
 def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor:
-    """Rewards of T steps from those of the T + 1 states between them (TP-GRPO, arXiv 2602.06422).
+    """Rewards of T steps, from the rewards of the T + 1 states before and after them (TP-GRPO, arXiv 2602.06422).
 
-    With R_t the reward of the deterministic completion of state t, a step's own gain is d_t = R_t - R_{t-1} and
-    the whole trajectory's is D = R_T - R_0. Step t is a turning point if d_t has the sign of D and d_{t-1} the
-    other one; the first step is one if it has that sign at all.
+    R_t is the reward of the deterministic completion of state t. A step's own gain is d_t = R_t - R_{t-1}, and the gain
+    of the whole trajectory is D = R_T - R_0. Step t is a turning point if d_t has the sign of D and d_{t-1} has the
+    opposite sign. The first step is a turning point if d_1 has the sign of D.
 
     Args:
-        step_rewards: [B, T + 1]; NaN where a state was not completed, which makes the steps beside it NaN.
-        main: "step", the paper's form: d_t, and at turning points D is added. "total", the released
-            configurations' form: D, and at turning points d_t is added.
+        step_rewards: [B, T + 1]; NaN where a state was not completed. The steps before and after that state get NaN.
+        main: "step" is the paper's form: d_t, plus D at turning points. "total" is the form of the released
+            configurations: D, plus d_t at turning points.
 
     Returns:
         [B, T], in the dtype of `step_rewards` (float32 at least).
 
     Raises:
-        ValueError: For an unknown `main` or another shape.
+        ValueError: If `main` is unknown, or `step_rewards` is not [B, T + 1].
     """
     if main not in MAINS:
         raise ValueError(f"`main` is {main!r}; use 'step' or 'total'")
@@ -49,20 +49,21 @@ def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor
 
 
 def future_rewards(step_rewards: Tensor, *, gamma: float = 0.9) -> Tensor:
-    """Value of each of T steps: the discounted mean of the rewards of the states it leads to (VGPO, arXiv 2512.12387).
+    """Value of each of T steps: the discounted mean reward of all states after the step (VGPO, arXiv 2512.12387).
 
-    Q_t = sum over k >= t of gamma^(k - t) R_{k + 1}, divided by the sum of those weights, so that early and late
-    steps are on one scale. The paper's equations are not public; this is what its abstract describes.
+    Q_t = sum over k >= t of gamma^(k - t) R_{k + 1}, divided by the sum of the weights gamma^(k - t). So early and late
+    steps are on one scale. The paper's equations are not public; the formula follows the abstract.
 
     Args:
-        step_rewards: [B, T + 1], the reward of each state's one-step projection; the last is the image's own.
-        gamma: discount in [0, 1]; 0 is the next state's reward alone.
+        step_rewards: [B, T + 1], the reward of each state's one-step projection; the last column is the reward of the
+            image.
+        gamma: Discount in [0, 1]; with 0, only the next state's reward counts.
 
     Returns:
         [B, T], in the dtype of `step_rewards` (float32 at least).
 
     Raises:
-        ValueError: `gamma` out of range or another shape.
+        ValueError: If `gamma` is out of range, or `step_rewards` is not [B, T + 1].
     """
     if not 0.0 <= gamma <= 1.0:
         raise ValueError(f"`gamma` is {gamma}; use a discount from 0 to 1")

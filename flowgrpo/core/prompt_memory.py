@@ -1,4 +1,4 @@
-"""What is remembered of a prompt: how much its rewards vary, and answers that succeeded."""
+"""Memories of prompts: how much the rewards of a prompt vary, and which answers to it succeeded."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from typing import Any
 
 
 def answer_diversity(answers: Iterable[Hashable]) -> float:
-    """How various the answers of a group are: 0 where all are one, 1 where no two are equal.
+    """How much the answers of a group differ: 0 if all are equal, 1 if no two are equal.
 
-    (distinct - 1) / (count - 1). An answer that is None was not read and does not count; fewer than two have 0.
+    The value is (distinct - 1) / (count - 1). An answer that is None could not be read and does not count. Fewer than
+    two answers have the value 0.
     """
     known = [answer for answer in answers if answer is not None]
     return (len(set(known)) - 1) / (len(known) - 1) if len(known) > 1 else 0.0
 
 
 class VarianceCurriculum:
-    """Prompts are drawn more often the more their rewards vary (MMR1, arXiv 2509.21268).
+    """A sampler that draws prompts more often if their rewards vary more (MMR1, arXiv 2509.21268).
 
-    The gradient of a group is at least in proportion to the variance of its rewards, p (1 - p) for a success rate p.
+    A lower bound of a group's gradient is proportional to the variance of its rewards, p (1 - p) for a success rate p.
     A prompt is drawn with probability mix / N + (1 - mix) v / sum of v over the N candidates, with
-    v = variance + diversity, the latter whatever measure of its answers' variety the caller has.
+    v = variance + diversity. The diversity is any measure of how much the answers differ; the caller gives it.
     """
 
     def __init__(self, *, decay: float = 0.9, mix: float = 0.5) -> None:
         """Start with no history.
 
         Args:
-            decay: weight of a prompt's past at each new observation of it, in [0, 1].
-            mix: share of uniform sampling in [0, 1], which keeps every prompt in play.
+            decay: weight of a prompt's past at each new observation of the prompt, in [0, 1].
+            mix: share of uniform sampling in [0, 1]. If it is above 0, every prompt can still be drawn.
 
         Raises:
-            ValueError: a number out of range.
+            ValueError: if a number is out of range.
         """
         for name, value in (("decay", decay), ("mix", mix)):
             if not 0 <= value <= 1:
@@ -46,8 +47,8 @@ class VarianceCurriculum:
 
         Args:
             prompt: its id, a string or a number.
-            rewards: of the group.
-            diversity: of the group's answers, on the scale of a variance.
+            rewards: rewards of the group.
+            diversity: diversity of the group's answers, on the scale of a variance.
         """
         known = [r for r in rewards if not math.isnan(r)]
         if not known:
@@ -68,14 +69,14 @@ class VarianceCurriculum:
             return None
         count, first, second, diversity = sums
         spread = second / count - (first / count) ** 2
-        # Equal rewards leave a trace of rounding, which must not make them a curriculum of their own.
+        # Equal rewards have a variance of 0 only up to rounding. Rounding must not decide which prompts are drawn.
         return (spread if spread > 1e-12 * second / count else 0.0) + diversity / count
 
     def probabilities(self, prompts: Sequence[Hashable]) -> list[float]:
-        """Probability of drawing each candidate; one without history counts as the best that is known.
+        """Probability of drawing each candidate; a candidate without history gets the best score that is known.
 
         Raises:
-            ValueError: no candidate.
+            ValueError: if there is no candidate.
         """
         if not prompts:
             raise ValueError("`prompts` is empty; give the ids of the candidates")
@@ -88,7 +89,7 @@ class VarianceCurriculum:
         return [self._mix / len(prompts) + (1 - self._mix) * score / total for score in scores]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs, in plain numbers."""
+        """Everything that `load_state_dict` needs, in plain numbers."""
         return {"sums": {prompt: list(sums) for prompt, sums in self._sums.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,20 +98,21 @@ class VarianceCurriculum:
 
 
 class Successes:
-    """Past successes of every prompt, to put one in the place of a failure where a group has nothing else.
+    """Past successes of every prompt, so that one can replace a failure in a group that has only failures.
 
-    The experience replay of ARPO for GUI agents (arXiv 2505.16282). The latest are kept: they are closest to the
-    policy. What is put back is off-policy, so keep the log-probs it was sampled with among its data.
+    This is the experience replay of ARPO for GUI agents (arXiv 2505.16282). The latest successes are kept because they
+    are closest to the policy. A success that is put back is off-policy, so store the log-probs from its sampling among
+    its data.
     """
 
     def __init__(self, keep: int = 4) -> None:
         """Start empty.
 
         Args:
-            keep: successes remembered of a prompt, at least 1.
+            keep: number of successes remembered for each prompt, at least 1.
 
         Raises:
-            ValueError: a `keep` below 1.
+            ValueError: if `keep` is below 1.
         """
         if keep < 1:
             raise ValueError(f"`keep` is {keep}; remember at least 1 success of a prompt")
@@ -133,15 +135,15 @@ class Successes:
     def repairs(
         self, rewards: Iterable[float], prompts: Iterable[Hashable], success: float = 0.5
     ) -> list[tuple[int, Any]]:
-        """Which rows to replace, and by what: one failure of every group that has no success but remembers one.
+        """Rows to replace, and their replacements: one failure of every group that has no success but remembers one.
 
         Args:
-            rewards: of each row; a NaN neither fails nor succeeds, and is not replaced.
-            prompts: of each row; rows of one prompt are a group.
+            rewards: reward of each row; a row with NaN is neither a failure nor a success, and is not replaced.
+            prompts: prompt of each row; the rows of one prompt are a group.
             success: the least reward of a success.
 
         Returns:
-            (row, item) pairs: the worst row of the group, the first of equals, and the prompt's latest success.
+            (row, item) pairs: the worst row of the group (the first among equals), and the prompt's latest success.
         """
         worst: dict[Hashable, tuple[float, int]] = {}
         solved: set[Hashable] = set()
@@ -157,7 +159,7 @@ class Successes:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs, as plain data."""
+        """Everything that `load_state_dict` needs, as plain data."""
         return {"items": {prompt: list(items) for prompt, items in self._items.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -15,14 +15,14 @@ CHOICES = ("extremes", "best")
 def select(values: Tensor, groups: Tensor | Sequence[int], keep: int, *, choice: str = "extremes") -> Tensor:
     """Keep `keep` samples of each group: the best and the worst, or the best.
 
-    "extremes" is DanceGRPO's best-of-n (arXiv 2505.07818): the better half of `keep` from the top, the rest from
-    the bottom. With one sample more than half it goes to the top. "best" with the siblings of a split as groups is
-    BranchGRPO's width pruning (2509.06040).
+    "extremes" is DanceGRPO's best-of-n (arXiv 2505.07818): half of `keep` from the top, half from the bottom. If `keep`
+    is odd, the top gets one more. "best" is BranchGRPO's width pruning (2509.06040) if the siblings of a split are the
+    groups.
 
     Args:
-        values: [N] what samples are ranked by; NaN is never kept. Among equals the earlier ranks lower.
+        values: [N] values that rank the samples; NaN is never kept. Among equal values, the earlier sample ranks lower.
         groups: [N] integer ids.
-        keep: Samples to keep, at least 1; smaller groups are kept whole.
+        keep: Samples to keep, at least 1; smaller groups are kept completely.
         choice: "extremes" or "best".
 
     Returns:

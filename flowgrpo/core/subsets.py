@@ -1,7 +1,7 @@
-"""Which samples of a group to train on, when to stop sampling it, and which groups have nothing to teach.
+"""Choices about groups: which samples to train on, when to stop sampling, and which groups have nothing to teach.
 
-Statistics, and so baselines, should come from all samples that were drawn: take `group_advantages` of all, then the
-rows kept here. (`selection.select` keeps the best, or the best and the worst in equal parts.)
+Statistics and baselines should come from all samples that were drawn. So take `group_advantages` of all samples first,
+and then the rows that are kept here. (`selection.select` keeps the best, or the best and the worst in equal parts.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _index(values: Tensor, groups: Tensor | Sequence[int]) -> tuple[Tensor, int]
 
 
 def _kinds(rewards: Tensor, success: float) -> Tensor:
-    """[N, 2] bool: successes and failures. In the rewards' own precision, where 0.7 is not below 0.7."""
+    """[N, 2] bool: successes and failures, compared in the precision of the rewards, so that 0.7 is not below 0.7."""
     return torch.stack([rewards >= success, rewards < success], 1)
 
 
@@ -34,12 +34,12 @@ def _checked_keep(keep: int) -> int:
 
 
 def _count(chosen: Tensor, index: Tensor, count: int) -> Tensor:
-    """[M, K] how many of `chosen` [N, K] each group has."""
+    """[M, K] number of rows of `chosen` [N, K] in each group."""
     return sum_by_group(chosen.long(), index, count)
 
 
 def rank_in_group(values: Tensor, index: Tensor, count: int) -> Tensor:
-    """[N] place of each value in its group `index` [N]: 0 for the smallest, equals in their order, NaN last."""
+    """[N] place of each value in its group `index` [N]: 0 for the smallest, equal values in row order, NaN last."""
     order = values.argsort(stable=True)
     order = order[index[order].argsort(stable=True)]
     sizes = _count(torch.ones_like(index)[:, None], index, count)[:, 0]
@@ -50,15 +50,16 @@ def rank_in_group(values: Tensor, index: Tensor, count: int) -> Tensor:
 
 
 def widest(values: Tensor, groups: Tensor | Sequence[int], keep: int) -> Tensor:
-    """Keep the `keep` samples of each group whose variance is greatest (PODS, arXiv 2504.13818; D3S).
+    """Keep the `keep` samples of each group that have the greatest variance together (PODS, arXiv 2504.13818; D3S).
 
-    Such a subset is some number k of the highest and the `keep` - k lowest, so one sort and running sums find it. D3S
-    ("Learning More with Less") takes it of advantages, PODS of rewards: the same for advantages of one group.
+    This subset consists of the k highest and the `keep` - k lowest values for some k, so one sort and running sums find
+    it. PODS uses rewards, and D3S ("Learning More with Less") uses advantages. Within one group both give the same
+    subset.
 
     Args:
         values: [N]; NaN is never kept.
         groups: [N] integer ids.
-        keep: samples to keep, at least 1; smaller groups are kept whole.
+        keep: samples to keep, at least 1; smaller groups are kept completely.
 
     Returns:
         [N] bool.
@@ -73,14 +74,15 @@ def widest(values: Tensor, groups: Tensor | Sequence[int], keep: int) -> Tensor:
     rank = rank_in_group(precise, index, count)
     present = _count(valid[:, None], index, count)[:, 0]
     moments = group_moments(precise[:, None], index, count, ddof=0)
-    # About the mean, so that the squares do not swallow small differences.
+    # Values are taken about the mean, so that small differences are not lost in the squares.
     above = torch.where(valid, precise - (moments.minimum + moments.offset)[index, 0], 0.0)
     powers = torch.stack([above, above.square()], 1)
 
     def running(place: Tensor) -> Tensor:
         """[M, keep + 1, 2] sums over the first 0, 1, ... of the places."""
         table = powers.new_zeros(count, keep + 2, 2)
-        table[index, torch.where(valid & (place < keep), place + 1, keep + 1)] = powers  # the last is for the others
+        # The last column takes the other rows.
+        table[index, torch.where(valid & (place < keep), place + 1, keep + 1)] = powers
         return table[:, :-1].cumsum(1)
 
     totals = running(present[index] - 1 - rank) + running(rank).flip(1)
@@ -99,18 +101,18 @@ def finished(
     most: int | None = None,
     success: float = 0.5,
 ) -> Tensor:
-    """Which groups need no more samples: enough successes and enough failures, or too many drawn (Reinforce-Ada).
+    """Which groups need no more samples: enough successes and failures, or `most` samples drawn (Reinforce-Ada).
 
-    Successive elimination (arXiv 2510.04996): sample all groups for a round, drop those that are finished, go on
-    with the rest. `positives` = 1 and `negatives` = 0 stop at the first success; half of the final group size for
-    both is the paper's balanced rule.
+    For successive elimination (arXiv 2510.04996), sample all groups for a round, drop the finished groups, and go on
+    with the rest. `positives` = 1 and `negatives` = 0 stop at the first success. The paper's balanced rule sets both to
+    half of the final group size.
 
     Args:
-        rewards: [N] of all samples drawn; a NaN counts as drawn only.
+        rewards: [N] of all samples drawn; a NaN counts as a drawn sample, but as neither success nor failure.
         groups: [N] integer ids.
         positives: successes wanted.
         negatives: failures wanted.
-        most: samples after which a group is finished anyway; None to go on.
+        most: number of samples after which a group is finished in any case; None for no limit.
         success: the least reward of a success.
 
     Returns:
@@ -128,15 +130,15 @@ def finished(
 
 
 def balanced(rewards: Tensor, groups: Tensor | Sequence[int], keep: int, *, success: float = 0.5) -> Tensor:
-    """Keep `keep` samples of each group, half of them successes as far as there are (Reinforce-Ada, 2510.04996).
+    """Keep `keep` samples of each group, half of them successes if there are enough (Reinforce-Ada, 2510.04996).
 
-    Where one kind is short the other fills up; of each kind the first drawn are kept, and of an odd number one more
-    failure.
+    If there are too few of one kind, the other kind fills the places. Of each kind, the samples that were drawn first
+    are kept. If `keep` is odd, one more failure than successes is kept.
 
     Args:
         rewards: [N] in the order they were drawn; NaN is never kept.
         groups: [N] integer ids.
-        keep: samples to keep, at least 1; smaller groups are kept whole.
+        keep: samples to keep, at least 1; smaller groups are kept completely.
         success: the least reward of a success.
 
     Returns:
@@ -151,7 +153,7 @@ def balanced(rewards: Tensor, groups: Tensor | Sequence[int], keep: int, *, succ
     good, bad = _count(kinds, index, count).unbind(1)
     wanted = torch.minimum(good, (keep - bad).clamp(min=keep // 2))
     wanted = torch.stack([wanted, keep - wanted], 1)[index]
-    # A kind is a group of its own; those of the other kind stand last, as NaN.
+    # Each kind is ranked alone: the samples of the other kind are NaN, and NaN ranks last.
     drawn = torch.arange(len(rewards), device=rewards.device, dtype=torch.float32)
     places = [rank_in_group(drawn.masked_fill(~kind, torch.nan), index, count) for kind in kinds.unbind(1)]
     return (kinds & (torch.stack(places, 1) < wanted)).any(1)
@@ -160,17 +162,18 @@ def balanced(rewards: Tensor, groups: Tensor | Sequence[int], keep: int, *, succ
 def degenerate_rows(
     rewards: Tensor, groups: Tensor | Sequence[int], *, which: str = "equal", success: float = 0.5
 ) -> Tensor:
-    """[N] bool: rows of groups that have nothing to compare, or nothing but failures, or nothing but successes.
+    """[N] bool: rows of groups that have nothing to compare, or only failures, or only successes.
 
-    What to do with them is the caller's: *keep* them (their group advantages are 0, yet they count in `denom`),
-    *skip* them (`mask=~degenerate_rows(...)`, so that they leave `denom` too, as DAPO's dynamic sampling), *draw
-    again* (`finished`), *repair* a failed group with a past success (`replay.Successes`), or give them another
-    baseline (`anchored_advantages`).
+    The caller decides what to do with these rows: *keep* them (their group advantages are 0, but they count in
+    `denom`), *skip* them (`mask=~degenerate_rows(...)`, so that they do not count in `denom` either, as in DAPO's
+    dynamic sampling), *draw again* (`finished`), *repair* a failed group with a past success
+    (`prompt_memory.Successes`), or give them another baseline (`anchored_advantages`).
 
     Args:
-        rewards: [N]; NaN is left out, and a group of nothing else is degenerate in every sense.
+        rewards: [N]; NaN is left out, and a group that has only NaN is degenerate for every `which`.
         groups: [N] integer ids.
-        which: "equal", fewer than two distinct rewards; "failed", no success; "solved", no failure.
+        which: "equal" for groups with fewer than two distinct rewards; "failed" for groups without a success; "solved"
+            for groups without a failure.
         success: the least reward of a success.
 
     Raises:

@@ -1,11 +1,11 @@
 """Surrogate losses: one function per method, from log-ratio and advantage to a loss per column.
 
-All share the signature `(log_ratio [B, T], adv [B] or [B, T], logp [B, T], mask [B, T], *, hyper-parameters)`
-and return a loss [B, T] to be minimised; entries outside `mask` are arbitrary and `policy_loss` drops them.
-Bounds are compared with the *log*-ratio: a published clip of 2e-6 is 17 units in the last place of a float32
-ratio near 1, but is resolved to seven digits in log space. Bind hyper-parameters with `functools.partial`.
+All functions share the signature `(log_ratio [B, T], adv [B] or [B, T], logp [B, T], mask [B, T], *, hyper-parameters)`
+and return a loss [B, T] to be minimised. Entries outside `mask` are arbitrary, and `policy_loss` drops them. Bounds are
+compared with the *log*-ratio. The reason is precision: a published clip of 2e-6 is only 17 units in the last place of a
+float32 ratio near 1, but log space resolves it to seven digits. Bind hyper-parameters with `functools.partial`.
 
-A surrogate says by `holds_back` which entries a bound leaves without a gradient; metrics count those.
+With `holds_back` a surrogate says which entries have no gradient because of a bound. Metrics count these entries.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def holds_back(rule: Callable[..., Tensor | None] | None = None) -> Callable[[Su
     """Let a surrogate say which of its entries have no gradient with respect to the log-ratio because of a bound.
 
     Args:
-        rule: `(log_ratio, adv, logp, mask, **hyper-parameters) -> [B, T]` bool, where `adv` is not 0; its
-            hyper-parameters are the surrogate's, defaults included. None for a surrogate without a bound.
+        rule: `(log_ratio, adv, logp, mask, **hyper-parameters) -> [B, T]` bool. It gets all hyper-parameters of the
+            surrogate, defaults included. Its result counts only where `adv` is not 0. None for a surrogate without a
+            bound.
     """
 
     def marked(surrogate: Surrogate) -> Surrogate:
@@ -45,13 +46,13 @@ def holds_back(rule: Callable[..., Tensor | None] | None = None) -> Callable[[Su
 def held_back(
     surrogate: Callable[..., Tensor], log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor
 ) -> Tensor | None:
-    """[B, T] bool: entries that the surrogate holds back, by what it says itself; None if it says nothing.
+    """[B, T] bool: entries that the surrogate holds back, by its own rule; None if it has no rule.
 
-    An advantage of 0 is no bound: its entries are never held back.
+    Entries of advantage 0 are never held back, because an advantage of 0 is no bound.
 
     Args:
-        surrogate: of `flowgrpo.core`, or one marked by `holds_back`; with its hyper-parameters bound.
-        log_ratio: [B, T] as the surrogate is given it.
+        surrogate: a function of `flowgrpo.core`, or one marked by `holds_back`, with its hyper-parameters bound.
+        log_ratio: [B, T] as it is passed to the surrogate.
         adv: [B] or [B, T].
         logp: [B, T].
         mask: [B, T].
@@ -74,12 +75,12 @@ def _nothing(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:
 
 
 def beyond_limit(log_ratio: Tensor, *_: Tensor, **__: object) -> Tensor:
-    """A rule of `holds_back`: the log-ratio is beyond the limit of what is computed."""
+    """A rule of `holds_back`: the log-ratio is beyond the limit up to which the ratio is computed."""
     return log_ratio > LOG_LIMIT
 
 
 def per_column(adv: Tensor) -> Tensor:
-    """Advantages [B] or [B, T] so that they broadcast to [B, T]."""
+    """Advantages [B] or [B, T], in a shape that broadcasts to [B, T]."""
     return adv[:, None] if adv.dim() == 1 else adv
 
 
@@ -95,14 +96,14 @@ def log_bounds(low: float, high: float) -> tuple[float, float]:
 
 
 def beyond(log_ratio: Tensor, adv: Tensor, lower: Tensor | float, upper: Tensor | float) -> Tensor:
-    """Where `pessimistic` gives a bound: above it if A > 0, below it if A < 0."""
+    """Where `pessimistic` returns a bound: log-ratios above `upper` if A > 0, below `lower` if A < 0."""
     return ((adv > 0) & (log_ratio > upper)) | ((adv < 0) & (log_ratio < lower))
 
 
 def pessimistic(log_ratio: Tensor, adv: Tensor, lower: Any, upper: Any) -> Tensor:
     """Bound the log-ratio on the side where `min(A r, A clip(r))` does: above if A > 0, below if A < 0.
 
-    `where` rather than `minimum`: at a tie `minimum` halves the gradient.
+    The code uses `where` because `minimum` halves the gradient at a tie.
     """
     held = beyond(log_ratio, adv, lower, upper)
     return torch.where(held & (adv > 0), upper, torch.where(held, lower, log_ratio))
@@ -128,14 +129,14 @@ def clip(
 ) -> Tensor:
     """PPO's clipped surrogate, `-min(A r, A clip(r, 1-low, 1+high))` (arXiv 1707.06347, Eq. 7).
 
-    `high > low` is DAPO's clip-higher (2503.14476). `low = high = inf` is the plain ratio. `dual` = c > 1
-    also bounds the ratio at c where A < 0: dual-clip PPO (1912.09729), the two-sided clip of INTELLECT-2
-    (2505.07291), TRL's `delta`. `logp` is not used.
+    `high > low` is DAPO's clip-higher (2503.14476). `low = high = inf` is the plain ratio. `dual` = c > 1 also bounds
+    the ratio at c where A < 0. This is dual-clip PPO (1912.09729), the two-sided clip of INTELLECT-2 (2505.07291), and
+    `delta` in TRL. `logp` is not used.
 
     Options:
-        low: the ratio counts down to 1 - low; 1 or more is no lower bound.
+        low: the ratio counts down to 1 - low; with 1 or more there is no lower bound.
         high: the ratio counts up to 1 + high.
-        dual: largest ratio that counts where the advantage is below 0; no such bound if left out.
+        dual: largest ratio that counts where the advantage is below 0; there is no such bound by default.
 
     Raises:
         ValueError: If a bound is negative or `dual` is not above 1.
@@ -160,7 +161,7 @@ def _clip_nats_holds_back(
 def clip_nats(
     log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, nats: Positive, elements: Given[int]
 ) -> Tensor:
-    """`clip` by what a whole latent may change: low = high = nats / D. The same number suits latents of every size.
+    """`clip` with a bound for the whole latent: low = high = nats / D. One value of `nats` suits latents of every size.
 
     Args:
         log_ratio: [B, T], the mean over the elements of a latent.
@@ -177,13 +178,12 @@ def clip_nats(
 def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 1.0, high: Bound = 5.0) -> Tensor:
     """Clipped importance-sampling weight, `-sg(clamp(r, 1-low, high)) A logp`.
 
-    CISPO, from MiniMax-M1 (arXiv 2506.13585). `high` bounds the ratio itself, as in TRL and ScaleRL; for
-    verl's [1-low, 1+high] pass `high = 1 + verl's`. The weight is truncated but no entry ever loses its
-    gradient.
+    CISPO, from MiniMax-M1 (arXiv 2506.13585). `high` bounds the ratio itself, as in TRL and ScaleRL. verl uses [1-low,
+    1+high]: pass 1 plus verl's value as `high`. The weight is truncated, but every entry keeps its gradient.
 
     Options:
-        low: the weight is at least 1 - low; 1 or more is no lower bound.
-        high: largest weight, itself a ratio.
+        low: the weight is at least 1 - low; with 1 or more there is no lower bound.
+        high: largest weight, given as a ratio.
 
     Raises:
         ValueError: If `low` is negative or `high` is not positive.
@@ -200,7 +200,7 @@ def sapo(
 ) -> Tensor:
     """Soft adaptive gate, `-A sigmoid(tau (r - 1)) 4 / tau` (SAPO, arXiv 2511.20347).
 
-    `tau` is `tau_pos` where A > 0, else `tau_neg`. At r = 1 the gradient is REINFORCE's. `logp` is not used.
+    `tau` is `tau_pos` where A > 0, else `tau_neg`. At r = 1 the gradient is that of REINFORCE. `logp` is not used.
 
     Options:
         tau_pos: temperature of the gate where the advantage is above 0.
@@ -231,14 +231,14 @@ def _gmpo_holds_back(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor,
 def gmpo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound = 0.4, high: Bound = 0.4) -> Tensor:
     """Geometric-mean ratio, `-A exp(mean over the row of the clipped log r)` (GMPO, arXiv 2507.20673).
 
-    `low` and `high` bound the log-ratio itself (a ratio in [e^-0.4, e^0.4]), pessimistically by the sign of
-    A. Every column of a row carries the row's pooled value and its own share of the gradient, so
-    `reduce="sequence"` gives value and gradient of the pooled form while the graph stays per column. Use
-    `level="token"`: pooling is done here, after the clip. An advantage that differs between columns weights
-    each column's own share. `logp` is not used.
+    `low` and `high` bound the log-ratio itself (the defaults bound the ratio to [e^-0.4, e^0.4]). The sign of A decides
+    which bound applies, as in PPO. Every column of a row has the row's pooled value and its own share of the gradient.
+    So `reduce="sequence"` gives the value and the gradient of the pooled form, and the graph stays per column. Use
+    `level="token"`, because this function pools after the clip. If advantages differ between the columns of a row, each
+    weights its own column's share. `logp` is not used.
 
     Options:
-        low: least log-ratio that counts, with the sign turned.
+        low: least log-ratio that counts, without its minus sign.
         high: greatest log-ratio that counts.
 
     Raises:
@@ -263,17 +263,17 @@ def vespo(
     k_neg: float = 3.0,
     lam_neg: float = 2.0,
 ) -> Tensor:
-    """Soft sequence-level weight, `-sg(phi(w)) A logp` with `phi(w) = w^k e^(lam (1 - w))`.
+    """Soft sequence-level weight: `-sg(phi(w)) A logp` with `phi(w) = w^k e^(lam (1 - w))`.
 
-    VESPO (arXiv 2602.10693). `w` is the ratio of the whole row, exp of the *sum* of log r over `mask`; phi(1)
-    = 1. (k, lam) is (`k_pos`, `lam_pos`) where A >= 0, else (`k_neg`, `lam_neg`). The log-ratio is bounded to
-    +-20 per column and [log 1e-8, 20] per row, as in the authors' code.
+    VESPO (arXiv 2602.10693). `w` is the ratio of the whole row, the exp of the *sum* of log r over `mask`. phi(1) is 1.
+    (k, lam) is (`k_pos`, `lam_pos`) where A >= 0, else (`k_neg`, `lam_neg`). The log-ratio is bounded to +-20 per
+    column and [log 1e-8, 20] per row, as in the authors' code.
 
     Options:
         k_pos: power of the row's ratio where the advantage is not below 0.
-        lam_pos: rate at which a great ratio is damped there.
+        lam_pos: rate at which a large ratio is damped where the advantage is not below 0.
         k_neg: power of the row's ratio where the advantage is below 0.
-        lam_neg: rate at which a great ratio is damped there.
+        lam_neg: rate at which a large ratio is damped where the advantage is below 0.
     """
     adv = per_column(adv)
     bounded = log_ratio.detach().clamp(-LOG_LIMIT, LOG_LIMIT)
@@ -287,8 +287,8 @@ def vespo(
 def dro(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, beta: float = 0.05) -> Tensor:
     """Direct reward optimisation, `-A logp + beta/2 (log r)^2` (DRO, arXiv 2405.19107).
 
-    The policy part of the paper's loss, with A in the place of reward minus learned value. A quadratic pull
-    towards the behaviour policy instead of a clip; valid off-policy.
+    This is the policy part of the paper's loss, with A in place of reward minus learned value. It has a quadratic pull
+    towards the behaviour policy instead of a clip, and is valid off-policy.
 
     Options:
         beta: strength of the pull towards the policy that sampled.
@@ -305,8 +305,9 @@ def reinforce(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor) -> Ten
 def pooled_per_column(values: Tensor, mask: Tensor) -> Tensor:
     """`x - sg(x) + sg(row mean of x over mask)`, [B, T].
 
-    Averaged over a row's masked columns, a function of this has the value and gradient of the same function
-    of the row mean (GSPO-token, arXiv 2507.18071, Eq. 14), yet each column's graph holds that column alone.
+    Take a function of the result and average it over a row's masked columns. The average has the value and the gradient
+    of the same function of the row mean (GSPO-token, arXiv 2507.18071, Eq. 14), but the graph of each column holds only
+    that column.
     """
     kept = mask.bool()
     fixed = torch.where(kept, values.detach(), 0.0)

@@ -1,4 +1,4 @@
-"""All surrogates by the name that a recipe has for them."""
+"""All surrogates, by the names that recipes use."""
 
 from __future__ import annotations
 

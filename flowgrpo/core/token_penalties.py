@@ -1,7 +1,7 @@
-"""Penalties of tokens: what is added to a loss of tokens, times a weight.
+"""Penalties of tokens. A penalty times its weight is added to the loss of the tokens.
 
-Parameters before the `*` are what a run gives by these names: `logp` [R, T] with gradient, `ref_logp` of the reference,
-`old_logp` of the policy that sampled, `mask`, and `adv` [R] or [R, T]. All return [R, T].
+A run passes the parameters before the `*` by name: `logp` [R, T] with gradient, `ref_logp` of the reference, `old_logp`
+of the policy that sampled, `mask`, and `adv` [R] or [R, T]. All penalties return [R, T].
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from .objectives import kl as kl_estimate
 
 
 def kl(logp: Tensor, ref_logp: Tensor, *, kind: Literal["k2", "k3+"] = "k2") -> Tensor:
-    """KL divergence to the reference, by an estimate whose gradient is right (2510.01555).
+    """KL divergence to the reference, by an estimate with the correct gradient (2510.01555).
 
     Args:
         logp: [R, T] with gradient.
         ref_logp: [R, T].
-        kind: half of the squared log-ratio; or `k3+`, the value of k3 with that gradient.
+        kind: `k2` is half of the squared log-ratio; `k3+` has the value of k3 and the gradient of k2.
     """
     return kl_estimate(logp, ref_logp, kind)
 
 
-@needs(several_updates("compares with the policy that sampled, and the policy has to move away from it"))
+@needs(several_updates("compares with the policy that sampled, and has no effect before the policy has moved"))
 def llds(logp: Tensor, old_logp: Tensor, mask: Tensor, adv: Tensor, *, rows: Literal["all", "good"] = "all") -> Tensor:
-    """What tokens have lost of their log-prob in answers that became less likely (LLDS, 2512.04220).
+    """The log-prob that tokens have lost, in answers that became less likely (LLDS, 2512.04220).
 
     Args:
         logp: [R, T] with gradient.
         old_logp: [R, T].
         mask: [R, T].
         adv: [R] or [R, T].
-        rows: of which answers: all, or those whose advantage is above 0.
+        rows: answers that are penalised: `all`, or `good` for answers whose advantage is above 0.
     """
     return likelihood_guard(logp, old_logp, mask, adv if rows == "good" else None)
 

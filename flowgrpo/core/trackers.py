@@ -1,4 +1,4 @@
-"""Baselines that remember a prompt from one iteration to the next."""
+"""Baselines that remember the rewards of a prompt from one iteration to the next."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Prompts: TypeAlias = Tensor | Sequence[int]
 
 
 class PromptTable:
-    """A row of numbers for every prompt seen, on the CPU, sorted by id: a look-up is a tensor operation.
+    """A row of numbers for every prompt seen, on the CPU. Rows are sorted by id, so a look-up is a tensor operation.
 
     Args:
-        default: [C], the row of a prompt not seen yet.
+        default: [C], the row of a prompt that has not been seen yet.
     """
 
     def __init__(self, default: Sequence[float]) -> None:
@@ -29,7 +29,7 @@ class PromptTable:
     def read(self, prompts: Tensor) -> Tensor:
         """Rows [B, C] of `prompts` [B]."""
         place = torch.searchsorted(self.ids, prompts)
-        # An id above all others is looked up past the end, where the default is.
+        # An id above all others is looked up past the end, where the default row is.
         known = torch.cat([self.ids, prompts.new_zeros(1)])[place] == prompts
         return torch.where(known[:, None], torch.cat([self.rows, self.default[None]])[place], self.default)
 
@@ -48,7 +48,7 @@ class PromptTable:
         """Take over the prompts of `state_dict`.
 
         Raises:
-            ValueError: The state of another kind of tracker.
+            ValueError: If the state belongs to another kind of tracker.
         """
         ids, rows = state["ids"], state["rows"]
         if rows.shape != (len(ids), len(self.default)):
@@ -68,15 +68,16 @@ def _by_prompt(rewards: Tensor, prompts: Prompts) -> tuple[Grouped, Tensor]:
 
 
 def smoothed_advantages(new: Tensor, total: Tensor, visits: Tensor) -> Tensor:
-    """Blend the advantages of this visit of a prompt with those among all its samples (DCPO, arXiv 2509.02333).
+    """Blend advantages within this visit of a prompt with advantages among all its samples (DCPO, arXiv 2509.02333).
 
-    With i visits, N = ((i - 1) new + total) / i and T = (new + (i - 1) total) / i; of the two the smaller in size is
-    taken. So neither a chance standard deviation of this visit nor a shift since earlier ones counts in full.
+    With i visits, N = ((i - 1) new + total) / i and T = (new + (i - 1) total) / i. The result is N or T, whichever has
+    the smaller absolute value. So neither a chance standard deviation of this visit nor a shift since earlier visits
+    has its full effect.
 
     Args:
-        new: [B] standardised among the samples of this visit.
-        total: [B] standardised among all samples of the prompt so far, these included.
-        visits: [B] number of visits so far, this one included; at least 1.
+        new: [B] advantages, standardised among the samples of this visit.
+        total: [B] advantages, standardised among all samples of the prompt so far, this visit included.
+        visits: [B] number of visits so far, this visit included; at least 1.
 
     Returns:
         [B].
@@ -89,8 +90,8 @@ def smoothed_advantages(new: Tensor, total: Tensor, visits: Tensor) -> Tensor:
 class CumulativeStandardiser:
     """Advantages standardised over all samples of a prompt so far (smooth standardisation of DCPO, 2509.02333).
 
-    A group whose rewards are all equal learns from how it compares with earlier visits. On the first visit the result
-    is GRPO's.
+    A group whose rewards are all equal learns from the comparison with earlier visits. On the first visit the result is
+    the advantage of GRPO.
 
     Args:
         eps: Added to standard deviations.
@@ -105,22 +106,22 @@ class CumulativeStandardiser:
     def advantages(self, rewards: Tensor, prompts: Prompts) -> Tensor:
         """Remember `rewards` [B] of one visit to each of their prompts; return advantages [B].
 
-        NaN leaves every statistic and gets 0; a visit without a reward is none. Call it once per iteration, with the
-        whole groups.
+        A NaN enters no statistic and gets advantage 0. A visit without any reward does not count as a visit. Call this
+        method once per iteration, with whole groups.
 
         Args:
             rewards: [B].
             prompts: [B] integer ids that stay the same over the run; they are the groups.
 
         Raises:
-            ValueError: An infinite reward or shapes that do not match.
+            ValueError: If a reward is infinite, or shapes do not match.
         """
         data, ids = _by_prompt(rewards, prompts)
         moments = data.moments(0)
         count = moments.count[:, 0]
         mean = torch.where(count > 0, (moments.minimum + moments.offset)[:, 0], 0.0)
         visits, samples, past, squares = self._table.read(ids).unbind(1)
-        # Chan et al.: sums about the mean of the union, from those about the means of the parts.
+        # Chan et al.: sums about the mean of the union follow from sums about the means of the parts.
         whole = (samples + count).clamp(min=1)
         shift = mean - past
         centre = torch.where(samples > 0, past + shift * count / whole, mean)
@@ -144,19 +145,19 @@ class CumulativeStandardiser:
 class ValueTracker:
     """A running success rate per prompt as the baseline of single samples (SPO, arXiv 2509.13232).
 
-    The rate of a prompt is the mean a / (a + b) of a Beta distribution. Rewards r multiply both by a factor rho and
-    add r and 1 - r: rho = 2 ** (-D / half_life), within `low`..`high`, for the KL divergence D by which the policy
-    has moved since it last saw the prompt. A prompt not seen before has a + b = 1 / (1 - low), the size of the
-    shortest memory.
+    The rate of a prompt is the mean a / (a + b) of a Beta distribution. New rewards r multiply a and b by a factor rho,
+    then add r to a and 1 - r to b. The factor is rho = 2 ** (-D / half_life), within `low`..`high`. D is the KL
+    divergence by which the policy has moved since its last visit to the prompt. A prompt that has not been seen before
+    has a + b = 1 / (1 - low), the size of the shortest memory.
 
     Args:
-        prior: Rate of a prompt not seen before, in (0, 1).
-        half_life: Above 0; the divergence that halves what is remembered.
+        prior: Rate of a prompt that has not been seen before, in (0, 1).
+        half_life: The divergence that halves the weight of the memory, above 0.
         low: Smallest factor, in [0, `high`].
         high: Largest factor, below 1, so that the memory is never longer than 1 / (1 - high) samples.
 
     Raises:
-        ValueError: A number out of range.
+        ValueError: If a number is out of range.
     """
 
     def __init__(self, *, prior: float = 0.5, half_life: float = 0.06, low: float = 0.875, high: float = 0.96) -> None:
@@ -178,10 +179,10 @@ class ValueTracker:
         return (rows[:, 0] / rows.sum(1)).to(torch.float32)
 
     def start(self, prompts: Prompts, values: Tensor) -> None:
-        """Begin distinct `prompts` [B] at the success rates `values` [B] of samples drawn before the run.
+        """Start distinct `prompts` [B] at the success rates `values` [B] of samples drawn before the run.
 
         Raises:
-            ValueError: A rate outside 0..1, a prompt given twice, or shapes that do not match.
+            ValueError: If a rate is outside 0..1, a prompt is given twice, or shapes do not match.
         """
         ids = torch.as_tensor(prompts).to("cpu", torch.long)
         rates = as_precise(one_per_row(values, len(ids), "values").to("cpu"))
@@ -192,16 +193,16 @@ class ValueTracker:
         self._table.write(ids, self.strength * torch.stack([rates, 1.0 - rates], 1))
 
     def update(self, rewards: Tensor, prompts: Prompts, divergence: Tensor | None = None) -> None:
-        """Take in the rewards of a batch.
+        """Update the rates with the rewards of a batch.
 
         Args:
             rewards: [B] in 0..1; NaN is left out.
-            prompts: [B] integer ids that stay the same over the run; a prompt may come several times.
-            divergence: [B] KL of each sample's policy to the one of the prompt's last visit, averaged over the
-                prompt's samples; None for 0. A negative estimate counts as 0.
+            prompts: [B] integer ids that stay the same over the run; a prompt may occur several times.
+            divergence: [B] KL of each sample's policy to the policy of the prompt's last visit; it is averaged over the
+                prompt's samples. None for 0. A negative estimate counts as 0.
 
         Raises:
-            ValueError: A reward outside 0..1, a missing divergence, or shapes that do not match.
+            ValueError: If a reward is outside 0..1, a divergence is missing, or shapes do not match.
         """
         data, ids = _by_prompt(rewards, prompts)
         values = data.values
@@ -230,10 +231,10 @@ class ValueTracker:
         eps: float = 1e-4,
         ddof: int = 1,
     ) -> Tensor:
-        """Advantages [B] of a batch, and then `update` with it.
+        """Return the advantages [B] of a batch, and `update` the rates with the batch.
 
-        A = (d - mean(d)) / (std(d) + eps) over the batch (all ranks'), where d is the reward less the rate from
-        before this batch. NaN leaves every statistic and gets 0; a batch whose d are all equal gets 0.
+        A = (d - mean(d)) / (std(d) + eps) over the batch, gathered from all ranks. Here d is the reward minus the rate
+        before this batch. A NaN enters no statistic and gets 0. A batch whose d are all equal gets 0.
         """
         baseline = self.values(prompts)
         self.update(rewards, prompts, divergence)
@@ -245,10 +246,10 @@ class ValueTracker:
         """Probabilities [B] of drawing `prompts` [B] next, proportional to sqrt(v (1 - v)) + floor for the rate v.
 
         Raises:
-            ValueError: `floor` not above 0, by which prompts would never be tried again.
+            ValueError: If `floor` is not above 0; some prompts would then never be drawn again.
         """
         if not floor > 0:
-            raise ValueError(f"`floor` is {floor}; use a number above 0, so that every prompt may come again")
+            raise ValueError(f"`floor` is {floor}; use a number above 0, so that every prompt can be drawn again")
         values = self.values(prompts)
         weights = (values * (1.0 - values)).sqrt() + floor
         return weights / weights.sum()

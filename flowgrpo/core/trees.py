@@ -1,4 +1,4 @@
-"""Credit on a tree of denoising states: rewards fused up to every node, advantages within a depth."""
+"""Credit on a tree of denoising states: leaf rewards are fused up to every node and compared within a depth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _depths_and_roots(parent: Tensor) -> tuple[Tensor, Tensor]:
             return depth, top
         depth = depth + climbing
         top = torch.where(climbing, above, top)
-    raise ValueError("`parent` holds a cycle: some node is its own ancestor, so it hangs from no root")
+    raise ValueError("`parent` holds a cycle: some node is its own ancestor, so it is below no root")
 
 
 def _spread_leaf_rewards(parent: Tensor, leaf_rewards: Tensor) -> Tensor:
@@ -57,16 +57,16 @@ def node_values(
 ) -> Tensor:
     """Fuse leaf rewards up to every node: V(n) = sum over its leaves of w r (BranchGRPO, arXiv 2509.06040).
 
-    `how="mean"` weights the leaves below a node alike. `how="path"` has w proportional to exp(beta * log
-    p(leaf | n)), the log-prob of the path from n down to the leaf; beta = 0 is the mean. A leaf whose reward
-    is NaN is left out; a node with no other leaf gets NaN.
+    `how="mean"` gives all leaves below a node the same weight. `how="path"` has w proportional to exp(beta * log p(leaf
+    | n)), where log p(leaf | n) is the log-prob of the path from n down to the leaf; beta = 0 is the mean. A leaf whose
+    reward is NaN is left out. A node that has no other leaf gets NaN.
 
     Args:
-        parent: [N] index of each node's parent, -1 for a root; any order, several trees in one tensor.
-        leaf_rewards: [L], the leaves in node order, or [N], where inner nodes are ignored.
+        parent: [N] index of each node's parent, -1 for a root; in any order, and with several trees in one tensor.
+        leaf_rewards: [L], the rewards of the leaves in node order; or [N], where the values of inner nodes are ignored.
         how: "mean" or "path".
-        log_prob: [N] log-prob of the edge into each node, for "path"; a root's is ignored. With log-probs
-            averaged over latent elements the weights are nearly uniform: that is the published behaviour.
+        log_prob: [N] log-prob of the edge into each node, for "path"; the value of a root is ignored. With log-probs
+            averaged over latent elements the weights are nearly uniform, as in the published method.
         beta: Inverse temperature of "path".
 
     Returns:
@@ -87,10 +87,12 @@ def node_values(
     edge = torch.zeros_like(rewards)
     if how == "path":
         if log_prob is None or log_prob.shape != parent.shape:
-            raise ValueError(f"how='path' needs `log_prob` of shape ({len(parent)},), that of the edge into each node")
+            raise ValueError(
+                f"how='path' needs `log_prob` of shape ({len(parent)},), the log-prob of the edge into each node"
+            )
         edge = beta * as_precise(log_prob.to(parent.device))
-    # Rewards count from the lowest of their tree, so that equal ones give the same value at every node to the
-    # bit.
+    # Rewards are taken relative to the lowest of their tree. So equal rewards give the same value at every node, to the
+    # last bit.
     base = rewards.new_full(rewards.shape, torch.inf)
     base = base.scatter_reduce(0, root, rewards.where(~rewards.isnan(), torch.inf), "amin")[root]
     value = (rewards - base).nan_to_num(0.0)
@@ -104,7 +106,7 @@ def node_values(
 def _fuse(
     parents: Tensor, value: Tensor, log_mass: Tensor, arriving: Tensor, child_value: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give `parents` the mean of `child_value` weighted by exp(`arriving`), and the log of their total."""
+    """Give `parents` the mean of `child_value` weighted by exp(`arriving`), and the log of the sum of the weights."""
     peak = torch.full_like(log_mass, -torch.inf).scatter_reduce(0, parents, arriving, "amax")
     peak = torch.where(peak.isneginf(), 0.0, peak)
     weight = (arriving - peak[parents]).exp()
@@ -115,7 +117,7 @@ def _fuse(
 
 
 def _paths(parent: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of `leaf` [L] and nodes, [S] each: one pair for every leaf and every node above it that is no root."""
+    """Rows of `leaf` [L] and nodes, [S] each: a pair for every leaf and every node on its path, except the root."""
     rows, nodes = torch.arange(len(leaf), device=leaf.device), leaf
     found = []
     while len(nodes):
@@ -123,7 +125,7 @@ def _paths(parent: Tensor, leaf: Tensor) -> tuple[Tensor, Tensor]:
         rows, nodes = rows[below], nodes[below]
         found.append((rows, nodes))
         nodes = parent[nodes]
-    # Both are empty by now; they stand for a list of no leaves.
+    # Both are empty by now. They are joined in so that an empty list of leaves works too.
     return torch.cat([rows, *(r for r, _ in found)]), torch.cat([nodes, *(n for _, n in found)])
 
 
@@ -140,28 +142,28 @@ def anchor_tree_advantages(
     eps: float = 1e-4,
     ddof: int = 1,
 ) -> Tensor:
-    """Advantages of edges: their leaves', and how they did among the edges from the same node (GiGPO).
+    """Advantages of edges: the advantages of their leaves, plus a comparison of the edges from one node (GiGPO).
 
-    The `anchor_state_advantages` of the steps on the way to every leaf (arXiv 2505.10978), where the state is the node
-    from which a step goes. Leaves may share a step; an edge has the mean over the leaves below it.
+    These are the `anchor_state_advantages` of the steps on the way to every leaf (arXiv 2505.10978). The state is the
+    node from which a step starts. Leaves may share a step, so an edge has the mean over the leaves below it.
 
     Args:
-        parent: [N] index of each node's parent, -1 for a root; any order, several trees in one tensor.
+        parent: [N] index of each node's parent, -1 for a root; in any order, and with several trees in one tensor.
         leaf: [L] node ids.
-        rewards: [L]; NaN leaves every comparison of steps.
+        rewards: [L]; a NaN enters no comparison of steps.
         groups: [L] integer ids; leaves of a tree that are not of one group are not compared.
         episode: [L] `group_advantages` of the leaves; NaN counts as 0.
-        weight: Of the comparison by state.
-        discount: In (0, 1], the share of a reward that is left a step earlier.
+        weight: Weight of the comparison by state.
+        discount: Factor of a reward for every step between a step and the leaf, in (0, 1].
         scale: "group" divides by the standard deviation of a state's steps, "none" does not.
         eps: Added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
 
     Returns:
-        [N], float32 at least, for the edge into each node; 0 for roots and nodes above no leaf.
+        [N], float32 at least, for the edge into each node; 0 for roots, and for nodes above none of the leaves.
 
     Raises:
-        ValueError: For a malformed tree, or as `anchor_state_advantages`.
+        ValueError: For a malformed tree, or as in `anchor_state_advantages`.
     """
     depth, _ = _depths_and_roots(parent)
     for values, name in ((rewards, "rewards"), (episode, "episode")):
@@ -188,11 +190,12 @@ def depth_advantages(
 ) -> Tensor:
     """Standardise node values among the nodes of one depth of one tree (BranchGRPO, arXiv 2509.06040).
 
-    The edge into a node is trained with that node's advantage. A depth of one node, and one whose standard
-    deviation is below `min_std`, get 0: there a small `eps` would blow rounding up to advantages of order 1.
+    The edge into a node is trained with that node's advantage. The advantage is 0 if a depth has only one node, or if
+    its standard deviation is below `min_std`. Otherwise a small `eps` could turn rounding errors into advantages of
+    order 1.
 
     Args:
-        values: [N], NaN where unknown (left out, advantage 0).
+        values: [N]; NaN where a value is unknown. A NaN is left out and gets advantage 0.
         depth: [N] integer depth of each node.
         tree: [N] integer id of each node's tree (its prompt's root).
         eps: Added to the standard deviation.
@@ -211,7 +214,7 @@ def depth_advantages(
     if values.numel() == 0:
         return values.detach().to(dtype)
     if bool(values.isinf().any()):
-        raise ValueError("`values` holds an infinite value; use NaN for a node without one")
+        raise ValueError("`values` holds an infinite value; use NaN for a node without a value")
     level, num_levels = group_index(depth, len(values), values.device)
     tree_index, num_trees = group_index(tree, len(values), values.device)
     index = tree_index * num_levels + level

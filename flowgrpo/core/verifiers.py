@@ -1,4 +1,4 @@
-"""Binary rewards of a verifier that errs, at rates that are known (arXiv 2510.00915)."""
+"""Binary rewards of a verifier that makes errors at known rates (arXiv 2510.00915)."""
 
 from __future__ import annotations
 
@@ -11,50 +11,53 @@ from .advantages import as_precise
 def _verdicts(rewards: Tensor) -> Tensor:
     values = as_precise(rewards)
     if bool(((values != 0) & (values != 1) & ~values.isnan()).any()):
-        raise ValueError("`rewards` holds a value that is neither 0 nor 1; give a verifier's verdicts, NaN where none")
+        raise ValueError(
+            "`rewards` holds a value that is neither 0 nor 1; give a verifier's verdicts, NaN where there is none"
+        )
     return values
 
 
 def _check_rate(name: str, rate: float) -> None:
     if not 0.0 <= rate < 1.0:
-        raise ValueError(f"`{name}` is {rate}; use a rate from 0 up to, but not, 1")
+        raise ValueError(f"`{name}` is {rate}; use 0 <= rate < 1")
 
 
 def corrected_rewards(rewards: Tensor, *, false_positive: float, false_negative: float) -> Tensor:
-    """Backward correction: (r - FP) / (1 - FP - FN), whose mean given the truth is the truth.
+    """Backward correction (r - FP) / (1 - FP - FN): for a given truth, its mean is the truth.
 
-    A sample that is truly right passes with probability 1 - FN and one that is wrong with probability FP; the policy
-    gradient of the corrected reward is without bias. Under a group baseline with `scale="group"` a map that is the
-    same for all rewards cancels out: use `scale="none"`, or rates that differ between verifiers.
+    A right sample passes with probability 1 - FN, and a wrong sample passes with probability FP. The policy gradient of
+    the corrected reward has no bias. The correction is one linear map, and `scale="group"` cancels a map that all
+    rewards share. So use `scale="none"`, or rates that differ between verifiers.
 
     Args:
-        rewards: [...] 0 or 1; NaN stays.
+        rewards: [...] 0 or 1; NaN stays NaN.
         false_positive: Share of wrong samples that pass.
         false_negative: Share of right samples that fail.
 
     Returns:
-        Rewards shaped like the input, float32 at least, below 0 and above 1 by as much as the verifier errs.
+        Rewards shaped like the input, float32 at least. They go below 0 and above 1 if the verifier makes errors.
 
     Raises:
-        ValueError: Rates out of range or of a verifier that says nothing (their sum is 1 or more), or other rewards.
+        ValueError: If a rate is out of range, the rates add up to 1 or more (then a verdict carries no information), or
+            a reward is neither 0 nor 1.
     """
     _check_rate("false_positive", false_positive)
     _check_rate("false_negative", false_negative)
     if false_positive + false_negative >= 1.0:
         raise ValueError(
-            f"`false_positive` and `false_negative` add up to {false_positive + false_negative}; below 1 a verdict "
-            "tells something, from 1 on it does not: use another verifier"
+            f"`false_positive` and `false_negative` add up to {false_positive + false_negative}; a verdict carries "
+            "information only if the sum is below 1, so use another verifier"
         )
     corrected = (_verdicts(rewards) - false_positive) / (1.0 - false_positive - false_negative)
     return corrected.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 def forward_weights(rewards: Tensor, *, false_negative: float) -> Tensor:
-    """Forward correction: a weight of the score function that needs the rate of false negatives alone.
+    """Forward correction: a weight of the score function that needs only the rate of false negatives.
 
-    FN for a sample that passed and FN - 1 for one that failed. Its mean is 0 given that the sample is right and
-    -(1 - FP - FN) given that it is wrong: the clean reward, less 1, times a positive number. So the expected gradient
-    has the direction of the clean one, whatever FP is. Use it in place of the advantage.
+    The weight is FN for a sample that passed and FN - 1 for a sample that failed. For a right sample its mean is 0, and
+    for a wrong sample its mean is -(1 - FP - FN). This is (clean reward - 1) times a positive number. So the expected
+    gradient has the direction of the clean gradient, whatever FP is. Use the weight in place of the advantage.
 
     Args:
         rewards: [...] 0 or 1; NaN gets 0.
@@ -64,7 +67,7 @@ def forward_weights(rewards: Tensor, *, false_negative: float) -> Tensor:
         Weights shaped like the input, float32 at least.
 
     Raises:
-        ValueError: A rate out of range, or other rewards.
+        ValueError: If the rate is out of range, or a reward is neither 0 nor 1.
     """
     _check_rate("false_negative", false_negative)
     verdicts = _verdicts(rewards)

@@ -9,10 +9,10 @@ from .advantages import as_precise
 
 
 def step_values(step_rewards: Tensor) -> Tensor:
-    """Rewards of steps [B, T] in the precision of sums.
+    """Rewards of steps [B, T], in the precision that sums use.
 
     Raises:
-        ValueError: Another shape, or an infinite reward.
+        ValueError: If `step_rewards` is not [B, T], or a reward is infinite.
     """
     if step_rewards.dim() != 2:
         raise ValueError(f"`step_rewards` has shape {tuple(step_rewards.shape)}; give one reward per step, (B, T)")
@@ -22,18 +22,18 @@ def step_values(step_rewards: Tensor) -> Tensor:
 
 
 def minimum_returns(step_rewards: Tensor) -> Tensor:
-    """Value of each step as the least reward from it on: V_t = min over k >= t of r_k (PURE, arXiv 2504.15275).
+    """Value of each step, the least reward from the step on: V_t = min over k >= t of r_k (PURE, arXiv 2504.15275).
 
-    A sum lets a policy earn by adding steps that a process reward model likes; a minimum does not.
+    With a sum, a policy gains reward by adding steps that a process reward model likes. With a minimum, it does not.
 
     Args:
-        step_rewards: [B, T]; NaN for a step without a reward (padding), which is left out.
+        step_rewards: [B, T]; NaN for a step without a reward (padding). NaN is left out.
 
     Returns:
         [B, T], float32 at least, without a gradient; NaN where no step with a reward follows.
 
     Raises:
-        ValueError: Another shape, or an infinite reward.
+        ValueError: If `step_rewards` is not [B, T], or a reward is infinite.
     """
     rewards = step_values(step_rewards)
     filled = rewards.where(~rewards.isnan(), torch.inf)
@@ -45,18 +45,18 @@ def minimum_returns(step_rewards: Tensor) -> Tensor:
 def minimum_weighted_rewards(step_rewards: Tensor, *, temperature: float = 0.1) -> Tensor:
     """Process rewards whose sum is a soft minimum, for a trainer that adds rewards up (PURE, arXiv 2504.15275).
 
-    r'_t = w_t r_t with the weights w = softmax(-r / temperature) of the steps of a row. Their sum goes to the least
-    reward as the temperature goes to 0, and to the mean as it grows.
+    r'_t = w_t r_t with the weights w = softmax(-r / temperature) over the steps of a row. The sum of r' goes to the
+    least reward as the temperature goes to 0, and to the mean reward as the temperature grows.
 
     Args:
-        step_rewards: [B, T]; NaN for a step without a reward, which is left out and gets 0.
+        step_rewards: [B, T]; NaN for a step without a reward. NaN is left out and gets 0.
         temperature: Above 0, in units of the reward.
 
     Returns:
         [B, T], float32 at least, without a gradient.
 
     Raises:
-        ValueError: `temperature` not above 0, another shape, or an infinite reward.
+        ValueError: If `temperature` is not above 0, `step_rewards` is not [B, T], or a reward is infinite.
     """
     if not temperature > 0:
         raise ValueError(f"`temperature` is {temperature}; use a number above 0")

@@ -1,1 +1,1 @@
-"""Parts: what a recipe chooses by name, and the options that each of them has."""
+"""Parts, which a recipe chooses by name, and the options of each part."""

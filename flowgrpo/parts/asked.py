@@ -1,4 +1,4 @@
-"""Parts that ask for what they work on by the names of their first parameters."""
+"""Parts that ask for their inputs by the names of their first parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .choice import Choice
 
 
 def asked(part: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a function's parameters before the `*`: what a run has to give, which are no options."""
+    """Names of a function's parameters before the `*`: inputs that a run has to give, not options."""
     while isinstance(part, partial):
         part = part.func
     before = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -19,20 +19,20 @@ def asked(part: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def answered(part: Callable[..., Any], has: Mapping[str, Callable[[], Any]]) -> Any:
-    """What a function returns for what it asks for; nothing else is computed.
+    """The result of a function for the inputs that it asks for; other inputs are not computed.
 
     Args:
-        part: with its options bound.
-        has: name -> what computes it.
+        part: a function with its options bound.
+        has: name of an input -> function that computes it.
     """
     return part(*[has[name]() for name in asked(part)])
 
 
 def not_given(choice: Choice, names: Sequence[str]) -> list[str]:
-    """What is wrong with a part that asks for something that is not among `names`; nothing where all is."""
+    """Messages about inputs that a part asks for and that are not among `names`; empty if there are none."""
     unknown = [name for name in asked(choice.target) if name not in names]
     return [
-        f"{choice.kind} {choice.short} asks for {name!r} by a parameter before its `*`, and a run gives one of "
-        f"{', '.join(names)}; name one of these, or put an option behind the `*`"
+        f"{choice.kind} {choice.short} asks for {name!r} by a parameter before its `*`, and a run gives only "
+        f"{', '.join(names)}; use one of these names, or put an option behind the `*`"
         for name in unknown
     ]

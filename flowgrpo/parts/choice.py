@@ -1,4 +1,4 @@
-"""A part as a recipe chooses it: its name, and the options that its signature declares."""
+"""A part as a recipe chooses it: the name of the part, and the options that its signature declares."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Choice:
     """A part that a recipe has chosen.
 
     Attributes:
-        kind: word of its kind.
-        name: as the recipe has it.
-        options: all of them by name, those that the recipe leaves out with their defaults; another part that is one
-            of them is a `Choice` too.
+        kind: word of the part's kind.
+        name: name of the part, as the recipe writes it.
+        options: all options by name; options that the recipe leaves out have their defaults. If the value of an option
+            is another part, it is a `Choice` too.
     """
 
     kind: str
@@ -37,11 +37,11 @@ class Choice:
     options: Mapping[str, Any]
 
     def __getitem__(self, option: str) -> Any:
-        """The value of an option; raises KeyError for one that the part does not have."""
+        """The value of an option; raises KeyError if the part does not have the option."""
         return self.options[option]
 
     def get(self, option: str, default: Any = None) -> Any:
-        """The value of an option, or `default` for a part that does not have it."""
+        """The value of an option, or `default` if the part does not have the option."""
         return self.options.get(option, default)
 
     @property
@@ -58,11 +58,12 @@ class Choice:
         """The function with its options bound, or an instance of the class.
 
         Args:
-            context: what a class is made with beside its options; a function gets it when it is called.
-            given: what the run can give; a part gets what it asks for (`ranges.Given`), and so do the parts within it.
+            context: positional arguments, which a class gets when it is made and a function when it is called.
+            given: values that the run can give. A part gets the values that it asks for (`ranges.Given`), and so do the
+                parts within it.
 
         Raises:
-            ValueError: a combination of options that the part refuses.
+            ValueError: if the part refuses a combination of options.
         """
         target = self.target
         wanted = {name: given[name] for name in given_names(target) if name in given}
@@ -77,12 +78,12 @@ class Choice:
         return partial(target, *context, **options, **wanted)
 
     def written(self) -> dict[str, Any]:
-        """As a recipe has it, every option written out, as plain values."""
+        """The part as a recipe writes it, with every option written out, as plain values."""
         return {"name": self.name, **{option: plain(value) for option, value in self.options.items()}}
 
 
 def plain(value: Any) -> Any:
-    """A section, a part or a value of an option as YAML has it. Infinities stay; pydantic's own dump loses them."""
+    """A section, a part or an option's value, as YAML has it. Infinities stay; pydantic's own dump loses them."""
     if isinstance(value, Choice):
         return value.written()
     if isinstance(value, Section):
@@ -93,11 +94,11 @@ def plain(value: Any) -> Any:
 
 
 class Of:
-    """`kernel: Annotated[Choice, Of("kernel", "flow_sde")]`: a part of a kind, by its name or with its options.
+    """`kernel: Annotated[Choice, Of("kernel", "flow_sde")]`: a part of a kind, given by its name or with options.
 
     Args:
         kind: word of the kind.
-        default: name that is meant where only options are given; None where a name has to be.
+        default: name of the part if only options are given; None if a name must be given.
     """
 
     def __init__(self, kind: str, default: str | None = None) -> None:
@@ -111,16 +112,16 @@ class Of:
 
 
 def part_field(default: str | dict[str, Any], description: str) -> Any:
-    """The default of a field of a section that is a part, as a recipe would have it."""
+    """The field of a section whose value is a part, with a default as a recipe would write it."""
     return Field(default, validate_default=True, description=description)
 
 
 def chosen(kind: str, given: Any, default: str | None = None) -> Choice:
-    """What a recipe says of a part, checked.
+    """The part that a recipe chooses, checked.
 
     Raises:
-        PydanticCustomError: of type "part": no such part or option, or a value out of range; its context has `faults`,
-            a list of (place within the part, message, input).
+        PydanticCustomError: with type "part", if there is no such part or option, or a value is out of range. Its
+            context has `faults`, a list of (place within the part, message, input).
     """
     word = kind
     if isinstance(given, Choice):
@@ -161,7 +162,7 @@ def _refused(faults: list[tuple[Any, Any, Any]]) -> PydanticCustomError:
 
 
 def no_option(kind: str, name: str, option: str) -> str:
-    """What to say of an option that a part does not have: what it has, and which part has it."""
+    """The message for an option that a part does not have. It names the part's options, and parts with this option."""
     known = list(options_model(kind, name).model_fields)
     elsewhere = owners(str(option))
     told = f"{kind} {name} has no option {option!r}"
@@ -173,7 +174,7 @@ def no_option(kind: str, name: str, option: str) -> str:
 
 
 def owners(option: str) -> str:
-    """A sentence on which parts of the package have an option of this name; nothing if none has it."""
+    """A sentence that names parts of the package with an option of this name; empty if there are none."""
     found = [
         f"{word} {name} ({kind.key}.{option})"
         for word, kind in KINDS.items()
@@ -190,7 +191,7 @@ def options_model(kind: str, name: str) -> type[Section]:
     """The section that checks the options of a part.
 
     Raises:
-        ValueError: there is no such part, or its signature cannot be options.
+        ValueError: if there is no such part, or its signature cannot be read as options.
     """
     return _model(kind, KINDS[kind].resolve(name), name)
 
@@ -203,7 +204,7 @@ def _model(kind: str, target: Callable[..., Any], name: str) -> type[Section]:
     fields: dict[str, Any] = {}
     for option, (annotation, default) in {**KINDS[kind].own, **_options(target)}.items():
         missing = default is inspect.Parameter.empty
-        # What every entry of a list has is described in its kind.
+        # Options that every entry of a list has are described in the kind.
         told: dict[str, Any] = {"description": texts[option]} if option in texts else {}
         about = Field(
             ... if missing else default,
@@ -226,7 +227,7 @@ def _options(target: Callable[..., Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _named(annotation: Any, default: Any) -> Any:
-    """A default that is the code of a part of the package, by the part's name; any other as it is."""
+    """A default that is the code of a part of the package becomes the part's name; any other default stays as it is."""
     kinds = [KINDS[of.kind] for of in getattr(annotation, "__metadata__", ()) if isinstance(of, Of)]
     return next((name for kind in kinds for name, code in kind.builtin.items() if code is default), default)
 
@@ -242,12 +243,12 @@ def _keywords(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a parameter: as written, or of its default where nothing is written."""
+    """The type of a parameter: its annotation, or the type of its default if it has no annotation."""
     written = parameter.annotation
     if isinstance(written, str):
         while isinstance(target, partial):
             target = target.func
-        # Only this annotation: those of other parameters may name what is imported for type checkers alone.
+        # Only this annotation is evaluated: other annotations may use names that are imported only for type checkers.
         owner = vars(target).get("__init__") if isinstance(target, type) else inspect.unwrap(target)
         written = eval(written, getattr(owner, "__globals__", {}))
     if written is not parameter.empty:
@@ -259,7 +260,7 @@ def _annotation(target: Callable[..., Any], parameter: inspect.Parameter) -> Any
 
 
 def described(target: Callable[..., Any]) -> dict[str, str]:
-    """What the sections `Args:` and `Options:` of a docstring say of each parameter, on one line."""
+    """The text about each parameter in the sections `Args:` and `Options:` of a docstring, on one line."""
     text = inspect.getdoc(target) or ""
     if isinstance(target, type) and not re.search(r"^(?:Args|Options):$", text, re.MULTILINE):
         text = inspect.getdoc(vars(target).get("__init__")) or ""
@@ -271,7 +272,7 @@ def described(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def value_at(recipe: Any, key: str) -> Any:
-    """What stands at a dotted key of a recipe: of a part its name; None where a part has no such option."""
+    """The value at a dotted key of a recipe; for a part, its name. None if a part has no such option."""
     place = recipe
     for word in key.split("."):
         place = place.get(word) if isinstance(place, Choice) else getattr(place, word, None)
@@ -279,7 +280,7 @@ def value_at(recipe: Any, key: str) -> Any:
 
 
 def choices(section: Any, key: str = "") -> list[tuple[str, Choice]]:
-    """Every part that a recipe has chosen with its dotted key, those within others too."""
+    """Every part that a recipe has chosen, with its dotted key; parts within other parts are included."""
     found: list[tuple[str, Choice]] = []
     if isinstance(section, Choice):
         found.append((key, section))
@@ -296,7 +297,7 @@ def choices(section: Any, key: str = "") -> list[tuple[str, Choice]]:
 
 
 def default_of(field: FieldInfo) -> Any:
-    """The default of an option as a recipe would have it; of a part that is one by its code, the name."""
+    """The default of an option as a recipe would write it; if the default is the code of a part, the part's name."""
     value = field.get_default(call_default_factory=True)
     named = (name for kind in KINDS.values() for name, code in kind.builtin.items() if code is value)
     return plain(next(named, value)) if callable(value) else plain(value)

@@ -1,4 +1,4 @@
-"""Code that somebody else wrote, and that must not end the process in which it is called."""
+"""Protection against code by other authors that would end the process in which it is called."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from types import TracebackType
 
 
 class Quit(RuntimeError):
-    """Foreign code raised what would have ended the process, such as SystemExit; the message says where."""
+    """Foreign code raised something that would have ended the process, such as SystemExit; the message says where."""
 
 
 class contained:
-    """Context manager: what is raised within it and is no Exception becomes one, so that it is reported as a failure.
+    """Context manager in which SystemExit and its kind become an Exception, so that they are reported as a failure.
 
-    `sys.exit` in a reward would otherwise end a run with whatever status the reward wrote there, 0 included, and with
-    no results. Ctrl-C goes on: Python raises its KeyboardInterrupt in the main thread, and nowhere else.
+    Otherwise `sys.exit` in a reward would end a run without results, and with the exit status that the reward gives,
+    even 0. Ctrl-C still works: Python raises its KeyboardInterrupt only in the main thread, and there it is passed on.
 
     Args:
         what: beginning of the message, the subject of "raised SystemExit(0)".
-        kind: of the exception that it becomes.
+        kind: type of the exception that is raised instead.
     """
 
     def __init__(self, what: str = "it", kind: type[Exception] = Quit) -> None:

@@ -1,4 +1,4 @@
-"""The kinds of parts: what each is for, where a recipe chooses it, and which the package has."""
+"""The kinds of parts: their names, where a recipe chooses them, and which parts the package has."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Kind:
     """One kind of part.
 
     Attributes:
-        word: what one is called, in messages and pages; `flowgrpo.WORD` is the group of its entry points, with `_` for
+        word: name of the kind in messages and pages. The group of its entry points is `flowgrpo.WORD`, with `_` for
             spaces.
-        key: where a recipe chooses one.
+        key: key at which a recipe chooses a part of this kind.
         table: `module:NAME` of the mapping from names to functions or classes.
-        call: what the code of one looks like, for those who write one.
-        own: options that every entry of a list of these has beside those of its part, name -> (type, default).
-        rules: `module:NAME` of what all of them need of a recipe, as `needs.needs` takes it; nothing if left out.
+        call: signature of such a part, for authors of parts.
+        own: further options of every entry of a list of such parts, name -> (type, default).
+        rules: `module:NAME` of what all parts of the kind need from a recipe, in the form of `needs.needs`; None if
+            they need nothing.
     """
 
     word: str
@@ -43,7 +44,7 @@ class Kind:
 
     @property
     def plural(self) -> str:
-        """The word for several."""
+        """The plural of `word`."""
         if self.word.endswith("y"):
             return f"{self.word[:-1]}ies"
         return f"{self.word}es" if self.word.endswith("s") else f"{self.word}s"
@@ -56,14 +57,14 @@ class Kind:
 
     @cached_property
     def needs(self) -> tuple[Any, ...]:
-        """What all parts of the kind need of a recipe."""
+        """What all parts of the kind need from a recipe."""
         return () if self.rules is None else tuple(_found(self.rules))
 
     def resolve(self, name: str) -> Callable[..., Any]:
-        """The function or class that a name stands for: of the package, of another, or of a file.
+        """The function or class that a name means: from this package, from another package, or from a file.
 
         Raises:
-            ValueError: there is none; says what there is.
+            ValueError: if there is no such part. The message lists what exists.
         """
         try:
             return plugins.resolve(name, self.word, self.builtin, self.group, "or a class")
@@ -73,7 +74,7 @@ class Kind:
             ) from error
 
     def names(self) -> list[str]:
-        """Names of the package's parts, and of those that installed packages declare."""
+        """Names of the package's parts, and of the parts that installed packages declare."""
         return list(dict.fromkeys([*self.builtin, *(point.name for point in plugins.entry_points(self.group))]))
 
 
@@ -82,8 +83,8 @@ def _found(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-_WEIGHT = Annotated[Positive, Field(description="Times which it is added to the loss.")]
-Among = Annotated[Literal["group", "split"], Field(description="`split`: among the images below a tree's last split.")]
+_WEIGHT = Annotated[Positive, Field(description="Factor with which it is added to the loss.")]
+Among = Annotated[Literal["group", "split"], Field(description="`split`: among the images below one last split.")]
 
 _ALL = (
     Kind(
@@ -109,7 +110,7 @@ _ALL = (
     ),
     Kind(
         "advantage", "advantage", "flowgrpo.training.credit.comparing:ADVANTAGES",
-        "advantage(rewards [B], groups [B], *, ...) -> [B], or a class of such that remembers",
+        "advantage(rewards [B], groups [B], *, ...) -> [B], or a class that remembers and is called like this",
     ),
     Kind("credit", "credit", "flowgrpo.training.credit.credits:CREDITS", "credit(judged, *, ...) -> [N] or [N, T]"),
     Kind(
@@ -161,4 +162,4 @@ _ALL = (
 )  # fmt: skip
 
 KINDS: dict[str, Kind] = {kind.word: kind for kind in _ALL}
-"""All kinds by word, in the order in which an iteration meets them."""
+"""All kinds by word, in the order in which an iteration uses them."""

@@ -1,4 +1,4 @@
-"""What a part needs of the other parts of a recipe, said beside its code."""
+"""What a part needs from the other parts of a recipe, declared next to its code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 class Something:
-    """Stands for any value that is neither left out nor empty."""
+    """Means any value that is neither left out nor empty."""
 
     def __repr__(self) -> str:
         return "something"
@@ -24,7 +24,7 @@ SOMETHING = Something()
 
 
 class Stated:
-    """Stands for any value that is not left out, 0 and an empty list too."""
+    """Means any value that is not left out, including 0 and an empty list."""
 
     def __repr__(self) -> str:
         return "a value"
@@ -35,17 +35,17 @@ STATED = Stated()
 
 @dataclass(frozen=True)
 class Need:
-    """A part works only where a key of the recipe has one of some values.
+    """A condition of a part: a key of the recipe must have one of some values.
 
     Attributes:
-        key: dotted; of a part it has the name.
-        values: those that will do; `SOMETHING` for all but nothing, `STATED` for all that is not left out, None for
-            nothing.
-        why: a clause with the part as its subject, such as "compares states with what they become".
-        unless: where this option of the part itself has its default or is left out, the need does not hold; None for a
-            need that always holds.
-        task: of which recipes, "images" or "text"; None for both.
-        mend: what to write instead; follows from `values` if left out.
+        key: dotted key. If its value is a part, the name of the part counts.
+        values: the allowed values. `SOMETHING` allows all values that are not empty, `STATED` allows all values that
+            are not left out, and None allows a key that is left out.
+        why: the rest of a sentence whose subject is the part, such as "compares states with what they become".
+        unless: name of an option of the part itself. If the option is left out, empty, 0 or false, the need does not
+            apply. None if the need always applies.
+        task: task of the recipes to which the need applies, "images" or "text"; None for both.
+        mend: what to write instead; made from `values` if it is None.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Need:
     mend: str | None = None
 
     def fault(self, recipe: Any, who: str) -> str | None:
-        """What is wrong, for the part called `who`; None if nothing is."""
+        """The message about the part called `who`; None if the need is met."""
         if self.task is not None and recipe.task != self.task:
             return None
         found = value_at(recipe, self.key)
@@ -75,10 +75,10 @@ Rule = Callable[..., "list[str]"]
 
 
 def needs(*wanted: Need | Rule) -> Callable[[T], T]:
-    """Let a part say what it needs of a recipe; a section says it in `needs`.
+    """Let a part say what it needs from a recipe; a section says it in its attribute `needs`.
 
     Args:
-        wanted: a `Need`, or where words do not do a function `(recipe, choice) -> list of faults`.
+        wanted: each a `Need`, or a function `(recipe, choice) -> list of faults` for what a `Need` cannot express.
     """
 
     def marked(part: T) -> T:
@@ -89,25 +89,25 @@ def needs(*wanted: Need | Rule) -> Callable[[T], T]:
 
 
 def several_updates(why: str) -> Rule:
-    """A need of more than one optimizer step a rollout; `why` is a clause with the part as its subject."""
+    """A need for more than one optimizer step per rollout; `why` is the rest of a sentence about the part."""
 
     def rule(recipe: Any, choice: Choice) -> list[str]:
         if recipe.optimizer.updates * recipe.optimizer.epochs > 1:
             return []
         return [
-            f"{choice.kind} {choice.short} {why}, which one optimizer step per rollout never does; use "
-            "optimizer.updates or optimizer.epochs above 1"
+            f"{choice.kind} {choice.short} {why}. With one optimizer step per rollout, every loss is computed "
+            "before the policy moves; use optimizer.updates or optimizer.epochs above 1"
         ]
 
     return rule
 
 
 def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
-    """A rule that options keep their defaults where another option leaves them nothing to do.
+    """A rule that options keep their defaults if another option leaves them without effect.
 
     Args:
-        options: of the part.
-        where: whether they have no effect, from the part as it is chosen.
+        options: options of the part.
+        where: whether the options have no effect, as a function of the chosen part.
         why: a clause that says why, such as "with scale none nothing is divided".
     """
 
@@ -118,12 +118,12 @@ def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
 
 
 def without_effect(choice: Choice, option: str, why: str) -> str | None:
-    """What to say of an option that has no effect; None where it has its default, or has none.
+    """The message for an option that has no effect; None if it has its default value, or if it has no default.
 
     Args:
         choice: the part.
-        option: of it.
-        why: a clause that says why it has no effect.
+        option: the option of the part.
+        why: a clause that says why the option has no effect.
     """
     field = options_model(choice.kind, choice.name).model_fields[option]
     if field.is_required():
@@ -132,11 +132,11 @@ def without_effect(choice: Choice, option: str, why: str) -> str | None:
 
 
 def unused(section: Section, options: Sequence[str], why: str) -> list[str]:
-    """What to say of keys of a section that have no effect, and not their defaults.
+    """The messages for keys of a section that have no effect but do not have their defaults.
 
     Args:
-        section: with the keys.
-        options: those keys.
+        section: the section with the keys.
+        options: the keys that have no effect.
         why: a clause that says why they have no effect.
     """
     fields = type(section).model_fields
@@ -158,7 +158,7 @@ def _of_no_use(who: str, option: str, value: Any, default: Any, why: str) -> str
 
 
 def _written(value: Any) -> Any:
-    """A value as a message has it."""
+    """A value as a message shows it."""
     if not isinstance(value, Choice):
         return value
     options = ", ".join(f"{name} {plain(option)}" for name, option in value.options.items())
@@ -166,7 +166,7 @@ def _written(value: Any) -> Any:
 
 
 def unmet(recipe: Any) -> list[str]:
-    """What the chosen parts and the sections of a recipe need and do not have."""
+    """Messages about the unmet needs of the parts and sections of a recipe."""
     faults = []
     for who, place, need in _all_needs(recipe):
         if not isinstance(need, Need):
@@ -174,18 +174,18 @@ def unmet(recipe: Any) -> list[str]:
         elif _holds(need, place):
             fault = need.fault(recipe, who)
             faults += [fault] if fault else []
-    # Several entries of a list may need the same.
+    # Several entries of a list may have the same need.
     return list(dict.fromkeys(faults))
 
 
 def asking(recipe: Any, key: str) -> list[str]:
-    """Which parts and sections of a recipe need that a key has a value."""
+    """The parts and sections of a recipe that need a value at a key."""
     return [who for who, place, need in _all_needs(recipe) if isinstance(need, Need) and need.key == key
             and need.values != (None,) and _holds(need, place)]  # fmt: skip
 
 
 def _holds(need: Need, place: Choice | Section) -> bool:
-    """Whether a need of a part or a section is one, by the option that it depends on."""
+    """Whether a need applies, given the option of its part or section on which it depends."""
     if need.unless is None:
         return True
     given = place.get(need.unless) if isinstance(place, Choice) else getattr(place, need.unless)
@@ -193,7 +193,7 @@ def _holds(need: Need, place: Choice | Section) -> bool:
 
 
 def _all_needs(recipe: Any) -> list[tuple[str, Any, Need | Rule]]:
-    """Who needs something, the part or section that it is, and what."""
+    """For every need: the name of the part or section, the part or section itself, and the need."""
     found: list[tuple[str, Any, Need | Rule]] = [
         (f"{choice.kind} {choice.short}", choice, need)
         for _, choice in choices(recipe)
@@ -207,7 +207,7 @@ def _all_needs(recipe: Any) -> list[tuple[str, Any, Need | Rule]]:
 
 
 def _sections(section: Section, key: str = "") -> list[tuple[str, Section]]:
-    """A section and all within it, with their dotted keys."""
+    """A section and all sections within it, with their dotted keys."""
     found = [(key, section)]
     for name in type(section).model_fields:
         value, place = getattr(section, name), f"{key}.{name}" if key else name

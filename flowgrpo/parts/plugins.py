@@ -1,4 +1,4 @@
-"""From a name to code: of a file, of a module, or of an installed package."""
+"""Finding the code for a name: in a file, a module, or an installed package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALLED = "or a class with `__call__`"
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence: `"; did you mean 'x'?"` for the closest known words, or a full stop."""
+    """The end of a sentence: `"; did you mean 'x'?"` with the closest known words, or a full stop if none is close."""
     close = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else "."
 
@@ -33,18 +33,18 @@ def nearest(word: str, known: Collection[str]) -> str:
 def resolve(
     name: str, word: str, known: Mapping[str, Callable[..., Any] | str], group: str, callable_as: str = CALLED
 ) -> Callable[..., Any]:
-    """The function or class that a name, `path/to/file.py:name` or `package.module:name` stands for.
+    """The function or class for a name, a `path/to/file.py:name` or a `package.module:name`.
 
     Args:
-        name: as a recipe has it.
-        word: what it names, such as "reward" or "kernel", for messages.
-        known: names that the package has: the code, or `module:attribute`.
-        group: of entry points, in which installed packages declare further names.
-        callable_as: what a class of this kind has to be, for messages.
+        name: name as the recipe writes it.
+        word: kind of thing that the name means, such as "reward" or "kernel", for messages.
+        known: names in the package, each with its code or its `module:attribute`.
+        group: group of entry points, in which installed packages declare further names.
+        callable_as: a description of the classes that are allowed, for messages.
 
     Raises:
-        ValueError: there is no such name, file, module or attribute; says what there is instead.
-        ModuleNotFoundError: its module imports a package that is not installed.
+        ValueError: if there is no such name, file, module or attribute. The message lists what exists instead.
+        ModuleNotFoundError: if its module imports a package that is not installed.
     """
     if ":" in name:
         if not all(name.rpartition(":")[::2]):
@@ -75,7 +75,7 @@ def _short(name: str, most: int = 80) -> str:
 
 
 def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """What installed packages declare in a group."""
+    """The entry points that installed packages declare in a group."""
     return list(importlib.metadata.entry_points(group=group))
 
 
@@ -83,8 +83,8 @@ def load(target: str, name: str, word: str, callable_as: str = CALLED) -> Callab
     """The function or class at `FILE:NAME` or `MODULE:NAME`; `name` and `word` are for messages.
 
     Raises:
-        ValueError: there is no such file, module or attribute.
-        ModuleNotFoundError: it imports a package that is not installed.
+        ValueError: if there is no such file, module or attribute.
+        ModuleNotFoundError: if the module imports a package that is not installed.
     """
     location, _, attribute = target.rpartition(":")
     is_file = location.endswith(".py") or "/" in location or "\\" in location
@@ -142,7 +142,7 @@ def _import_file(location: str, word: str) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        # A module that is not installed has a message of its own; an interrupt is nobody's fault.
+        # A module that is not installed has its own message, and an interrupt is not an error of the file.
         if isinstance(error, ModuleNotFoundError) or not isinstance(error, (Exception, SystemExit)):
             raise
         raise ValueError(f"{word} file {location!r} cannot be imported: {told(error)}") from error
@@ -151,11 +151,11 @@ def _import_file(location: str, word: str) -> ModuleType:
 
 
 def told(error: BaseException) -> str:
-    """An exception of a plug-in, with its file and line, in a sentence."""
+    """A sentence about an exception of a plug-in, with its file and line."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     if isinstance(error, SyntaxError):
-        return f"line {error.lineno}: {said}, which is a fault of syntax; mend it"
-    # The last call in a file that is no library's is the author's.
+        return f"line {error.lineno}: {said}, which is a syntax error; correct it"
+    # The author's own code is the last call in a file that belongs to no library.
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith((_PACKAGE, "<"))]
     return f"{Path(own[-1].filename).name}, line {own[-1].lineno}: {said}" if own else said
@@ -188,14 +188,14 @@ def describe(target: str) -> str:
 
 
 def _source(module: str) -> Path | None:
-    """Where a module's source is, found without importing its parent packages."""
+    """The file with a module's source, found without importing its parent packages."""
     parts = module.split(".")
     search: Any = None
     spec = None
     for depth in range(1, len(parts) + 1):
         try:
             name = ".".join(parts[:depth])
-            # An editable installation has a finder of its own, which knows the top of a package alone.
+            # An editable installation has its own finder, which knows only the top of a package.
             spec = importlib.util.find_spec(name) if depth == 1 else PathFinder.find_spec(name, search)
         except (ImportError, ValueError):
             return None
@@ -208,12 +208,12 @@ def _source(module: str) -> Path | None:
 
 
 def first_line(text: str | None) -> str:
-    """The first line that is not blank, or nothing."""
+    """The first line that is not blank, or an empty text."""
     return text.strip().splitlines()[0].strip() if text and text.strip() else ""
 
 
 def _unnamed(name: str, word: str) -> str:
-    """What to say of a location without a name, or a name without a location."""
+    """The message for a location without a name, or a name without a location."""
     location = name.rpartition(":")[0]
     defined = ", ".join(_definitions(_import_file(location, word))) if location.endswith(".py") else ""
     listed = f", with one of its functions or classes ({defined})" if defined else ""

@@ -1,4 +1,4 @@
-"""Types of options that say which values they take. Without one of these an option takes any finite number."""
+"""Types that say which values an option takes. A plain number takes any finite value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class _Given:
-    """Marks a parameter that a run gives to a part, and no recipe."""
+    """Marks a parameter whose value comes from the run, not from the recipe."""
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -18,7 +18,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 """From 0 to 1, both included."""
 Bound = Annotated[float, Field(ge=0, allow_inf_nan=True)]
-"""Not below 0; `.inf` is no bound."""
+"""Not below 0; `.inf` means that there is no bound."""
 Unbounded = Annotated[float, Field(allow_inf_nan=True)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, and at most 1."""
@@ -27,7 +27,7 @@ Several = Annotated[int, Field(ge=2)]
 Whole = Annotated[int, Field(ge=0)]
 
 Given = Annotated[T, _Given]
-"""`elements: Given[int]`: not an option. The run gives it to whoever asks for it by this name."""
+"""`elements: Given[int]` is not an option. The run gives its value to every part that asks for it by this name."""
 
 
 def is_given(annotation: object) -> bool:

@@ -1,4 +1,4 @@
-"""What every section of a recipe is built on."""
+"""The base class of every section of a recipe."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 MOST, MOST_OF_A_KIND = 2**63 - 1, 10**9
-"""The greatest whole number, which a seed may be, and the greatest count."""
+"""The largest whole number, which is the limit for seeds, and the largest count."""
 
 
 class Section(BaseModel):
     """Base of every section: unknown keys are refused and values are not silently converted between types.
 
-    Numbers are finite, and whole numbers not beyond what the libraries count with.
+    Numbers must be finite. Whole numbers must not be larger than the libraries can count.
     """
 
     needs: ClassVar[tuple[Any, ...]] = ()
-    """What it needs of the rest of a recipe, see `needs.Need`."""
+    """What the section needs from the rest of a recipe, see `needs.Need`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), strict=True, allow_inf_nan=False)
 
@@ -40,7 +40,7 @@ class Section(BaseModel):
 
 
 def _fault_within(value: Any) -> tuple[str, str] | None:
-    """Where in a free mapping or a list a number is none or too great, and what to say of it; None if nowhere."""
+    """Place and message of a number in a free mapping or list that is NaN or too large; None if there is none."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         if isinstance(inner, float) and math.isnan(inner):
             return str(key), "is nan; give a finite number"
@@ -52,4 +52,4 @@ def _fault_within(value: Any) -> tuple[str, str] | None:
 
 
 OptionNumber = Annotated[float, Field(allow_inf_nan=True)]
-"""A hyper-parameter: without limit where it is infinite."""
+"""A hyper-parameter; if it is infinite, there is no limit."""

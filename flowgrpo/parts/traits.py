@@ -1,4 +1,4 @@
-"""What the code of a part says of itself in attributes, and what a recipe asks of them."""
+"""Attributes by which a part describes itself, and functions that read the attributes of a recipe's parts."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ TRAINED = {
     "choices": "choices among the next states of a group",
     "images": "finished images that are noised again",
 }
-"""What an objective of images may train: the value of its attribute `trains`, and in words."""
+"""What an objective of images may train: the values of its attribute `trains`, each with a description."""
 
 
 OFFERED = {
-    "tree": "the images of a prompt that it makes have states in common",
-    "splits": "the images of a prompt part at steps where every state splits",
+    "tree": "the images that it makes of a prompt have states in common",
+    "splits": "the images of a prompt separate at steps where every state splits",
     "branches": "a state may become several images",
     "noiseless": "none of its steps has noise",
     "neighbours": "it trains steps without noise, as choices among neighbours",
     "divergence": "it tells how far the policy has moved since it last saw a prompt",
     "multipliers": "it finds the weights of rewards with `at_least`",
 }
-"""What a part may offer to other parts, and what it says of the part."""
+"""What a part may offer to other parts, each with a description of the part."""
 
 
 def offers(*what: str, where: str | None = None) -> Callable[[T], T]:
-    """Let a part say what other parts may rely on.
+    """Let a part say what it offers to other parts.
 
     Args:
         what: keys of `OFFERED`.
-        where: only where this option of the part is neither left out nor false; always if left out.
+        where: name of an option. The part offers this only if the option is neither null nor false. None if the part
+            always offers this.
 
     Raises:
-        ValueError: no part could rely on that.
+        ValueError: if a key is not in `OFFERED`.
     """
     for one in what:
         if one not in OFFERED:
@@ -52,19 +53,19 @@ def offers(*what: str, where: str | None = None) -> Callable[[T], T]:
 
 
 def offered(recipe: Any, what: str) -> bool:
-    """Whether a part of a recipe, with its options, offers something."""
+    """Whether any part of a recipe, with its options, offers `what`."""
     return any(offering(choice, what) for _, choice in choices(recipe))
 
 
 def offering(choice: Choice, what: str) -> bool:
-    """Whether a part, with its options, offers something."""
+    """Whether a part, with its options, offers `what`."""
     offered: tuple[tuple[str, str | None], ...] = getattr(choice.target, "offered", ())
     wheres = [where for one, where in offered if one == what]
     return any(where is None or (choice.get(where) is not None and choice[where] is not False) for where in wheres)
 
 
 def compares(part: T) -> T:
-    """Let a part say that it compares with the reference: the base model, or what `reference` makes of it."""
+    """Let a part say that it compares with the reference: the base model, or the average that `reference` describes."""
     part.compares = True  # type: ignore[attr-defined]
     return part
 
@@ -82,12 +83,12 @@ def part_scores(part: T) -> T:
 
 
 def saying(recipe: Any, trait: str) -> list[Choice]:
-    """The parts of a recipe whose code says `trait` of itself."""
+    """The parts of a recipe whose code has the attribute `trait`."""
     return [choice for _, choice in choices(recipe) if getattr(choice.target, trait, False)]
 
 
 def trained(recipe: Any) -> str:
-    """What the objective of a recipe of images trains: a key of `TRAINED`."""
+    """What the objective of an image recipe trains: a key of `TRAINED`."""
     found: str = getattr(recipe.objective.target, "trains", "steps")
     return found
 

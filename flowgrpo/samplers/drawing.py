@@ -1,7 +1,7 @@
 """Drawings of a plan: the rollout tree of one prompt, as text for a terminal and as an SVG picture.
 
-The tree is not worked out a second time. The executor runs the plan on states of one number with a velocity of
-zero, and what is drawn is the tree that it recorded.
+No second code computes the tree. The executor runs the plan on states of one number with a velocity of zero, and the
+drawing shows the tree that the executor recorded.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Node:
     """A state of the tree, and the edge that leads to it.
 
     Attributes:
-        parent: the state it comes from, as an index; -1 for an initial noise.
-        start: denoising step of the edge, the level of the parent; -1 for an initial noise.
-        level: of the state, as an index into the noise levels.
-        line: `main`; `side` for the step by which a side branch leaves; `finish` for its deterministic rest;
-            `probe` for a branch without noise.
-        kernel: of the edge; `ode` wherever no noise is added.
-        std: of the edge, 0 for a deterministic one.
+        parent: index of the parent state; -1 for an initial noise.
+        start: denoising step of the edge, which is the level of the parent; -1 for an initial noise.
+        level: level of the state, as an index into the noise levels.
+        line: `main` for the main line; `side` for the first step of a side branch; `finish` for the deterministic rest
+            of a side branch; `probe` for a branch without noise.
+        kernel: kernel of the edge; `ode` if no noise is added.
+        std: standard deviation of the edge; 0 for a deterministic edge.
         trained: whether the edge enters the loss.
         leaf: whether the state is an image.
     """
@@ -51,7 +51,7 @@ class PlanTree:
 
     Attributes:
         plan: the plan.
-        nodes: the initial noises first, then parents before children, the main line before its side branches.
+        nodes: the initial noises first. Parents come before children, and the main line comes before its side branches.
     """
 
     plan: Plan
@@ -59,7 +59,7 @@ class PlanTree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """Children of each node, those of the main line first."""
+        """Children of each node; children on the main line come first."""
         found: list[list[int]] = [[] for _ in self.nodes]
         for k, node in enumerate(self.nodes):
             if node.parent >= 0:
@@ -68,12 +68,12 @@ class PlanTree:
 
     @cached_property
     def evaluations(self) -> tuple[int, ...]:
-        """States that the denoiser is called on, by denoising step."""
+        """Number of states on which the denoiser is called, by denoising step."""
         calls = Counter(node.level for node in self.nodes)
         return tuple(calls[i] for i in range(self.plan.num_steps))
 
     def leaving(self, line: str) -> list[Node | None]:
-        """An edge of each denoising step that leaves the main line on this line; None where there is none."""
+        """For each denoising step, an edge from the main line onto this line; None if there is no such edge."""
         first: dict[int, Node] = {}
         for node in self.nodes:
             if node.line == line and node.parent >= 0 and self.nodes[node.parent].line == "main":
@@ -82,7 +82,7 @@ class PlanTree:
 
 
 def unfold(plan: Plan) -> PlanTree:
-    """The tree of one prompt, as the executor walks it; no model is needed."""
+    """The tree of one prompt, as the executor walks it; this needs no model."""
     rollout = RolloutRunner(lambda x, i, prompts: torch.zeros_like(x), plan, (1,)).run((0,))
     trained = {node for t in rollout.transitions for node in t.node.tolist()}
     leaves = set(rollout.leaf.tolist())
@@ -108,7 +108,7 @@ def _plural(count: int, what: str) -> str:
 
 
 def summary(plan: Plan) -> str:
-    """What one prompt costs, in a line."""
+    """The cost of one prompt, in one line."""
     counts = plan.counts()
     return (
         f"one prompt: {_plural(plan.roots, 'noise')} → {_plural(counts.leaves, 'image')}, {counts.evaluations} "
@@ -118,7 +118,7 @@ def summary(plan: Plan) -> str:
 
 
 def kernel_runs(tree: PlanTree, line: str) -> list[tuple[int, int, str]]:
-    """Neighbouring steps whose edges on a line are alike: (first, last, kernel and noise level, or solver)."""
+    """Runs of steps whose edges on a line are of one kind: (first, last, kernel and noise level, or solver)."""
     runs: list[tuple[int, int, str]] = []
     for i, edge in enumerate(tree.leaving(line)):
         if edge is None:
@@ -146,9 +146,9 @@ _MEANING = {
 
 
 def draw_text(tree: PlanTree, title: str, note: str = "") -> str:
-    """The tree for a terminal: siblings that are alike are drawn once, with their number.
+    """The tree for a terminal: equal siblings are drawn once, with their number.
 
-    It is 100 columns wide for 10 steps and 120 for 25.
+    The drawing is 100 columns wide for 10 steps, and 120 columns for 25 steps.
     """
     plan, folded = tree.plan, _fold(tree)
     numbers = [f"×{count}" for kids in folded.values() for _, count in kids] + [str(n) for n in tree.evaluations]
@@ -184,7 +184,7 @@ def draw_text(tree: PlanTree, title: str, note: str = "") -> str:
 
 
 def _short(value: float, cell: int) -> str:
-    """A sigma or std in fewer characters than a cell has."""
+    """A sigma or std as text that is shorter than a cell."""
     if cell > 5:
         return f"{value:.3f}"
     return f"{value:.2f}".removeprefix("0") if value < 0.995 else f"{value:.1f}"
@@ -195,7 +195,7 @@ def steps_text(first: int, last: int) -> str:
 
 
 def _paragraph(name: str, entries: Sequence[str], between: str) -> list[str]:
-    """Entries behind a name, in lines that fit, none cut in two."""
+    """A name and its entries, in lines that fit; no entry is split."""
     lines: list[str] = []
     for entry in entries:
         if lines and len(lines[-1]) + len(between) + len(entry) <= _WIDTH:
@@ -206,7 +206,7 @@ def _paragraph(name: str, entries: Sequence[str], between: str) -> list[str]:
 
 
 def _fold(tree: PlanTree) -> dict[int, list[tuple[int, int]]]:
-    """One node for all that are alike, edge and all that hangs from them: node → [(child, how often)]."""
+    """One node for all nodes whose edge and subtree are equal: node → [(child, how often)]."""
     known: dict[tuple[Node, tuple[tuple[int, int], ...]], int] = {}
     folded: dict[int, list[tuple[int, int]]] = {}
     one_of = [0] * len(tree.nodes)
@@ -218,10 +218,11 @@ def _fold(tree: PlanTree) -> dict[int, list[tuple[int, int]]]:
 
 
 def _text_rows(tree: PlanTree, folded: dict[int, list[tuple[int, int]]], cell: int) -> list[str]:
-    """The folded tree, a row for each kind of path. What leaves a line last stands next to it, so none cross."""
+    """The folded tree, a row for each kind of path. Later branches are nearer to their line, so that none cross."""
     rows: list[list[str]] = [[]]
     root = next(k for k in folded if tree.nodes[k].parent < 0)
-    # A node, siblings like it, all like it in the tree, the row of its parent, whether it goes on in that row.
+    # Each entry: node, number of equal siblings, number of equal nodes in the tree, row of the parent, whether the node
+    # goes on in the parent's row.
     todo = [(root, 1, tree.plan.roots, 0, True)]
     while todo:
         k, count, total, row, same = todo.pop()

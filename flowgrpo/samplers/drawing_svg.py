@@ -10,7 +10,7 @@ from .drawing import Node, PlanTree, kernel_runs, steps_text, summary
 from .solvers import called
 
 SVG_LEAVES = 400
-"""Leaves that an SVG holds at most."""
+"""Largest number of leaves in an SVG."""
 
 _STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1b2023; }
@@ -39,24 +39,24 @@ _STATES = {"noise": "noise", "state": "state, evaluated once", "image": "image",
 
 
 def draw_svg(tree: PlanTree, title: str, note: str = "") -> str:
-    """The tree as a picture that needs nothing else, every state drawn; noises beyond `SVG_LEAVES` are left out.
+    """The tree as a self-contained picture that shows every state; noises beyond `SVG_LEAVES` leaves are left out.
 
     Raises:
-        ValueError: a single noise has more leaves than that.
+        ValueError: if a single noise has more leaves than `SVG_LEAVES`.
     """
     roots, leaves = tree.plan.roots, sum(node.leaf for node in tree.nodes)
     drawn = min(roots, SVG_LEAVES * roots // leaves)
     if not drawn:
         raise ValueError(
-            f"one noise leads to {leaves // roots} images, and an SVG holds {SVG_LEAVES}; draw the plan as text, where "
-            "branches that are alike are one"
+            f"one noise leads to {leaves // roots} images, and an SVG holds {SVG_LEAVES}; draw the plan as text, "
+            "which shows equal branches once"
         )
     left_out = f"{drawn} of {roots} noises drawn" if drawn < roots else ""
     return _Picture(tree, drawn).draw(title, "; ".join(filter(None, [summary(tree.plan), left_out, note])))
 
 
 def _heights(tree: PlanTree, roots: int) -> dict[int, float]:
-    """Height of every node from the first `roots` noises, in leaves from the top; a line without splits is level."""
+    """Height of every node below the first `roots` noises, in leaves from the top; a line without splits is level."""
     heights: dict[int, float] = {}
     order: list[int] = []
     todo, leaves = list(reversed(range(roots))), itertools.count()
@@ -90,7 +90,7 @@ def _band_height(tree: PlanTree, line: str) -> float:
 
 
 class _Picture:
-    """An SVG of the first `roots` noises: geometry, and the parts from top to bottom."""
+    """An SVG of the first `roots` noises: its geometry, and its parts from top to bottom."""
 
     def __init__(self, tree: PlanTree, roots: int) -> None:
         self.tree, self.plan = tree, tree.plan
@@ -137,7 +137,7 @@ class _Picture:
             self.shape("text", style, x=x, y=y).text = text
 
     def table(self) -> None:
-        """Columns of trained steps, the step numbers, and for each line its kernels and stds; below them the sigmas."""
+        """Columns of trained steps, the step numbers, the kernels and stds of each line, and below them the sigmas."""
         y, end = _ROWS, self.bottom + 16.0
         for i in self.plan.trained_steps:
             self.shape("rect", "lit", x=self.x(i), y=y - 16, width=self.column, height=end - y + 16)
@@ -197,7 +197,7 @@ class _Picture:
         return self.shape("circle", style, cx=x, cy=y, r=(5.0 if style == "noise" else 2.9) * scale)
 
     def evaluations(self, y: float) -> None:
-        """Calls of the denoiser, a bar for each step."""
+        """A bar for each step: the number of calls of the denoiser."""
         calls = self.tree.evaluations
         base, wide = y + 54.0, min(24.0, 0.4 * self.column)
         self.write(24, base - 20, "evaluations", "quiet")
@@ -208,7 +208,7 @@ class _Picture:
             self.write(self.x(i + 0.5), base - tall - 6, str(count), "middle")
 
     def key(self, y: float) -> float:
-        """What strokes and marks mean, of those that occur; the height of the picture."""
+        """Draw the key of all strokes and marks that occur, and return the height of the picture."""
         edges = {_edge_style(node) for node in self.nodes.values() if node.parent >= 0}
         marks = {_state_style(node) for node in self.nodes.values()}
         entries = [(style, meaning) for style, (meaning, _) in _EDGES.items() if style in edges]

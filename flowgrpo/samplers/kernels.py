@@ -6,11 +6,11 @@ from ``sigma`` to ``sigma_next < sigma`` (``delta`` is their difference) is, for
 
     mean = (1 - sigma_next) x0_hat + kappa x1_hat,        x_next = mean + std * noise,
 
-so a kernel is only the pair ``(std, kappa)``. Those of a reverse SDE (Flow, Dance, Wan, SAGE) have
+so a kernel is only the pair ``(std, kappa)``. Kernels of a reverse SDE (Flow, Dance, Wan, SAGE) have
 ``kappa = sigma_next - std**2 / (2 sigma)``; CPS and DDIM have ``kappa**2 + std**2 = sigma_next**2``.
 
-Log-probabilities are averaged, not summed, over the ``D`` elements of a latent, as in every paper's code: a
-ratio here is the true transition ratio to the power ``1/D``, and clip ranges are quoted on that scale.
+Log-probabilities are averaged, not summed, over the ``D`` elements of a latent, as in the code of every paper. So a
+ratio here is the true transition ratio to the power ``1/D``, and clip ranges are given on this scale.
 """
 
 import math
@@ -31,10 +31,10 @@ class Coefficients:
     """One transition, as float64 scalars shared by every sample of the step.
 
     Attributes:
-        std: of one element of ``x_next``, step size included; 0 for a deterministic step.
+        std: standard deviation of one element of ``x_next``, step size included; 0 for a deterministic step.
         kappa: weight of the predicted noise in the mean.
-        sigma: noise level the step starts from, in (0, 1].
-        sigma_next: noise level it ends at, in [0, sigma).
+        sigma: noise level at which the step starts, in (0, 1].
+        sigma_next: noise level at which the step ends, in [0, sigma).
     """
 
     std: float
@@ -55,10 +55,11 @@ def ode(sigmas: Sequence[float], i: int) -> tuple[float, float]:
 def flow_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of Flow-GRPO (arXiv:2505.05470): ``std**2 = eta**2 delta sigma / (1 - sigma)``.
 
-    This diverges at ``sigma = 1``. The released code puts ``sigmas[1]`` in the denominator where sigma
-    equals 1, and so explodes for a table that starts at 0.9999. Here the denominator of the first step is
-    ``max(1 - sigma, delta)``: the same number at 1 (``std = eta``), continuous below it, so that ``std <=
-    eta sqrt(sigma)``, and the plain formula for a table that starts lower. No later step is altered.
+    The formula diverges at ``sigma = 1``. Where sigma equals 1, the released code uses ``sigmas[1]`` in the
+    denominator. So the released code still explodes for a table that starts at 0.9999. Here the denominator of the
+    first step is ``max(1 - sigma, delta)``. At sigma 1 it gives the released code's number (``std = eta``). Below 1 it
+    is continuous, with ``std <= eta sqrt(sigma)``, and for a table that starts lower it is the plain formula. Later
+    steps are unchanged.
 
     Options:
         eta: noise level; 0 makes the step deterministic.
@@ -82,8 +83,8 @@ def dance_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.3) -> tup
 def wan_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 1.0) -> tuple[float, float]:
     """``(std, kappa)`` of Flow-GRPO's Wan script: diffusion linear in ``sigma``.
 
-    It runs from ``sigmas[-1]`` at 0 to ``sigmas[1]`` at 1. The script has no noise level; `eta` multiplies
-    the diffusion, and 1 is the published sampler.
+    The diffusion is ``sigmas[-1]`` at ``sigma = 0`` and ``sigmas[1]`` at ``sigma = 1``. The script has no noise level;
+    here `eta` multiplies the diffusion, and 1 is the published sampler.
 
     Options:
         eta: factor of the diffusion; 1 is the published sampler.
@@ -96,11 +97,11 @@ def wan_sde(sigmas: Sequence[float], i: int, *, eta: NotNegative = 1.0) -> tuple
 def cps(sigmas: Sequence[float], i: int, *, eta: Share = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of coefficients-preserving sampling (arXiv:2509.05952).
 
-    ``std = sigma_next sin(eta pi/2)``, so the step to 0 is deterministic. It preserves the coefficients of
-    the interpolation, not its marginal: a fixed share of the noise is redrawn however short the step is.
+    ``std = sigma_next sin(eta pi/2)``, so the step to 0 is deterministic. The kernel preserves the coefficients of the
+    interpolation, but not its marginal: every step draws a fixed share of the noise anew, even a very short step.
 
     Options:
-        eta: share of a right angle by which the noise is turned; 1 draws all of it anew.
+        eta: angle by which the noise is turned, as a share of a right angle; 1 draws all of the noise anew.
     """
     angle = 0.5 * math.pi * eta
     return sigmas[i + 1] * math.sin(angle), sigmas[i + 1] * math.cos(angle)
@@ -109,9 +110,9 @@ def cps(sigmas: Sequence[float], i: int, *, eta: Share = 0.7) -> tuple[float, fl
 def sage(sigmas: Sequence[float], i: int, *, eta: NotNegative = 0.7) -> tuple[float, float]:
     """``(std, kappa)`` of SAGE-GRPO (arXiv:2603.21872): Flow-GRPO's variance, integrated over the step.
 
-    ``std**2 = eta**2 (ln[(1 - sigma_next) / (1 - sigma)] - delta)``, ``sigma`` capped at 0.997. Where a fine
-    table also ends a step above the cap, the released code takes the root of a negative number; here the
-    variance is at least 0, so that step is deterministic. All others are as published.
+    ``std**2 = eta**2 (ln[(1 - sigma_next) / (1 - sigma)] - delta)`` with ``sigma`` capped at 0.997. In a fine table, a
+    step may also end above the cap. There the released code takes the root of a negative number. Here the variance is
+    at least 0, so such a step is deterministic. All other steps are as published.
 
     Options:
         eta: noise level; 0 makes the step deterministic.
@@ -125,7 +126,7 @@ def ddim(sigmas: Sequence[float], i: int, *, eta: Share = 1.0) -> tuple[float, f
     """``(std, kappa)`` of DDIM (arXiv:2010.02502, Eq. 16) in the coordinates of flow matching.
 
     With the noise-to-signal ratio ``r = sigma / (1 - sigma)``: ``std**2 = eta**2 sigma_next**2 (1 - (r_next / r)**2)``,
-    ``kappa**2 + std**2 = sigma_next**2``. At 1 this is the posterior of DDPM; the step to 0 is deterministic.
+    ``kappa**2 + std**2 = sigma_next**2``. With `eta` 1 this is the posterior of DDPM. The step to 0 is deterministic.
 
     Options:
         eta: noise level; 0 is the deterministic sampler, 1 the posterior of DDPM.
@@ -141,7 +142,7 @@ KernelFunction = Callable[..., tuple[float, float]]
 STOCHASTIC: dict[str, KernelFunction] = {
     kernel.__name__: kernel for kernel in (flow_sde, dance_sde, wan_sde, cps, sage, ddim)
 }
-"""What a recipe may choose for its stochastic steps."""
+"""The kernels that a recipe may choose for its stochastic steps."""
 
 KERNELS: dict[str, KernelFunction] = {"ode": ode, **STOCHASTIC}
 
@@ -151,12 +152,12 @@ class Kernel:
     """A kernel with its noise level.
 
     Attributes:
-        name: key of `KERNELS`, or what pictures and messages call `function`.
-        eta: noise level; None takes the function's own.
-        function: `(sigmas, i) -> (std, kappa)`, in the place of the one called `name`.
+        name: a key of `KERNELS`; or, with `function`, the name in pictures and messages.
+        eta: noise level; None takes the default of the function.
+        function: `(sigmas, i) -> (std, kappa)`, used in place of the function called `name`.
 
     Raises:
-        ValueError: an unknown name without a function.
+        ValueError: if the name is unknown and there is no function.
     """
 
     name: str
@@ -172,10 +173,11 @@ class Kernel:
 
         Args:
             sigmas: the whole table, decreasing; kernels may look at its first and last levels.
-            i: step in ``0 .. T - 1``, from ``sigmas[i]`` to ``sigmas[i + 1]``.
+            i: step in ``0 .. T - 1``, which goes from ``sigmas[i]`` to ``sigmas[i + 1]``.
 
         Raises:
-            ValueError: no such step, the levels do not decrease within [0, 1], or the kernel gives no finite numbers.
+            ValueError: if there is no such step, the levels do not decrease within [0, 1], or the kernel gives numbers
+                that are not finite.
         """
         if not 0 <= i < len(sigmas) - 1:
             raise ValueError(f"no step {i} in a table of {len(sigmas)} levels; use 0 to {len(sigmas) - 2}")
@@ -204,10 +206,10 @@ def jacobian(sigma: float, sigma_next: float, kappa: float) -> float:
 
 
 def guard_weight(coefficients: Coefficients) -> float:
-    """GRPO-Guard's step weight ``1 / |J|`` (arXiv:2510.22319), which evens the gradient over the steps.
+    """GRPO-Guard's step weight ``1 / |J|`` (arXiv:2510.22319), which gives all steps gradients of one scale.
 
-    The paper divides by ``delta``. For Flow-SDE that is the same up to the constant ``1 + eta**2 / 2`` (1
-    on the step from ``sigma = 1``); for the other kernels only ``1 / |J|`` cancels the step's scale.
+    The paper divides by ``delta``. For Flow-SDE, ``|J|`` is ``delta`` times the constant ``1 + eta**2 / 2`` (times 1 on
+    the step from ``sigma = 1``). For the other kernels only ``1 / |J|`` cancels the step's scale.
     """
     return 1.0 / abs(jacobian(coefficients.sigma, coefficients.sigma_next, coefficients.kappa))
 
@@ -217,8 +219,8 @@ class Step:
     """One scored transition of ``N`` samples.
 
     Attributes:
-        x_next: [N, ...], storage dtype, detached: the state the model will see next.
-        mean: [N, ...], float32, carries gradients to the velocity.
+        x_next: [N, ...], storage dtype, detached: the state that the model sees next.
+        mean: [N, ...], float32, with gradients to the velocity.
         std: standard deviation of every element; 0 for a deterministic step.
         noise: [N, ...], float32, detached: ``(x_next - mean) / std`` of the rounded state; 0 if std is 0.
         log_prob: [N], float32, mean over the elements of a sample; NaN where std is 0.
@@ -232,7 +234,7 @@ class Step:
 
 
 def row_mean(values: Tensor) -> Tensor:
-    """[N, ...] -> [N], the mean over everything but the batch; the batch itself is never reduced."""
+    """[N, ...] -> [N], the mean over all dimensions but the first, the batch."""
     return values.flatten(1).mean(dim=1) if values.ndim > 1 else values
 
 
@@ -251,12 +253,12 @@ def step(
 ) -> Step:
     """Sample a transition (give `noise`) or score a stored one again (give `x_next`), in float32.
 
-    A sampled state is rounded to its storage dtype *before* its log-probability is taken, and the action is
-    data in both modes: gradients reach `velocity` through the mean only. Scoring the returned `x_next`
-    with the same velocity therefore gives the same log-probability to the last bit.
+    A sampled state is rounded to its storage dtype *before* its log-probability is taken. In both modes the next state
+    is data: gradients reach `velocity` only through the mean. So scoring the returned `x_next` with the same velocity
+    gives the same log-probability, to the last bit.
 
-    A deterministic step (std 0) has no density: its `log_prob` is NaN, so that a use of it shows, and its
-    `noise` is 0. `noise` given to it has no effect, `x_next` given to it is returned as it came.
+    A deterministic step (std 0) has no density. Its `log_prob` is NaN, so that a use of it is noticed, and its `noise`
+    is 0. For such a step, a given `noise` has no effect, and a given `x_next` is returned unchanged.
 
     Args:
         velocity: [N, ...], the model's prediction ``n - x0``, any float dtype.
@@ -264,10 +266,10 @@ def step(
         coefficients: the transition, from `Kernel.coefficients`.
         noise: [N, ...], standard normal.
         x_next: [N, ...], the stored state at ``coefficients.sigma_next``.
-        dtype: storage dtype of a sampled state; that of `x` unless given.
+        dtype: storage dtype of a sampled state; by default the dtype of `x`.
 
     Raises:
-        ValueError: shapes differ, both or (for a stochastic step) neither of `noise` and `x_next` given.
+        ValueError: if shapes differ, both `noise` and `x_next` are given, or a stochastic step has neither.
     """
     for name, tensor in (("velocity", velocity), ("noise", noise), ("x_next", x_next)):
         if tensor is not None and tensor.shape != x.shape:
@@ -298,16 +300,17 @@ RATIO_FORMS = ("gaussian", "guard", "cps_released")
 def log_ratio(delta_mean: Tensor, noise: Tensor, std: float, *, form: str = "gaussian") -> Tensor:
     """Log of the policy ratio from the shift of the mean, without subtracting two log-probabilities.
 
-    A difference of float32 log-probabilities is off by 4e-8, 2 % of a clip range of 2e-6; the direct forms
-    lose nothing. With ``s`` the std, ``e`` the stored noise and ``d`` the shift ``mean_new - mean_old``:
+    A difference of float32 log-probabilities has an error of 4e-8, which is 2 % of a clip range of 2e-6. The direct
+    forms have no such error. ``s`` is the std, ``e`` is the stored noise and ``d`` is the shift ``mean_new -
+    mean_old``:
 
-    - ``gaussian``: ``mean(e d) / s - mean(d**2) / (2 s**2)``, the mean-reduced log of the density ratio;
-    - ``guard``: ``mean(e d)``, the ratio normalisation of GRPO-Guard (arXiv:2510.22319, Eq. 8), mean zero;
-    - ``cps_released``: ``2 s mean(e d) - mean(d**2)``, of the released CPS log-prob ``-(x_next - mean)**2``:
-      ``2 s**2`` times the density form, so a clip range does not carry over.
+    - ``gaussian``: ``mean(e d) / s - mean(d**2) / (2 s**2)``, the log of the density ratio, averaged over elements;
+    - ``guard``: ``mean(e d)``, the ratio normalisation of GRPO-Guard (arXiv:2510.22319, Eq. 8), with mean zero;
+    - ``cps_released``: ``2 s mean(e d) - mean(d**2)``, from the released CPS log-prob ``-(x_next - mean)**2``. It is
+      ``2 s**2`` times the ``gaussian`` form, so the two forms need different clip ranges.
 
     Args:
-        delta_mean: [N, ...], differentiable.
+        delta_mean: [N, ...], the shift of the mean, differentiable.
         noise: [N, ...], `Step.noise` of the transition as it was sampled.
         std: standard deviation of the transition, above 0.
         form: one of `RATIO_FORMS`.
@@ -316,7 +319,7 @@ def log_ratio(delta_mean: Tensor, noise: Tensor, std: float, *, form: str = "gau
         [N] float32; each row depends on its own sample only.
 
     Raises:
-        ValueError: unknown form, a deterministic step, or shapes that differ.
+        ValueError: if the form is unknown, the step is deterministic, or shapes differ.
     """
     if form not in RATIO_FORMS:
         raise ValueError(f"unknown ratio form '{form}'; use one of {', '.join(RATIO_FORMS)}")

@@ -1,4 +1,4 @@
-"""What a plan refuses: geometry that cannot run or cannot be trained, with what to write instead."""
+"""Checks of a plan: they refuse geometry that cannot run or cannot be trained, and say what to write instead."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def check_shape(plan: Plan) -> None:
-    """Refuse numbers of steps, roots and samples that make no rollout; raises ValueError."""
+    """Refuse numbers of steps, roots and samples that cannot make a rollout; raise ValueError."""
     if len(plan.steps) != len(plan.sigmas) - 1:
         raise ValueError(f"{len(plan.steps)} step plans for {len(plan.sigmas) - 1} steps; give one for each")
     if plan.roots < 1 or plan.samples < 1:
         raise ValueError(f"roots is {plan.roots} and samples {plan.samples}; use at least 1 of each")
     if plan.neighbours and plan.roots < 2:
-        raise ValueError("neighbours need company: use 2 or more roots")
+        raise ValueError("neighbours is True with 1 root, and a sample has no neighbour then; use 2 or more roots")
     if plan.neighbours and any(
         step.side or step.kernel.coefficients(plan.sigmas, i).std > 0.0 for i, step in enumerate(plan.steps)
     ):
@@ -27,7 +27,7 @@ def check_shape(plan: Plan) -> None:
 
 
 def check_step(plan: Plan, i: int) -> tuple[Coefficients, Coefficients | None]:
-    """The transition of step `i` on the main line, and of its side branches; raises ValueError for a wrong step."""
+    """The transition of step `i` on the main line, and of its side branches; raise ValueError for a wrong step."""
     step = plan.steps[i]
     try:
         named_solver(step.solver)
@@ -43,12 +43,12 @@ def check_step(plan: Plan, i: int) -> tuple[Coefficients, Coefficients | None]:
     side = step.side_kernel.coefficients(plan.sigmas, i) if step.side_kernel else None
     if step.children > 1 and main.std == 0.0:
         raise ValueError(
-            f"step {i}: {step.children} children of a deterministic step ('{step.kernel.name}', std 0) are one "
-            "state; use a stochastic kernel or one child"
+            f"step {i}: {step.children} children of a deterministic step ('{step.kernel.name}', std 0) are all "
+            "equal; use a stochastic kernel or one child"
         )
     if side is not None and side.std == 0.0 and step.side > 1:
         raise ValueError(
-            f"step {i}: {step.side} side branches of std 0 are one state; use a stochastic kernel, or one branch"
+            f"step {i}: {step.side} side branches of std 0 are all equal; use a stochastic kernel, or one branch"
         )
     stochastic = main.std > 0.0 or (side is not None and side.std > 0.0)
     if step.trained and not stochastic and not plan.neighbours:
@@ -58,14 +58,14 @@ def check_step(plan: Plan, i: int) -> tuple[Coefficients, Coefficients | None]:
         )
     if step.trained and i == len(plan.steps) - 1:
         raise ValueError(
-            f"step {i} ends at sigma 0 and is trained; its std is so small that storage rounding rules its ratio "
-            f"(leave the last step out, train at most step {i - 1})"
+            f"step {i} ends at sigma 0 and is trained; its std is so small that storage rounding dominates its "
+            f"ratio; leave the last step out, and train at most step {i - 1}"
         )
     return main, side
 
 
 def check_whole(plan: Plan) -> None:
-    """Refuse steps that are right by themselves and make no rollout together; raises ValueError."""
+    """Refuse steps that are each valid but cannot make a rollout together; raise ValueError."""
     if any(c != 1 for step in plan.steps if step.side for c in step.completions) and any(
         step.solver != "euler" for step in plan.steps
     ):
@@ -75,7 +75,7 @@ def check_whole(plan: Plan) -> None:
     if plan.samples > 1 and plan.first_stochastic is None:
         raise ValueError(
             f"{plan.samples} samples share each initial noise but no step of the main line is stochastic, so "
-            "they would be one image; make a step stochastic or use `roots` for different noises"
+            "they would all be equal; make a step stochastic or use `roots` for different noises"
         )
     for i in plan.trained_steps:
         if plan.main_line_ends(i):

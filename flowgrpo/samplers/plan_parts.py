@@ -1,4 +1,4 @@
-"""The plans that a recipe may choose, each from the setting of a run and the iteration."""
+"""The plans that a recipe may choose. Each is a function of the setting of the run and of the iteration."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .windows import Window, progressive, whole
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is made for.
+    """The facts about a run from which a plan is made.
 
     Attributes:
-        sigmas: ``T + 1`` noise levels, which fall to exactly 0.
-        kernel: of the stochastic steps.
-        solver: of the deterministic steps.
-        group: images that the recipe asks of a prompt (`rollout.group`).
-        seed: of the run, for what a plan draws.
+        sigmas: ``T + 1`` noise levels, decreasing to exactly 0.
+        kernel: kernel of the stochastic steps.
+        solver: solver of the deterministic steps.
+        group: number of images per prompt in the recipe (`rollout.group`).
+        seed: seed of the run, for the random choices of a plan.
     """
 
     sigmas: tuple[float, ...]
@@ -42,15 +42,16 @@ class Setting:
         return len(self.sigmas) - 1
 
     def steps(self, window: Window, iteration: int, option: str = "window") -> list[int]:
-        """The steps of a window in an iteration, rising.
+        """The steps of a window in an iteration, in rising order.
 
         Args:
-            window: with its options bound.
+            window: a window with its options bound.
             iteration: counted from 0.
-            option: of the plan that is this window, for messages.
+            option: name of the plan's option that holds the window, for messages.
 
         Raises:
-            ValueError: the window does not fit, or gives something else than steps of the schedule but the last.
+            ValueError: if the window does not fit, or gives numbers that are not steps of the schedule, or gives the
+                last step.
         """
         key, last = f"sampler.plan.{option}", self.num_steps - 1
         try:
@@ -61,22 +62,22 @@ class Setting:
             raise ValueError(f"{key}: {told(error)}") from error
         if any(type(step) is not int or not 0 <= step < last for step in found):
             raise ValueError(
-                f"{key} gives {found} in iteration {iteration}; give whole numbers from 0 to {last - 1}, for the last "
-                f"of {self.num_steps} steps is never trained"
+                f"{key} gives {found} in iteration {iteration}; give whole numbers from 0 to {last - 1}, because "
+                f"the last of {self.num_steps} steps is never trained"
             )
         return sorted(set(found))
 
 
 PREVIEWED = ("turning", "value", "minimum")
-"""Credits that read what each state would become without noise."""
+"""Credits that need the image that each state would become without noise."""
 
 
 def _previews_are_read(recipe: Any, choice: Choice) -> list[str]:
     if choice["probe"] is None or asking(recipe, "sampler.plan.probe"):
         return []
     return [
-        f"sampler.plan.probe makes previews that only the credits {', '.join(PREVIEWED)} read, and here nothing reads "
-        "them; leave it out"
+        f"sampler.plan.probe makes previews that only the credits {', '.join(PREVIEWED)} read, and this recipe has "
+        "none of them; leave sampler.plan.probe out"
     ]
 
 
@@ -97,23 +98,25 @@ def window(
     """Chains that are stochastic and trained within a window of steps, and deterministic elsewhere (MixGRPO).
 
     Args:
-        setting: of the run.
+        setting: setting of the run.
         iteration: counted from 0.
         window: The steps that are trained.
-        stochastic: `all` makes every step but the last stochastic, and not those of the window alone.
-        pruned: Steps of the window that are left out of training; none if left out.
-        shared_noise: The samples of a prompt start from one noise.
-        probe: Finish each state that a stochastic step starts from without noise too, in this stride; 0 is one step.
-        flash_ratio: Share of the steps after the window that is kept (MixGRPO-Flash); all are kept if left out.
+        stochastic: `window` makes only the steps of the window stochastic; `all` makes every step but the last
+            stochastic.
+        pruned: Steps of the window that are not trained; by default there are none.
+        shared_noise: Whether the samples of a prompt start from one noise.
+        probe: If given, each state from which a stochastic step starts is also finished without noise. The number is
+            the stride of these steps; 0 takes one step to the end.
+        flash_ratio: Share of the steps after the window that is kept (MixGRPO-Flash); by default all are kept.
 
     Raises:
-        ValueError: a group of one, or options that do not go together.
+        ValueError: if the group has one image, or options exclude each other.
     """
     _compared(setting)
     if flash_ratio is not None and stochastic == "all":
         raise ValueError(
-            "sampler.plan.flash_ratio shortens the deterministic steps after the window, and sampler.plan.stochastic "
-            "all leaves none; use stochastic window, or leave flash_ratio out"
+            "sampler.plan.flash_ratio shortens the deterministic steps after the window, and with "
+            "sampler.plan.stochastic all there are no such steps; use stochastic window, or leave flash_ratio out"
         )
     chosen, trained = _trained(setting, iteration, window, pruned)
     sigmas = setting.sigmas if flash_ratio is None else compress_tail(setting.sigmas, chosen[-1], flash_ratio)
@@ -135,20 +138,23 @@ def branch(
     stochastic: Literal["window", "all"] = "all",
     pruned: Annotated[Window, Of("window", "progressive")] | None = None,
 ) -> Plan:
-    """A tree that splits at some steps; the leaves below the last split are the images (BranchGRPO).
+    """A tree that splits at some steps; its leaves are the images (BranchGRPO).
 
     Args:
-        setting: of the run.
+        setting: setting of the run.
         iteration: counted from 0.
         splits: Steps at which every state splits.
         width: Children of a state at a split.
-        spread: Share of own noise among siblings; they draw independently if left out.
+        spread: Weight of a sibling's own noise relative to the noise that siblings share; by default siblings share no
+            noise.
         window: The steps that are trained.
-        stochastic: `window` makes the splits and the window stochastic, and trains both; `all` makes every step so.
-        pruned: Steps that are left out of training (depth pruning); none if left out.
+        stochastic: `window` makes the splits and the steps of the window stochastic, and trains both; `all` makes every
+            step stochastic.
+        pruned: Steps that are not trained (depth pruning); by default there are none.
 
     Raises:
-        ValueError: a split that is no step, or a tree of another number of images than the recipe asks for.
+        ValueError: if a split is not a step of the schedule, or the tree has another number of images than
+            `rollout.group`.
     """
     _within("splits", splits, setting)
     count = len(set(splits))
@@ -177,14 +183,14 @@ def spine(
     """A deterministic main line with stochastic, trained branches, each finished without noise (TempFlow-GRPO).
 
     Args:
-        setting: of the run.
+        setting: setting of the run.
         iteration: counted from 0.
         splits: Steps at which branches leave the main line.
         width: Branches at a step.
-        completions: Strides in which each branch is finished; 0 is one step.
+        completions: Strides with which each branch is finished, once for each stride; 0 takes one step to the end.
 
     Raises:
-        ValueError: a branch at what is no step, or completions that cannot be.
+        ValueError: if a branch leaves at a number that is not a step, or a completion is not possible.
     """
     _within("splits", splits, setting)
     return spine_plan(
@@ -212,17 +218,18 @@ def ode(
     window: Annotated[Window, Of("window", "progressive")] | None = None,
     spread: Positive | None = None,
 ) -> Plan:
-    """Deterministic chains from noises of their own, for losses without a stochastic step.
+    """Deterministic chains, each from its own noise, for losses without a stochastic step.
 
     Args:
-        setting: of the run.
+        setting: setting of the run.
         iteration: counted from 0.
-        window: The steps that are trained as choices among neighbours (Neighbor GRPO); none if left out, for losses of
-            the forward process.
-        spread: Share of own noise in the first noises of a prompt; they are independent if left out.
+        window: The steps that are trained as choices among neighbours (Neighbor GRPO). By default there are none, for
+            losses of the forward process.
+        spread: Weight of each sample's own noise relative to the noise that the samples of a prompt share, in their
+            first noises. By default these noises are independent.
 
     Raises:
-        ValueError: a group of one.
+        ValueError: if the group has one image.
     """
     _compared(setting)
     trained = () if window is None else _trained(setting, iteration, window, None)[1]
@@ -238,16 +245,16 @@ def _draws_noise(recipe: Any, choice: Choice) -> list[str]:
 
 
 OF_KERNELS = (_draws_noise,)
-"""What every kernel needs of a recipe."""
+"""The rules that every kernel has for a recipe."""
 
 PLANS: dict[str, Callable[..., Plan]] = {"window": window, "branch": branch, "spine": spine, "ode": ode}
-"""Plans by the name that a recipe has for them."""
+"""Plans, by the names that recipes use."""
 
 
 def _trained(
     setting: Setting, iteration: int, window: Window, pruned: Window | None, points: Sequence[int] = ()
 ) -> tuple[list[int], list[int]]:
-    """The window of an iteration, and what is trained: window and `points` without what is pruned."""
+    """The window of an iteration, and the trained steps: the window and `points` without the pruned steps."""
     chosen = setting.steps(window, iteration)
     if not chosen:
         raise ValueError(f"sampler.plan.window gives no step in iteration {iteration}; give at least one")

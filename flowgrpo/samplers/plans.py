@@ -1,9 +1,9 @@
 """Plans: what a rollout does at every denoising step, before any model is called.
 
-A rollout is a tree per prompt: the roots are noise, leaves are images, an edge is one denoising step. A plan
-says for each step which kernel moves the main line on, into how many children, and whether side branches leave
-it, to be finished deterministically. Chains (Flow-GRPO, MixGRPO), trees (BranchGRPO) and a main line with
-branches at every step (TempFlow-GRPO) are plans; `rollout` walks any of them.
+A rollout is a tree per prompt: the roots are noise, the leaves are images, and an edge is one denoising step. For each
+step, a plan says which kernel moves the main line, how many children each state gets, and whether side branches leave
+the main line. Side branches are finished deterministically. Chains (Flow-GRPO, MixGRPO), trees (BranchGRPO) and a main
+line with branches at every step (TempFlow-GRPO) are plans; `rollout` walks any plan.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ ODE = Kernel("ode")
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What one step does to every state of the main line.
+    """The plan of one denoising step, for every state of the main line.
 
     Attributes:
-        kernel: of the main line's own transition.
-        children: main-line children of each state, each with noise of its own; 1 for a deterministic kernel.
-        side: children that leave the main line here and go on deterministically to a leaf.
-        side_kernel: their kernel. One deterministic child is a probe: what the state would have become without any
-            further noise (TP-GRPO, 2602.06422).
-        completions: how a side branch is finished, once for each entry: by deterministic steps to every level (1),
-            every second one (2, …; G²RPO, 2510.01982), or one step to the clean prediction (0; VGPO, 2512.12387). A
-            stochastic branch takes its own step first; a probe skips levels from the start.
+        kernel: kernel of the main line's own transition.
+        children: number of main-line children of each state, each with its own noise; 1 for a deterministic kernel.
+        side: number of children that leave the main line at this step and go on deterministically to a leaf.
+        side_kernel: kernel of these side children. A single deterministic child is a probe: it shows the image that the
+            state would become without further noise (TP-GRPO, 2602.06422).
+        completions: strides with which a side branch is finished, once for each entry. 1 takes deterministic steps to
+            every level, 2 to every second level, and so on (G²RPO, 2510.01982). 0 takes one step to the clean
+            prediction (VGPO, 2512.12387). A stochastic branch first takes its own step; a probe skips levels from the
+            start.
         trained: whether the edges of this step are trained.
-        solver: of the deterministic transitions of this step, main line and side branches alike.
-        spread: if given, siblings' noises are `(shared + spread · own) / √(1 + spread²)`, of unit variance
-            and correlation `1 / (1 + spread²)` (BranchGRPO's branch noise, 2509.06040); None draws them
-            independently.
+        solver: solver of the deterministic transitions of this step, on the main line and on side branches.
+        spread: if given, the noise of a sibling is `(shared + spread · own) / √(1 + spread²)`. Its variance is 1, and
+            the correlation of two siblings is `1 / (1 + spread²)` (BranchGRPO's branch noise, 2509.06040). None draws
+            the noises independently.
     """
 
     kernel: Kernel = ODE
@@ -51,12 +52,12 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class PlanCounts:
-    """What a plan costs, per prompt.
+    """The cost of a plan, per prompt.
 
     Attributes:
-        evaluations: distinct states the denoiser is called on.
-        chain_evaluations: the same if every leaf walked its own chain.
-        leaves: images.
+        evaluations: distinct states on which the denoiser is called.
+        chain_evaluations: evaluations if every leaf had its own chain.
+        leaves: number of images.
         edges: transitions of the tree.
         walked: evaluations if each sample of a root walked from the noise by itself, and no two edges of the tree
             shared an evaluation. This is how the papers count the evaluations of the policy that samples.
@@ -83,14 +84,15 @@ class Plan:
         sigmas: `T + 1` noise levels, decreasing to exactly 0.
         steps: `T` step plans.
         roots: distinct initial noises per prompt.
-        samples: main-line copies of each root. They stay one state until the first stochastic step, where each
-            gets noise of its own: samples that share their initial noise share the whole ODE prefix.
+        samples: main-line copies of each root. The copies stay one state until the first stochastic step, where each
+            copy gets its own noise. So samples that share their initial noise share the whole ODE prefix.
         main_leaf: whether the main line goes on past its last side branch and ends in a leaf.
-        root_spread: as `StepPlan.spread`, for the initial noises of a prompt (Neighbor GRPO's neighbours).
-        neighbours: the trained edges are deterministic, and have their density from the other roots of the prompt.
+        root_spread: like `StepPlan.spread`, but for the initial noises of a prompt (Neighbor GRPO's neighbours).
+        neighbours: whether the trained edges are deterministic and get their density from the other roots of the
+            prompt.
 
     Raises:
-        ValueError: geometry that cannot run or cannot be trained, with what to write instead.
+        ValueError: if the geometry cannot run or cannot be trained. The message says what to write instead.
     """
 
     sigmas: tuple[float, ...]
@@ -121,12 +123,12 @@ class Plan:
 
     @property
     def first_stochastic(self) -> int | None:
-        """First stochastic step that the main line takes."""
+        """First stochastic step of the main line; None if it has no stochastic step."""
         stochastic = (i for i, (main, _) in enumerate(self._coefficients) if main.std > 0.0)
         return next((i for i in stochastic if not self.main_line_ends(i + 1)), None)
 
     def main_children(self, i: int) -> int:
-        """Main-line children at step `i`, with the deferred copies of each root counted in."""
+        """Number of main-line children at step `i`, including the deferred copies of each root."""
         return self.steps[i].children * (self.samples if i == self.first_stochastic else 1)
 
     @property
@@ -135,16 +137,16 @@ class Plan:
         return tuple(i for i, step in enumerate(self.steps) if step.trained)
 
     def trained_coefficients(self, i: int) -> Coefficients:
-        """The transition of step `i` that is trained: of its side branches, unless they are probes."""
+        """The trained transition of step `i`: the side branches' if they are stochastic, else the main line's."""
         main, side = self._coefficients[i]
         return side if side is not None and side.std > 0.0 else main
 
     def next_level(self, i: int, stride: int) -> int:
-        """The level, as an index into `sigmas`, that a side branch at level `i` goes to."""
+        """The level to which a side branch at level `i` goes, as an index into `sigmas`."""
         return min(i + stride, self.num_steps) if stride else self.num_steps
 
     def main_line_ends(self, i: int) -> bool:
-        """Whether the main line has no reason to take step `i`: it makes no leaf and nothing branches later."""
+        """Whether the main line ends before step `i`, because it makes no leaf and has no later branches."""
         return not self.main_leaf and not any(step.side for step in self.steps[i:])
 
     def counts(self) -> PlanCounts:
@@ -166,7 +168,7 @@ class Plan:
                 moving = children if std > 0.0 or self.neighbours else 0
                 moving += main * step.side if side_std > 0.0 else 0
                 trained_edges += moving
-                # A probe may be the only edge of a step at which the main line ends, and is never trained.
+                # If the main line ends at a step, a probe may be its only edge, and probes are never trained.
                 trained_states += main if moving else 0
                 trained_steps += [i] if moving else []
             sides = [side for side in sides if side.level > i] + moved + leaving
@@ -179,7 +181,7 @@ class Plan:
         )
 
     def _leaving(self, i: int, main: int) -> list[_Side]:
-        """Side branches of step `i`, after that step."""
+        """The side branches that leave at step `i`, as they are after the step."""
         step, coefficients = self.steps[i], self._coefficients[i][1]
         if coefficients is None or not main:
             return []
@@ -190,7 +192,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Side:
-    """Side branches that stand at one level: how many, how they go on, and how many steps led there."""
+    """Side branches at one level: their number, how they go on, and how many steps led to this level."""
 
     states: int
     level: int
@@ -223,17 +225,17 @@ def window_plan(
 
     Args:
         sigmas: noise levels.
-        window: trained steps. All but the last one is Flow-GRPO (2505.05470).
-        kernel: of the stochastic steps.
+        window: trained steps. All steps but the last make it Flow-GRPO (2505.05470).
+        kernel: kernel of the stochastic steps.
         samples: images per prompt, the group size G.
         shared_noise: whether a prompt's samples start from one noise.
-        solver: of the deterministic steps.
-        stochastic: stochastic steps, if more than the window.
-        probe: if given, every state that a stochastic step starts from is also finished without noise, in this
-            stride (see `StepPlan.completions`): what the step has to improve on.
+        solver: solver of the deterministic steps.
+        stochastic: further stochastic steps outside the window.
+        probe: if given, every state from which a stochastic step starts is also finished without noise, with this
+            stride (see `StepPlan.completions`). The step is compared with the result.
 
     Raises:
-        ValueError: an empty window or one outside the schedule.
+        ValueError: if the window is empty or outside the schedule.
     """
     total = len(sigmas) - 1
     trained = _within("the window", window, total)
@@ -265,8 +267,8 @@ def branch_plan(
 ) -> Plan:
     """Trees that split into `width` at given steps, stochastic everywhere (BranchGRPO, 2509.06040).
 
-    Every stochastic step but the last is trained unless `trained` names fewer. With `stochastic` only those
-    steps and the splits are (BranchGRPO-Mix).
+    Every stochastic step but the last is trained, unless `trained` names fewer steps. With `stochastic`, only the steps
+    that it names and the splits are stochastic (BranchGRPO-Mix).
     """
     total = len(sigmas) - 1
     points = _within("split points", splits, total)
@@ -301,8 +303,8 @@ def spine_plan(
 ) -> Plan:
     """A deterministic main line with stochastic branches at given steps, each finished deterministically.
 
-    TempFlow-GRPO (2508.04324) branches at every step but the last, six branches each. G²RPO (2510.01982)
-    finishes each branch several times, at several `completions`.
+    TempFlow-GRPO (2508.04324) has six branches at every step but the last. G²RPO (2510.01982) finishes each branch
+    several times, at several `completions`.
     """
     total = len(sigmas) - 1
     points = _within("branch steps", branch_steps, total)
@@ -325,14 +327,14 @@ def ode_plan(
     trained: Iterable[int] = (),
     spread: float | None = None,
 ) -> Plan:
-    """Deterministic chains from noises of their own, for methods whose loss does not need a stochastic step.
+    """Deterministic chains, each from its own noise, for methods whose loss needs no stochastic step.
 
     Args:
         sigmas: noise levels.
         samples: images per prompt.
-        solver: of every step.
-        trained: steps trained as choices among neighbours (Neighbor GRPO); none for forward-process losses.
-        spread: of the initial noises of a prompt, as `StepPlan.spread`.
+        solver: solver of every step.
+        trained: steps that are trained as choices among neighbours (Neighbor GRPO); empty for forward-process losses.
+        spread: like `StepPlan.spread`, but for the initial noises of a prompt.
     """
     chosen = set(_within("trained steps", trained, len(sigmas) - 1))
     steps = tuple(StepPlan(trained=i in chosen, solver=solver) for i in range(len(sigmas) - 1))

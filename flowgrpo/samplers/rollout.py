@@ -1,7 +1,7 @@
-"""The executor: walks any plan as a tree, evaluating each distinct state once.
+"""The executor: it walks any plan as a tree, and evaluates each distinct state once.
 
-All prompts advance together, one denoising step at a time. States are evaluated in batches of a fixed size and
-order, and the batches of trained states are recorded, see `records`.
+All prompts advance together, one denoising step at a time. States are evaluated in batches of a fixed size and order.
+The batches of trained states are recorded, see `transitions`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .solvers import History, observe, solve
 from .transitions import Rollout, Transitions, Velocity
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
-"""`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: what to add to the standard normal noise of step i."""
+"""`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: the shift of the standard normal noise of step i."""
 
 
 Store = Callable[[Tensor], Tensor]
-"""`store(x) -> x`, maybe on another device."""
+"""`store(x) -> x`, possibly on another device."""
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device |
 
 @dataclass
 class _Front:
-    """The states of one level: the main line first, then side branches, some of which wait for a later level."""
+    """The states of one level: first the main line, then side branches, of which some wait for a later level."""
 
     x: Tensor
     node: list[int]
@@ -58,7 +58,7 @@ class _Front:
 
 @dataclass
 class _Part:
-    """Where some states of a front go: rows they come from, and what they become."""
+    """A move of some states of a front: the rows from which they come, and their next states."""
 
     rows: list[int]
     x: Tensor
@@ -78,7 +78,7 @@ class _Tree:
     def grow(
         self, parents: Sequence[int], level: int, *, branch: int = 0, stride: int = 1, log_prob: Tensor | None = None
     ) -> list[int]:
-        """Add a child at `level` to each parent; `branch` above 0 has it leave the main line there."""
+        """Add a child at `level` to each parent. With `branch` above 0, the child leaves the main line there."""
         first = len(self.parent)
         self.parent += parents
         self.depth += [level] * len(parents)
@@ -95,16 +95,16 @@ class RolloutRunner:
 
     Args:
         velocity: the model.
-        plan: what to do.
-        shape: of one state, without the batch.
+        plan: the plan to run.
+        shape: shape of one state, without the batch dimension.
         dtype: storage dtype of the states.
-        device: of the states.
-        batch: states in one call of the model.
-        cuts: prompts, as indices, at which batches of trained states end, so that the states of a range of
-            prompts can be replayed alone (several optimizer steps per rollout).
-        guide: if given, adds to the noise of the main line's stochastic steps.
-        store: makes of the states of trained edges, and of the final ones, what is kept of them.
-        initial_std: of the noises that the trees begin with.
+        device: device of the states.
+        batch: largest number of states in one call of the model.
+        cuts: indices of prompts at which batches of trained states end. So the states of a range of prompts can be
+            replayed alone (for several optimizer steps per rollout).
+        guide: if given, its shift is added to the noise of the main line's stochastic steps.
+        store: if given, the states of trained edges and the final states are kept as `store` returns them.
+        initial_std: standard deviation of the initial noises.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class RolloutRunner:
     def run(self, keys: Sequence[int], first: int = 0, noises: Sequence[int] | None = None) -> Rollout:
         """Roll out one tree for each root; `keys[k]` addresses all noise of prompt `first + k`.
 
-        With `noises` the roots begin with the noises of these seeds, prompt by prompt, in place of their own.
+        With `noises`, the roots start from the noises of these seeds, prompt by prompt, instead of their own noises.
 
-        The result does not depend on which other prompts run beside it, but for the rounding of the model's
+        The result of a prompt does not depend on the other prompts of the call, except for the rounding of the model's
         own batched arithmetic.
         """
         plan = self.plan
@@ -182,7 +182,7 @@ class RolloutRunner:
         )
 
     def _batches(self, i: int, front: _Front, due: int) -> list[slice]:
-        """Trained states are never batched with others, so that their batches can be evaluated again alone."""
+        """Trained states have batches of their own, so that these batches can be evaluated again."""
         bounds = [0, due]
         if self.plan.steps[i].trained:
             main_prompts = front.prompt[: front.main]
@@ -263,7 +263,7 @@ class RolloutRunner:
         return self._next_front(front, v, i, parts, main_width), trained
 
     def _next_front(self, front: _Front, v: Tensor, i: int, parts: list[_Part], main: int) -> _Front:
-        """The front after step `i`: what moved, then what waits."""
+        """The front after step `i`: first the states that moved, then the states that wait."""
         waiting = [row for row, level in enumerate(front.level) if level > i]
         rows = [row for part in parts for row in part.rows]
         history = History()
@@ -282,7 +282,7 @@ class RolloutRunner:
         )
 
     def _spread_noise(self, keys: list[int], common: list[int], spread: float | None) -> Tensor:
-        """Noise of siblings [len(keys), ...]: of their own, or shared in part with those of the same parent."""
+        """Noise of siblings [len(keys), ...]: independent, or partly shared among the siblings of one parent."""
         own = draw_noise(self.shape, keys, self.device)
         if spread is None:
             return own

@@ -1,6 +1,6 @@
 """Tables of noise levels.
 
-A table has ``T + 1`` levels for ``T`` denoising steps: it decreases and ends at exactly 0.
+A table has ``T + 1`` levels for ``T`` denoising steps. It decreases and ends at exactly 0.
 """
 
 import math
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 
 def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
-    """The table as floats, after checking it.
+    """The table as floats, checked.
 
     Raises:
-        ValueError: fewer than two levels, a level outside [0, 1] or not finite, levels that do not strictly
-            decrease, or a last level other than exactly 0.
+        ValueError: if there are fewer than two levels, a level is outside [0, 1] or not finite, the levels do not
+            strictly decrease, or the last level is not exactly 0.
     """
     levels = tuple(float(sigma) for sigma in sigmas)
     if len(levels) < 2:
@@ -23,7 +23,9 @@ def check_sigmas(sigmas: Sequence[float]) -> tuple[float, ...]:
         if i > 0 and not sigma < levels[i - 1]:
             raise ValueError(f"sigmas[{i}] is {sigma}, not below {levels[i - 1]} before it; levels strictly decrease")
     if levels[-1] != 0.0:
-        raise ValueError(f"sigmas ends at {levels[-1]}; append 0.0, or the last state is decoded with noise in it")
+        raise ValueError(
+            f"sigmas ends at {levels[-1]}; append 0.0, because otherwise the last state is decoded with noise in it"
+        )
     return levels
 
 
@@ -32,13 +34,13 @@ def shifted_sigmas(num_steps: int, shift: float = 1.0) -> tuple[float, ...]:
 
     Args:
         num_steps: ``T``, at least 1.
-        shift: above 0; 1 is the linear table, more spends the steps at high noise.
+        shift: shift of the table, above 0. 1 is the linear table; a larger shift spends more steps at high noise.
 
     Returns:
         ``T + 1`` levels from exactly 1 to exactly 0.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: if an argument is out of range.
     """
     if num_steps < 1:
         raise ValueError(f"num_steps is {num_steps}; use at least 1")
@@ -64,12 +66,12 @@ def _interpolate(sigmas: tuple[float, ...], position: float) -> float:
 
 
 def compress_tail(sigmas: Sequence[float], last: int, ratio: float) -> tuple[float, ...]:
-    """MixGRPO-Flash's table: the steps after the trained window are taken in fewer, longer strides.
+    """MixGRPO-Flash's table, which has fewer and longer steps after the trained window.
 
-    Steps ``0 .. last`` keep their levels. The rest, from ``sigmas[last + 1]`` to 0, is cut into
-    ``n_post - 1`` strides even in step index, ``n_post = int((T - last) ratio)``, so the rollout costs
-    ``last + n_post`` evaluations (arXiv:2507.21802). The released code ends at ``sigma > 0`` when ``n_post``
-    is 1; here it is at least 2 while steps remain, and the table always ends at 0.
+    Steps ``0 .. last`` keep their levels. The rest, from ``sigmas[last + 1]`` to 0, is cut into ``n_post - 1`` strides
+    of equal length in step index, with ``n_post = int((T - last) ratio)``. So the rollout costs ``last + n_post``
+    evaluations (arXiv:2507.21802). The released code ends at ``sigma > 0`` when ``n_post`` is 1; here ``n_post`` is at
+    least 2 if any steps remain, and the table always ends at 0.
 
     Args:
         sigmas: ``T + 1`` levels, see `check_sigmas`.
@@ -77,7 +79,7 @@ def compress_tail(sigmas: Sequence[float], last: int, ratio: float) -> tuple[flo
         ratio: share of the remaining evaluations to keep, in (0, 1]; 1 returns the table unchanged.
 
     Raises:
-        ValueError: a malformed table or an argument out of range.
+        ValueError: if the table is malformed or an argument is out of range.
     """
     table = check_sigmas(sigmas)
     num_steps = len(table) - 1

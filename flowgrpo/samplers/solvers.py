@@ -1,11 +1,11 @@
 """Deterministic solvers for the steps that are not trained.
 
-Both are pure functions of the velocity, the state and an explicit `History`, so a tree executor can carry one
+Both solvers are pure functions of the velocity, the state and an explicit `History`. So a tree executor can keep one
 history per node, index it when nodes branch, and start again from any stored state.
 
 For ``x_sigma = (1 - sigma) x0 + sigma n`` the first-order DPM-Solver++ step is the Euler step: with
 ``lam = log(1 - sigma) - log(sigma)`` and ``h = lam_next - lam``, ``(1 - sigma_next)(1 - exp(-h))`` equals
-``1 - sigma_next / sigma``. Written with that ratio, nothing is infinite at ``sigma = 1`` or at the end.
+``1 - sigma_next / sigma``. In this form, no term is infinite at ``sigma = 1`` or at the end.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class History:
-    """What a multistep solver remembers of the step before; empty at the start of a trajectory.
+    """The data of the previous step that a multistep solver needs; empty at the start of a trajectory.
 
     Attributes:
         x0: [N, ...], float32, the clean prediction of the last evaluated state.
@@ -29,7 +29,7 @@ class History:
     lam: float | None = None
 
     def select(self, index: Tensor) -> "History":
-        """The history of rows `index` ([M] long, repeats allowed), for nodes that branch or are regrouped."""
+        """The history of the rows `index` [M] (integers, repeats allowed), for nodes that branch or are regrouped."""
         return self if self.x0 is None else History(self.x0[index], self.lam)
 
 
@@ -49,10 +49,10 @@ def euler(velocity: Tensor, x: Tensor, sigma: float, sigma_next: float, history:
 def dpmpp_2m(velocity: Tensor, x: Tensor, sigma: float, sigma_next: float, history: History) -> Tensor:
     """DPM-Solver++(2M), data prediction, midpoint form (arXiv:2211.01095, Algorithm 2).
 
-    ``r x + (1 - r) (m0 + (m0 - m1) / (2 r0))`` with ``r = sigma_next / sigma``, the current and previous
-    clean predictions ``m0, m1``, and ``r0`` the ratio of the previous step to this one in half log-SNR.
-    First order without a history; a previous state at ``sigma = 1`` lies infinitely far back and corrects
-    nothing.
+    The step is ``r x + (1 - r) (m0 + (m0 - m1) / (2 r0))`` with ``r = sigma_next / sigma``. ``m0`` and ``m1`` are the
+    current and the previous clean predictions. ``r0`` is the length of the previous step divided by the length of this
+    step, both in half log-SNR. Without a history, the step is of first order. A previous state at ``sigma = 1`` is
+    infinitely far away in half log-SNR, so it corrects nothing.
     """
     clean = x - sigma * velocity
     ratio = sigma_next / sigma
@@ -74,21 +74,21 @@ SOLVERS: dict[str, Solver] = {"euler": euler, "dpmpp_2m": dpmpp_2m}
 
 
 def observe(velocity: Tensor, x: Tensor, sigma: float) -> History:
-    """The history after an evaluation at `sigma`, also of a stochastic step that no solver takes.
+    """The history after an evaluation at `sigma`, also for a stochastic step, which no solver takes.
 
     Args:
         velocity: [N, ...], any float dtype.
-        x: [N, ...], the state it was evaluated at.
+        x: [N, ...], the state at which the velocity was evaluated.
         sigma: noise level in (0, 1].
     """
     return History(x.float() - sigma * velocity.float(), half_log_snr(sigma))
 
 
 def named_solver(solver: str | Solver) -> Solver:
-    """The solver called so, or the function itself.
+    """The solver of this name; a function is returned as it is.
 
     Raises:
-        ValueError: unknown solver.
+        ValueError: if the solver is unknown.
     """
     if callable(solver):
         return solver
@@ -98,7 +98,7 @@ def named_solver(solver: str | Solver) -> Solver:
 
 
 def called(solver: str | Solver) -> str:
-    """What pictures call a solver."""
+    """The name of a solver in pictures."""
     while isinstance(solver, partial):
         solver = solver.func
     return solver if isinstance(solver, str) else getattr(solver, "__name__", "solver")
@@ -116,20 +116,20 @@ def solve(
     """One deterministic step, in float32.
 
     Args:
-        solver: key of `SOLVERS`, or a function with their signature.
+        solver: a key of `SOLVERS`, or a function with the signature of a `Solver`.
         velocity: [N, ...], the prediction at `x`, any float dtype.
         x: [N, ...], the state at `sigma`.
         sigma: noise level in (0, 1].
-        sigma_next: the next one, in [0, sigma). At 0 the result is exactly the clean prediction.
-        history: of the step before, ``History()`` at the start.
-        last: take this step at first order, as the final step of a trajectory is.
+        sigma_next: next noise level, in [0, sigma). At 0 the result is exactly the clean prediction.
+        history: history of the previous step; ``History()`` at the start.
+        last: whether this is the final step of a trajectory, which is of first order.
 
     Returns:
-        ``x_next`` [N, ...] float32 and the history to hand to the next step.
+        ``x_next`` [N, ...] float32, and the history for the next step.
 
     Raises:
-        ValueError: unknown solver, noise levels that do not decrease within [0, 1], or a history that is not
-            of a noisier state.
+        ValueError: if the solver is unknown, the noise levels do not decrease within [0, 1], or the history is not of a
+            noisier state.
     """
     function = named_solver(solver)
     if not 0.0 <= sigma_next < sigma <= 1.0:

@@ -1,7 +1,7 @@
-"""What a rollout leaves behind: kept, joined of several chunks of prompts, and its trained edges evaluated again.
+"""The records of a rollout: their storage, the joining of chunks of prompts, and the replay of trained edges.
 
-`replay` evaluates the very batches of the rollout again with gradients, so that the prediction, and with it every
-ratio, is the same to the last bit until the weights move.
+`replay` evaluates exactly the batches of the rollout again, with gradients. So until the weights move, every prediction
+and every ratio is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .kernels import Coefficients
 
 
 def to_host(x: Tensor) -> Tensor:
-    """A tensor in host memory: itself if it is there, else a copy, page-locked where a CUDA device will read it."""
+    """A tensor in host memory: itself if it is there, else a copy, page-locked if it comes from a CUDA device."""
     if x.device.type == "cpu":
         return x
-    # Waits for the copy: what reads it next may not be the device.
+    # The call waits for the copy, because the next reader may not be the device.
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type == "cuda").copy_(x)
 
 
 def brought(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device it is computed with: itself if it waits there."""
+    """A tensor on the device that computes with it: the tensor itself if it is already there."""
     return x.to(device, non_blocking=True)
 
 
@@ -44,20 +44,20 @@ Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
 class Transitions:
     """The trained edges of one denoising step that share a kernel.
 
-    States may wait on another device than they are computed with (`x`, `velocity`, `x_next`, `shift`).
+    Between uses, `x`, `velocity`, `x_next` and `shift` may be on another device than the one that computes with them.
 
     Attributes:
         step: index of the denoising step.
         coefficients: its transition.
-        x: [S, ...] distinct states the edges start from, storage dtype.
-        velocity: [S, ...] what the sampling policy predicted there.
-        prompt: [S] prompt of each state, as an index into the prompts that were asked for.
-        state: [E] state each edge starts from, in 0..S-1, ascending.
-        x_next: [E, ...] where each edge ends, storage dtype.
-        node: [E] node id of that end.
-        log_prob: [E] mean-reduced log-density of each edge, float32; NaN for a deterministic one.
-        shift: [E, ...] what a guide added to the noise of each edge; None without a guide.
-        batches: slices of the states, as they were evaluated.
+        x: [S, ...] distinct states from which the edges start, storage dtype.
+        velocity: [S, ...] prediction of the sampling policy at these states.
+        prompt: [S] prompt of each state, as an index into the prompts of the rollout.
+        state: [E] state from which each edge starts, in 0..S-1, ascending.
+        x_next: [E, ...] state at which each edge ends, storage dtype.
+        node: [E] node id of the end of each edge.
+        log_prob: [E] log-density of each edge, averaged over elements, float32; NaN for a deterministic edge.
+        shift: [E, ...] shift that a guide added to the noise of each edge; None without a guide.
+        batches: the batches in which the states were evaluated, as slices.
     """
 
     step: int
@@ -85,16 +85,18 @@ class Rollout:
 
     Attributes:
         parent: [N] parent of each node, -1 for a root.
-        depth: [N] denoising steps taken to reach it.
-        prompt: [N] its prompt, 0..P-1; of a chunk those of its own numbers only.
-        root: [N] its root's number within the prompt.
-        branch: [N] depth at which its side branch left the main line, 0 on the main line.
-        stride: [N] how its side branch is finished (`StepPlan.completions`), 1 where that is not decided.
-        log_prob: [N] mean-reduced log-density of the edge into it, 0 for a root or a deterministic edge.
+        depth: [N] number of denoising steps to each node, skipped steps included.
+        prompt: [N] prompt of each node, 0..P-1; a chunk has only the numbers of its own prompts.
+        root: [N] number of each node's root within the prompt.
+        branch: [N] depth at which the node's side branch left the main line; 0 on the main line.
+        stride: [N] stride with which the node's side branch is finished (`StepPlan.completions`); 1 if it is not
+            decided yet.
+        log_prob: [N] log-density of the edge into each node, averaged over elements; 0 for a root or a deterministic
+            edge.
         leaf: [L] node ids of the leaves, prompt by prompt.
         x: [L, ...] final states, storage dtype.
         transitions: trained edges, by denoising step.
-        evaluations: states the denoiser was called on.
+        evaluations: number of states on which the denoiser was called.
     """
 
     parent: Tensor
@@ -120,10 +122,10 @@ class ReplayedEdges:
     """Trained edges evaluated again, one batch of states of one denoising step.
 
     Attributes:
-        transitions: the step they belong to.
-        edges: which of its edges.
-        states: which of its states.
-        velocity: [s, ...] what the present policy predicts at those states, with gradients.
+        transitions: the transitions of the denoising step.
+        edges: the edges of these transitions that were evaluated.
+        states: the states of these transitions that were evaluated.
+        velocity: [s, ...] prediction of the current policy at these states, with gradients.
     """
 
     transitions: Transitions
@@ -141,7 +143,7 @@ class ReplayedEdges:
 
 
 def replay(velocity: Velocity, transitions: Transitions, batch: slice) -> ReplayedEdges:
-    """Evaluate one recorded batch of states with the present policy, keeping the graph."""
+    """Evaluate one recorded batch of states with the current policy, and keep the graph."""
     edges = transitions.edges_of(batch)
     v = velocity(transitions.x[batch], transitions.step, transitions.prompt[batch])
     return ReplayedEdges(transitions, edges, batch, v)
@@ -155,20 +157,21 @@ def batches_of(rollout: Rollout) -> Iterator[tuple[Transitions, slice]]:
 
 
 def chunks_of(count: int, size: int | None) -> Iterator[slice]:
-    """Ranges of `size` prompts of `count`, the last one maybe shorter; one range of all if `size` is None."""
+    """Ranges of `size` prompts, the last one possibly shorter; one range of all `count` prompts if `size` is None."""
     for first in range(0, count, size or max(count, 1)):
         yield slice(first, min(first + (size or count), count))
 
 
 def join_rollouts(chunks: list[Rollout]) -> Rollout:
-    """Rollouts of one plan, of prompts that rise from one to the next, as one.
+    """Join rollouts of one plan into one rollout; the numbers of the prompts rise from chunk to chunk.
 
     Nodes are numbered chunk by chunk, and not level by level over all prompts. Everything else is as if all prompts had
-    run at once: leaves, states and edges are in the order of their prompts, and the batches of trained states are those
-    that were evaluated.
+    run at once. Leaves, states and edges are in the order of their prompts, and the batches of trained states are the
+    batches that were evaluated.
 
     Args:
-        chunks: at least one; emptied, so that the states of one denoising step at a time are twice in memory.
+        chunks: at least one chunk. The list is emptied, so that only the states of one denoising step at a time are in
+            memory twice.
     """
     if len(chunks) == 1:
         return chunks.pop()
@@ -194,7 +197,7 @@ def join_rollouts(chunks: list[Rollout]) -> Rollout:
 
 
 def _join(parts: list[Transitions], nodes: list[int]) -> Transitions:
-    """The edges of one denoising step of all chunks; `nodes` has the number of each chunk's first node."""
+    """The edges of one denoising step, joined over all chunks; `nodes` has the number of each chunk's first node."""
     states = _starts([len(part.x) for part in parts])
 
     def tensors(name: str) -> Tensor:

@@ -1,8 +1,8 @@
 """Windows: which steps of a schedule are trained in an iteration.
 
-A window is a function of the iteration, the number of denoising steps and the run's seed. It remembers nothing, so
-every process, and a run resumed from a checkpoint, agrees on it without communication. The last step of a schedule is
-in no window: its transition is too narrow to be scored.
+A window is a function of the iteration, the number of denoising steps and the run's seed. A window remembers nothing.
+So all processes, and a run resumed from a checkpoint, get the same steps without communication. The last step of a
+schedule is in no window, because its transition is too narrow to be scored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from ..parts.ranges import Count, NotNegative, Whole
 
 Window = Callable[[int, int, int], Sequence[int]]
-"""`(iteration, num_steps, seed) -> steps`: with its options bound."""
+"""`(iteration, num_steps, seed) -> steps`: a window with its options bound."""
 
 
 def progressive(
@@ -28,20 +28,20 @@ def progressive(
     start: Whole = 0,
     stop: Count | None = None,
 ) -> range:
-    """A window that slides over the steps and begins again (MixGRPO, arXiv:2507.21802).
+    """A window that slides over the steps and then starts again (MixGRPO, arXiv:2507.21802).
 
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
+        seed: seed of the run.
         size: Steps in the window.
-        stride: Steps by which it slides; 0 keeps it in place.
+        stride: Steps by which the window slides; 0 keeps it in place.
         interval: Iterations at one position.
-        start: First step it may hold.
-        stop: One past the last step it may hold; all steps but the last if left out.
+        start: First step that the window may hold.
+        stop: One past the last step that the window may hold; by default, it may hold all steps but the last.
 
     Raises:
-        ValueError: the window does not fit in the schedule.
+        ValueError: if the window does not fit in the schedule.
     """
     return _slid(iteration, _positions(num_steps, size, stride, start, stop), size, lambda position: interval)
 
@@ -57,20 +57,20 @@ def decay(
     start: Whole = 0,
     stop: Count | None = None,
 ) -> range:
-    """A window that slides ever faster: its stay shrinks linearly to a quarter (MixGRPO, arXiv:2507.21802).
+    """A window that slides faster and faster: its stay shrinks linearly to a quarter (MixGRPO, arXiv:2507.21802).
 
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
+        seed: seed of the run.
         size: Steps in the window.
-        stride: Steps by which it slides; 0 keeps it in place.
+        stride: Steps by which the window slides; 0 keeps it in place.
         interval: Iterations at the first position.
-        start: First step it may hold.
-        stop: One past the last step it may hold; all steps but the last if left out.
+        start: First step that the window may hold.
+        stop: One past the last step that the window may hold; by default, it may hold all steps but the last.
 
     Raises:
-        ValueError: the window does not fit in the schedule.
+        ValueError: if the window does not fit in the schedule.
     """
     positions = _positions(num_steps, size, stride, start, stop)
     way, shortest = max(_stop(num_steps, stop) - size - start, 1), max(interval // 4, 1)
@@ -95,22 +95,22 @@ def exp_decay(
     rate: NotNegative = 0.1,
     after: Whole = 13,
 ) -> range:
-    """A window that slides ever faster: it stays ``ceil(interval exp(-rate max(0, position - after)))`` (MixGRPO).
+    """A window that slides ever faster: its stay is ``ceil(interval exp(-rate max(0, position - after)))`` (MixGRPO).
 
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
+        seed: seed of the run.
         size: Steps in the window.
-        stride: Steps by which it slides; 0 keeps it in place.
+        stride: Steps by which the window slides; 0 keeps it in place.
         interval: Iterations at a position before the stay shrinks.
-        start: First step it may hold.
-        stop: One past the last step it may hold; all steps but the last if left out.
+        start: First step that the window may hold.
+        stop: One past the last step that the window may hold; by default, it may hold all steps but the last.
         rate: How fast the stay shrinks, per step.
         after: Position from which the stay shrinks.
 
     Raises:
-        ValueError: the window does not fit in the schedule.
+        ValueError: if the window does not fit in the schedule.
     """
 
     def stay(position: int) -> int:
@@ -129,19 +129,19 @@ def drawn(
     start: Whole = 0,
     stop: Count | None = None,
 ) -> range:
-    """A window at a position that is drawn again and again (Flow-GRPO-Fast, arXiv:2505.05470).
+    """A window at a random position, drawn anew every `interval` iterations (Flow-GRPO-Fast, arXiv:2505.05470).
 
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
+        seed: seed of the run.
         size: Steps in the window.
         interval: Iterations at one position.
-        start: First step it may hold.
-        stop: One past the last step it may hold; all steps but the last if left out.
+        start: First step that the window may hold.
+        stop: One past the last step that the window may hold; by default, it may hold all steps but the last.
 
     Raises:
-        ValueError: the window does not fit in the schedule.
+        ValueError: if the window does not fit in the schedule.
     """
     positions = _positions(num_steps, size, 1, start, stop)
     position = positions[_draw(iteration, seed, interval).randrange(len(positions))]
@@ -158,19 +158,19 @@ def subset(
     start: Whole = 0,
     stop: Count | None = None,
 ) -> list[int]:
-    """Single steps that are drawn again and again, neighbours or not (DanceGRPO, arXiv:2505.07818).
+    """Random single steps, adjacent or not, drawn anew every `interval` iterations (DanceGRPO, arXiv:2505.07818).
 
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
-        size: How many steps.
+        seed: seed of the run.
+        size: Number of steps.
         interval: Iterations with the same steps.
         start: First step that may be drawn.
-        stop: One past the last step that may be drawn; all steps but the last if left out.
+        stop: One past the last step that may be drawn; by default, all steps but the last may be drawn.
 
     Raises:
-        ValueError: there are fewer steps than are to be drawn.
+        ValueError: if there are fewer than `size` steps to draw from.
     """
     _fits(num_steps, size, start, stop)
     return sorted(_draw(iteration, seed, interval).sample(range(start, _stop(num_steps, stop)), size))
@@ -182,12 +182,12 @@ def frozen(iteration: int, num_steps: int, seed: int, *, size: Count = 4, start:
     Args:
         iteration: counted from 0.
         num_steps: denoising steps ``T`` of the schedule.
-        seed: of the run.
+        seed: seed of the run.
         size: Steps in the window.
-        start: Its first step.
+        start: First step of the window.
 
     Raises:
-        ValueError: the window does not fit in the schedule.
+        ValueError: if the window does not fit in the schedule.
     """
     _fits(num_steps, size, start, None)
     return range(start, start + size)
@@ -207,7 +207,7 @@ WINDOWS: dict[str, Callable[..., Sequence[int]]] = {
     "frozen": frozen,
     "all": whole,
 }
-"""Windows by the name that a recipe has for them."""
+"""Windows, by the names that recipes use."""
 
 
 def _stop(num_steps: int, stop: int | None) -> int:
@@ -215,7 +215,7 @@ def _stop(num_steps: int, stop: int | None) -> int:
 
 
 def _fits(num_steps: int, size: int, start: int, stop: int | None) -> None:
-    """Refuse a window that does not fit in a schedule; the last step is never trained, so windows end before it."""
+    """Refuse a window that does not fit in a schedule. The last step is never trained, so windows end before it."""
     if stop is not None and stop > num_steps - 1:
         raise ValueError(
             f"stop is {stop} in a schedule of {num_steps} steps whose last step is never trained; use at most "
@@ -225,7 +225,7 @@ def _fits(num_steps: int, size: int, start: int, stop: int | None) -> None:
         raise ValueError(f"size is {size} and start {start}; use at least 1 and 0")
     room = _stop(num_steps, stop) - start
     if size > room:
-        where = f"before its stop, {stop}" if stop is not None else "before the last, which is never trained"
+        where = f"before its stop, {stop}" if stop is not None else "before the last step, which is never trained"
         mend = f"a size of at most {room}" if room > 0 else "an earlier start"
         more = "more sampler.steps" if stop is None else "a later stop"
         raise ValueError(
@@ -234,7 +234,7 @@ def _fits(num_steps: int, size: int, start: int, stop: int | None) -> None:
 
 
 def _positions(num_steps: int, size: int, stride: int, start: int, stop: int | None) -> tuple[int, ...]:
-    """First steps of a window in the order in which it visits them; the last position ends flush with `stop`."""
+    """First steps of a window, in the order of its positions; at the last position, the window ends at `stop`."""
     _fits(num_steps, size, start, stop)
     if stride == 0:
         return (start,)
@@ -244,7 +244,7 @@ def _positions(num_steps: int, size: int, stride: int, start: int, stop: int | N
 
 
 def _slid(iteration: int, positions: Sequence[int], size: int, stay: Callable[[int], int]) -> range:
-    """The window of an iteration that stays `stay(position)` iterations at each position, and then begins again."""
+    """The window of an iteration, if it stays `stay(position)` iterations at each position and then starts again."""
     stays = [stay(position) for position in positions]
     remaining = iteration % sum(stays)
     visited = 0

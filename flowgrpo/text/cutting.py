@@ -1,4 +1,4 @@
-"""Completions cut into parts, at lines or sentences or where a regular expression says, and the part of each token."""
+"""Completions cut into parts, at lines, sentences or matches of a regular expression, and the part of each token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import pairwise, takewhile
 
 CUTS = {
     "lines": r"\n",
-    # A full stop needs white space after it, or every decimal number would be two sentences.
+    # White space must follow a full stop, because otherwise every decimal number would be two sentences.
     "sentences": r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[”’」』）]*|\n",
 }
-"""Name of a cut -> regular expression; a part ends where a match of it ends."""
+"""Name of a cut -> regular expression. A part ends where a match of the expression ends."""
 
 STRIDE = 32
-"""Most tokens that are decoded to learn whether they are all of one part."""
+"""Largest number of tokens that are decoded together, to find out whether they all belong to one part."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -26,8 +26,8 @@ class Parts:
     """B completions in parts.
 
     Attributes:
-        texts: B lists of texts which follow one another; none is blank but of a blank completion, which is one part.
-        ids: B lists, of each token the number of its part, from 0.
+        texts: B lists of consecutive texts. No text is blank, except that a blank completion is one part.
+        ids: B lists with the part number of each token, from 0.
     """
 
     texts: list[list[str]]
@@ -35,18 +35,19 @@ class Parts:
 
 
 def cut_completions(texts: Sequence[str], ids: Sequence[Sequence[int]], decode: Decode, pattern: str) -> Parts:
-    """Cut completions where matches of a pattern end; white space alone is no part and joins the one before it.
+    """Cut completions where matches of a pattern end; a part of white space alone is joined to the part before it.
 
     Args:
-        texts: B completions, each what `decode` makes of its tokens.
+        texts: B completions, each the result of `decode` for its tokens.
         ids: B lists of token ids, without padding.
-        decode: text of tokens, by the tokenizer of the completions.
+        decode: function from tokens to text, of the tokenizer of the completions.
         pattern: regular expression; `CUTS` has two.
 
     Returns:
-        The parts. A token belongs to that in which it begins: one that reaches over a border to the part before the
-        border, one that completes a character to the part of that character, and one without characters, such as that
-        which ends the text, to the part of the character after it, or in the end to the last part.
+        The parts. A token belongs to the part in which it begins. A token across a border belongs to the part before
+        the border. A token that completes a character belongs to the part of this character. A token without
+        characters, such as the end token, belongs to the part of the next character; at the end of the text it belongs
+        to the last part.
     """
     ends = re.compile(pattern)
     starts = [_starts(text, ends) for text in texts]
@@ -57,7 +58,7 @@ def cut_completions(texts: Sequence[str], ids: Sequence[Sequence[int]], decode: 
 
 
 def _starts(text: str, ends: re.Pattern[str]) -> list[int]:
-    """Characters at which the parts begin; 0 is the first."""
+    """Indices of the characters at which the parts begin; the first is 0."""
     first = len(text) - len(text.lstrip())
     found = [*dict.fromkeys(match.end() for match in ends.finditer(text)), len(text)]
     kept = [here for here, after in pairwise(found) if here > first and text[here:after].strip()]
@@ -65,9 +66,10 @@ def _starts(text: str, ends: re.Pattern[str]) -> list[int]:
 
 
 def _token_parts(text: str, ids: Sequence[int], starts: Sequence[int], decode: Decode) -> list[int]:
-    """The part of each token. Few tokens are decoded at a time, and all alone only next to a border.
+    """The part of each token. Tokens are decoded a few at a time, and one by one only next to a border.
 
-    What tokens add to a text depends on those before them, so they are decoded behind others whose text is known.
+    The text of a token depends on the tokens before it. So tokens are decoded together with earlier tokens whose text
+    is known.
     """
     if len(starts) == 1:
         return [0] * len(ids)
@@ -87,14 +89,14 @@ def _token_parts(text: str, ids: Sequence[int], starts: Sequence[int], decode: D
             continue
         found += [part_at(begun)] * (until - done)
         if not whole:
-            # A beginning of a character, in which the tokens begin that complete it.
+            # The last token begins a character. The tokens that complete the character begin in its part.
             while not text.startswith(all_of_it := decode(ids[:until])) and until < len(ids):
                 known = max(known, sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(all_of_it, text))))
                 found.append(part_at(known))
                 until += 1
             end = len(all_of_it)
         last = decode(ids[done:until])
-        # What stands behind tokens without characters is decoded as if it were the first.
+        # After tokens without characters, the next text would be decoded as if it were the first. So the anchor stays.
         anchor, behind = (done, last) if last.strip() else (anchor, behind + text[begun:end])
         known, stride = end, min(2 * stride, STRIDE)
     return found

@@ -24,8 +24,8 @@ class LanguageModel:
     """A causal language model.
 
     Attributes:
-        model: of transformers, with `logits` in its output and a key-value cache.
-        tokenizer: its own.
+        model: a model of transformers, with `logits` in its output and a key-value cache.
+        tokenizer: the tokenizer of the model.
         system: a system message, for chat templates.
         chat: whether prompts go through the chat template.
     """
@@ -42,7 +42,7 @@ class LanguageModel:
 
     @property
     def pad(self) -> int:
-        """Token that fills up; where the tokenizer has none, the end of the text, which no mask lets through."""
+        """Token for padding; if the tokenizer has none, the end token, which is always masked out as padding."""
         found = self.tokenizer.pad_token_id
         return self.ends[0] if found is None else int(found)
 
@@ -51,7 +51,7 @@ class LanguageModel:
         """Tokens that end a completion.
 
         Raises:
-            ValueError: neither the model's generation settings nor its tokenizer name one.
+            ValueError: if neither the model's generation settings nor its tokenizer name such a token.
         """
         config = getattr(self.model, "generation_config", None)
         listed = getattr(config, "eos_token_id", None)
@@ -63,7 +63,7 @@ class LanguageModel:
         return tuple(dict.fromkeys(int(token) for token in found))
 
     def encode(self, prompt: str, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
-        """Token ids of a prompt, or of a conversation so far, ready for the model to go on."""
+        """Token ids of a prompt, or of a conversation so far, so that the model can continue it."""
         if not self.chat:
             if messages is not None:
                 raise ValueError(
@@ -94,36 +94,36 @@ def load_language_model(
     chat: bool | None = None,
     system: str | None = None,
 ) -> LanguageModel:
-    """Load a folder or hub id of transformers, in evaluation mode: dropout makes log-probs irreproducible.
+    """Load a folder or hub id of transformers, in evaluation mode, because dropout makes log-probs irreproducible.
 
     Args:
-        path: what `from_pretrained` takes.
-        dtype: of the weights.
+        path: a folder or hub id, as `from_pretrained` takes it.
+        dtype: dtype of the weights.
         attention: transformers' `attn_implementation`.
-        chat: use the chat template; None does where there is one.
+        chat: whether to use the chat template; None uses it if there is one.
         system: a system message; needs a chat template.
 
     Raises:
-        ValueError: a file of the folder is missing or damaged, or a chat template is asked for and there is none.
+        ValueError: if a file of the folder is missing or damaged, or a chat template is needed and there is none.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if Path(path).is_dir():
         check_language_folder(Path(path))
     options = {} if attention is None else {"attn_implementation": attention}
-    # The name that every supported version takes; newer ones prefer `dtype`.
+    # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
         model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
     has = bool(getattr(tokenizer, "chat_template", None))
     if (chat or system is not None) and not has:
         asked = "model.chat is true" if chat else "model.system is given"
-        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave it out")
+        raise ValueError(f"{asked}, but the tokenizer of {path} has no chat template; leave this key out")
     return LanguageModel(model, tokenizer, system, has if chat is None else chat)
 
 
 def reinitialise(language: LanguageModel, seed: int) -> None:
-    """Draw all weights of a model again, as its class does for a new one; the global generator stays as it was."""
+    """Draw all weights of a model anew, as its class does for a new model; the global generator is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         fresh = type(language.model)(language.model.config)
@@ -135,10 +135,10 @@ class LanguageWeights(TrainedWeights):
 
     @classmethod
     def adapter(cls, language: LanguageModel, spec: LoraSpec, *, seed: int) -> LanguageWeights:
-        """Freeze the model and add a LoRA adapter, in float32, on every linear layer but the output's.
+        """Freeze the model, and add a LoRA adapter in float32 to every linear layer but the output layer.
 
         Raises:
-            ValueError: as `TrainedWeights.lora`.
+            ValueError: as in `TrainedWeights.lora`.
         """
         if spec.targets is None:
             spec = LoraSpec(spec.rank, spec.alpha, linear_layers(language.model), spec.init, spec.dropout)
@@ -150,18 +150,20 @@ class LanguageWeights(TrainedWeights):
         return cls.full(language, keep_reference=keep_reference, modules=language.components)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> None:
-        """Write what plain libraries load: an adapter for `PeftModel.from_pretrained(base, folder)`, or a model for
-        `AutoModelForCausalLM.from_pretrained(folder)`; with the tokenizer.
+        """Write an adapter or a model, in the format of peft and transformers, and the tokenizer.
+
+        `PeftModel.from_pretrained(base, folder)` loads an adapter, and `AutoModelForCausalLM.from_pretrained(folder)`
+        loads a model.
 
         Raises:
-            ValueError: the folder exists and `overwrite` is off.
+            ValueError: if the folder exists and `overwrite` is off.
         """
         with new_folder(folder, overwrite=overwrite) as target:
             self.pipe.model.save_pretrained(target)
             self.pipe.tokenizer.save_pretrained(target)
 
     def load_lora(self, folder: str | Path) -> None:
-        """Take the adapter that `save` wrote, to the last bit."""
+        """Load the adapter that `save` wrote, exact to the last bit."""
         put_adapter(self.pipe.model, ADAPTER, Path(folder) / "adapter_model.safetensors", "base_model.model.")
 
     def gradient_checkpointing(self, on: bool) -> None:
@@ -169,18 +171,18 @@ class LanguageWeights(TrainedWeights):
         model = self.pipe.model
         if on:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        # Older versions of transformers fail when they switch off what never was on.
+        # Older versions of transformers fail if checkpointing is switched off without having been on.
         elif model.is_gradient_checkpointing:
             model.gradient_checkpointing_disable()
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight under the name that a checkpoint has for it, with the adapters that are on added to it.
+    """Every weight under its name in a checkpoint, with all active adapters added to the weight.
 
-    The model stays as it is, and one sum at a time is in memory.
+    The model is not changed, and only one sum at a time is in memory.
 
     Args:
-        model: of transformers, with LoRA or without.
+        model: a model of transformers, with or without LoRA.
     """
     for name, parameter in model.named_parameters():
         owner, adapted, rest = name.partition(".base_layer.")
@@ -194,13 +196,13 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if rest == "weight" and not layer.disable_adapters:
             total = weight
             for adapter in layer.active_adapters:
-                # In the adapter's precision: its small steps would vanish in sums of bfloat16.
+                # The sum is in the adapter's precision, because its small steps would vanish in sums of bfloat16.
                 total = total + layer.get_delta_weight(adapter).detach()
             weight = total.to(weight.dtype)
         yield f"{owner}.{rest}", weight
 
 
 def linear_layers(model: Any) -> tuple[str, ...]:
-    """Full names of a model's linear layers but its output's, which LoRA on text leaves alone."""
+    """Full names of a model's linear layers without the output layer, which LoRA on text does not adapt."""
     head = model.get_output_embeddings()
     return tuple(name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part is not head)

@@ -1,4 +1,4 @@
-"""What is wrong with the folder of a language model, found without loading a weight."""
+"""Checks of the folder of a language model, without loading any weights."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from ..weights.pipeline_folders import tokenizer_faults, weight_faults
 
 
 def check_language_folder(folder: Path) -> None:
-    """Look at configuration, tokenizer and weights.
+    """Check the configuration, the tokenizer and the weights.
 
     Raises:
-        ValueError: a line for each that is missing, damaged, or of a type that transformers does not have.
+        ValueError: if something is missing, damaged, or of a type that transformers does not have; one line for each
+            fault.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -21,7 +22,7 @@ def check_language_folder(folder: Path) -> None:
     config = read_json_object(path)
     kind = config.get("model_type")
     faults = []
-    # A model with code of its own is known by its files alone.
+    # A model that brings its own code can be checked only by its files.
     if "auto_map" not in config:
         if not isinstance(kind, str) or kind not in CONFIG_MAPPING_NAMES:
             faults.append(
@@ -29,7 +30,9 @@ def check_language_folder(folder: Path) -> None:
                 "transformers"
             )
         elif kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            faults.append(f"{path}: model_type is {kind!r}, which is no causal language model; name one that is")
+            faults.append(
+                f"{path}: model_type is {kind!r}, which is not a causal language model; use a model that is one"
+            )
     faults += [*tokenizer_faults(folder), *weight_faults(folder)]
     if faults:
         raise ValueError("\n".join(faults))

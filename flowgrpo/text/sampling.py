@@ -1,8 +1,8 @@
-"""Sampling of completions with addressed randomness: what a sample becomes depends on its key, not on its neighbours.
+"""Sampling of completions with addressed randomness: a sample depends on its key, not on the rest of its batch.
 
-transformers' `generate` draws from the global generator, so that a completion would change with the batch it is in.
-Here every completion has its own stream of uniform numbers, one a token, which pick from the distribution by its
-cumulative sum. A group's prompt is encoded once, and a completion that has ended leaves the batch.
+transformers' `generate` draws from the global generator, so a completion would depend on its batch. Here every
+completion has its own stream of uniform numbers, one for each token. Each number picks a token by the cumulative sum of
+the distribution. A group's prompt is encoded once, and a completion that has ended leaves the batch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Sampled:
     """B completions.
 
     Attributes:
-        ids: B lists of token ids, the ending token included where there is one.
-        log_probs: B lists, each token's under the distribution it was drawn from.
-        ended: whether each ended by itself, or was cut at the longest length.
+        ids: B lists of token ids, including the end token if there is one.
+        log_probs: B lists of the log-prob of each token, under the distribution from which it was drawn.
+        ended: whether each completion ended with an end token; false if it was cut at the longest length.
     """
 
     ids: list[list[int]]
@@ -36,7 +36,7 @@ class Sampled:
 
 
 class Sampler(Protocol):
-    """Whatever completes prompts as `sample_completions` does."""
+    """Anything that completes prompts in the way of `sample_completions`."""
 
     def __call__(
         self,
@@ -54,7 +54,7 @@ class Sampler(Protocol):
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [B, L] with padding before each row, and the mask of what is not padding."""
+    """Ids [B, L] with padding before each row, and the mask [B, L] of the tokens that are not padding."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows], device=device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
@@ -62,14 +62,15 @@ def left_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Position ids [B, L] that count only what the mask [B, L] lets through."""
+    """Position ids [B, L] that count only the tokens inside the mask [B, L]."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    """Logits [B, V] with everything outside of the likeliest `top_k` tokens, or `top_p` of the mass, at -inf.
+    """Logits [B, V], set to -inf outside the likeliest `top_k` tokens or the likeliest tokens with mass `top_p`.
 
-    A token is kept by `top_p` if those likelier than it have less than that mass, so one always is.
+    `top_p` keeps a token if all likelier tokens together have less mass than `top_p`. So at least one token is always
+    kept.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         least = logits.topk(top_k).values[:, -1:]
@@ -83,11 +84,11 @@ def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 
 
 def pick(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Token [B] of each row of logits [B, V] at its uniform number [B] in [0, 1), and its log-prob."""
+    """The token [B] that a uniform number [B] in [0, 1) picks in each row of logits [B, V], and its log-prob [B]."""
     log_probs = as_precise(logits).log_softmax(-1)
     mass = log_probs.exp().cumsum(-1)
     threshold = (uniform.to(mass) * mass[:, -1])[:, None]
-    # `right` takes the first token whose cumulated mass exceeds the number: never one without any mass.
+    # `right` takes the first token whose cumulative mass exceeds the number, so it never takes a token without mass.
     token = torch.searchsorted(mass, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
     return token, log_probs.gather(1, token[:, None]).squeeze(1)
 
@@ -109,12 +110,12 @@ def sample_completions(
     Args:
         language: the model.
         prompts: P lists of token ids.
-        owner: [B] the prompt of each completion, rising.
-        keys: B numbers, each the seed of a completion's uniform numbers.
-        max_tokens: longest completion, the ending token included.
+        owner: [B] the index of each completion's prompt, in rising order.
+        keys: B seeds, one for the uniform numbers of each completion.
+        max_tokens: length of the longest completion, end token included.
         temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only the likeliest so many tokens.
-        top_p: only the likeliest tokens of this mass.
+        top_k: sample only from this many likeliest tokens.
+        top_p: sample only from the likeliest tokens that together have this mass.
 
     Returns:
         B completions.
@@ -167,10 +168,10 @@ def completion_keys(keys: Sequence[int], group: int) -> list[int]:
 
 
 def select_rows(cache: Any, rows: Tensor) -> None:
-    """Keep some rows of a cache of keys and values, each as often as it is named.
+    """Keep the rows of a key-value cache that `rows` names; a row that is named twice is kept twice.
 
     Raises:
-        ValueError: the model keeps a state that is no such cache.
+        ValueError: if the model keeps a state from which rows cannot be chosen.
     """
     if not hasattr(cache, "batch_select_indices"):
         raise ValueError(
@@ -181,5 +182,5 @@ def select_rows(cache: Any, rows: Tensor) -> None:
 
 
 def logits_kept(model: Any, count: int) -> dict[str, int]:
-    """The argument that has a model compute only its last `count` logits, where it knows one."""
+    """The argument that makes a model compute only its last `count` logits; empty if it has no such argument."""
     return {"logits_to_keep": count} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}

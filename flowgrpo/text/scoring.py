@@ -15,7 +15,7 @@ from .sampling import left_padded, logits_kept, positions_of, select_rows
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids [B, T] with padding after each row, and the mask [B, T] of what is not padding."""
+    """Ids [B, T] with padding after each row, and the mask [B, T] of the tokens that are not padding."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([list(row) + [pad] * (width - len(row)) for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -23,23 +23,24 @@ def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) 
 
 
 def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -> Tensor:
-    """[B, T] of ragged rows, 0 after their ends."""
+    """[B, T] from ragged rows, with 0 after the end of each row."""
     width = max(len(row) for row in rows)
     return torch.tensor([list(row) + [0.0] * (width - len(row)) for row in rows], device=device)
 
 
 CHUNK = 4096
-LEAST = -1e4  # exp of it is 0
+LEAST = -1e4  # its exp is 0
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of B completions of up to T tokens.
+    """Statistics of B completions of up to T tokens.
 
     Attributes:
         log_probs: [B, T] float32, 0 in the padding.
-        mask: [B, T] bool, what is not padding.
-        entropy: [B, T] of the distribution that a token was drawn from, in nats, 0 in the padding; None if not asked.
+        mask: [B, T] bool, the tokens that are not padding.
+        entropy: [B, T] entropy of the distribution of each token, in nats, 0 in the padding; None if it was not asked
+            for.
     """
 
     log_probs: Tensor
@@ -75,18 +76,19 @@ def completion_statistics(
 ) -> Statistics:
     """Log-probs of completions, and the entropies of the distributions of their tokens.
 
-    With `shared_prefix` each prompt is encoded once, and its keys and values serve all of its completions (Prefix
-    Grouper, arXiv 2506.05433): value and gradient of the plain path to rounding, at the cost of P prompts in place of
-    B.
+    With `shared_prefix` each prompt is encoded once, and all of its completions use its keys and values (Prefix
+    Grouper, arXiv 2506.05433). Up to rounding, value and gradient are those of the plain path. The cost is P prompts
+    instead of B.
 
     Args:
         language: the model.
         prompts: P lists of token ids.
         completions: B lists of token ids, none empty.
-        owner: [B] the prompt of each completion.
+        owner: [B] the index of each completion's prompt.
         temperature: logits are divided by it.
-        shared_prefix: encode each prompt once.
-        entropy: whether to find entropies, of all tokens at the temperature, whatever filters the sampler had.
+        shared_prefix: whether to encode each prompt only once.
+        entropy: whether to compute entropies. They are over all tokens at the temperature, without the filters of the
+            sampler.
     """
     device = next(language.model.parameters()).device
     ids, mask = right_padded(completions, language.pad, device)
@@ -112,7 +114,7 @@ def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tens
 
 
 def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """[B, T, V] logits, each prompt encoded once; the first token is predicted by the prompt's own pass."""
+    """[B, T, V] logits, with each prompt encoded once; the pass over the prompt predicts the first token."""
     out = model(
         input_ids=heads,
         attention_mask=head_mask,
@@ -136,8 +138,8 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
 def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probs [B, T] of tokens `ids` [B, T], in float32 whatever the logits [B, T, V] are.
 
-    `CHUNK` positions are widened at a time and widened again in the backward pass, so that no float32 copy of all
-    logits is kept.
+    `CHUNK` positions at a time are converted to float32, and converted again in the backward pass. So no float32 copy
+    of all logits is kept.
     """
     flat, wanted = logits.flatten(0, 1), ids.flatten()
     parts = []
@@ -153,7 +155,8 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Te
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Entropies [B, T] in nats of the distributions of logits [B, T, V], in float32 whatever the logits are.
 
-    `CHUNK` positions at a time, and again in the backward pass, so that no distribution is kept.
+    The distributions are computed for `CHUNK` positions at a time, and again in the backward pass. So no distribution
+    is kept.
     """
     flat = logits.flatten(0, 1)
     parts = []
@@ -167,7 +170,7 @@ def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 def _entropy(logits: Tensor, temperature: float) -> Tensor:
     log_p = (logits.float() / temperature).log_softmax(1)
-    # A token that is ruled out by a logit of -inf adds 0, where 0 * -inf would be NaN.
+    # A token with a logit of -inf adds 0; without the clamp, 0 * -inf would be NaN.
     return -(log_p.exp() * log_p.clamp(min=LEAST)).sum(1)
 
 

@@ -1,4 +1,4 @@
-"""vLLM as a sampler in the process of the trainer: it has a copy of the model, which follows the trained weights.
+"""vLLM as a sampler in the process of the trainer, with its own copy of the model that follows the trained weights.
 
 Written against vLLM 0.33 (`LLM.generate`, `LLM.collective_rpc`, `LLM.reset_prefix_cache`, `SamplingParams`,
 `TokensPrompt`, and the worker's `reload_weights`, which takes weights under the names of a checkpoint).
@@ -17,28 +17,28 @@ from .model import LanguageModel, merged_weights
 from .sampling import Sampled
 
 SHARE = 0.3
-"""Of the accelerator's memory for vLLM, where the recipe names none: the trainer needs the rest."""
+"""Share of the accelerator's memory for vLLM if the recipe gives none. The trainer needs the rest."""
 OURS = ("model", "logprobs_mode", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 """Arguments of `LLM` that a recipe cannot set: the weights go to one worker in this process."""
 
 
 class VllmEngine:
-    """Samples as `sampling.sample_completions` does, with vLLM.
+    """A sampler like `sampling.sample_completions` that uses vLLM.
 
-    Each completion is a request of its own with its own seed, so it does not depend on the others but for rounding;
-    their common prompt is encoded once by vLLM's prefix cache. The streams of numbers are vLLM's: other completions
-    than those of transformers.
+    Each completion is a request with its own seed. So up to rounding, it does not depend on the other completions.
+    vLLM's prefix cache encodes a common prompt once. The random numbers are vLLM's own, so the completions differ from
+    the completions with transformers.
 
     Args:
         language: the model that is trained.
-        dtype: of vLLM's copy.
-        seed: of vLLM itself; what is sampled has seeds of its own.
-        longest: tokens of a prompt and its completion.
+        dtype: dtype of vLLM's copy.
+        seed: seed of vLLM itself; every sample has its own seed.
+        longest: largest number of tokens of a prompt together with its completion.
         options: further arguments of vLLM's `LLM`.
 
     Raises:
-        ImportError: vLLM is not installed.
-        ValueError: an option that follows from the recipe.
+        ImportError: if vLLM is not installed.
+        ValueError: if `options` has an option that a recipe cannot set.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class VllmEngine:
     ) -> None:
         for name in OURS:
             if name in options:
-                raise ValueError(f"generation.engine_options has {name}, which is not for recipes to set; leave it out")
-        # The weights are handed over as they are, which only works within one process.
+                raise ValueError(f"generation.engine_options has {name}, which a recipe cannot set; leave it out")
+        # The weights are passed as tensors, which only works within one process.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         try:
             import vllm
@@ -64,7 +64,7 @@ class VllmEngine:
             "gpu_memory_utilization": SHARE,
             **options,
         }
-        # Log-probs of what was drawn from: temperature and filters included.
+        # Log-probs under the distribution of the draws, with temperature and filters.
         self._llm = vllm.LLM(model=language.model.name_or_path, logprobs_mode="processed_logprobs", **settings)
 
     def __call__(
@@ -79,7 +79,7 @@ class VllmEngine:
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Sampled:
-        """Complete prompts with the weights that the model has now; arguments as `sample_completions`."""
+        """Complete prompts with the current weights of the model; the arguments are those of `sample_completions`."""
         self.synchronise(language.model)
         ends = language.ends
         filters = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
@@ -105,7 +105,7 @@ class VllmEngine:
 
     @torch.no_grad()
     def synchronise(self, model: nn.Module) -> None:
-        """Give vLLM's copy the weights of a model, and have it forget the prompts it encoded with other ones."""
+        """Give vLLM's copy the weights of a model, and clear the cache of prompts encoded with other weights."""
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": merged_weights(model)})
         if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM did not let go of prompts that it encoded with other weights")
+            raise RuntimeError("vLLM did not clear its cache of prompts, which were encoded with other weights")

@@ -138,7 +138,7 @@ def test_a_recipe_of_text_is_planned_without_a_tree(command: Command):
     assert "objective.balance scores them 1 more time(s), without gradients" in command("plan", "text", *searched)[1]
     assert "no tree of denoising steps" in refused(command("plan", "text", "--draw"))
     assert "takes no recipe" in refused(command("bench", "shared-prefix", "text"))
-    assert "text is a recipe of task text; this works on recipes of task images" in refused(
+    assert "text is a recipe of task text; this works only on recipes of task images" in refused(
         command("bench", "prefix", "text")
     )
 

@@ -199,7 +199,7 @@ def test_a_file_may_build_on_a_composed_recipe_or_carry_parts(tmp_path: Path):
         ("sd35_medium+ocr", ["sd35_medium is a part", "begin with a method", "flow_grpo"]),
         ("flow_gpro+ocr", ["'flow_gpro'", "did you mean 'flow_grpo'?"]),
         ("text+sd35_medium", ["recipe of text"]),
-        ("flow_grpo+sd35_medium+videoalign", ["videoalign is of videos", "sd35_medium makes images"]),
+        ("flow_grpo+sd35_medium+videoalign", ["videoalign is a task of videos", "sd35_medium makes images"]),
         ("flow_grpo+", ["no part ''"]),
     ],
 )
@@ -218,7 +218,7 @@ def test_no_part_has_the_name_of_a_recipe():
 
 @pytest.mark.parametrize(
     ("task", "columns"),
-    [("geneval", "include"), ("ocr", "double quotes"), ("pickscore", "one a line"), ("videoalign", "prompt")],
+    [("geneval", "include"), ("ocr", "double quotes"), ("pickscore", "one per line"), ("videoalign", "prompt")],
 )
 def test_a_missing_prompt_file_is_told_by_what_it_should_hold(task: str, columns: str):
     data = load_image_recipe(f"flow_grpo+{'wan21_1_3b' if task == 'videoalign' else 'sd35_medium'}+{task}").data

@@ -113,11 +113,11 @@ TWO = torch.zeros(2)
     [
         (
             lambda: positive_only_advantages(TWO, TWO, TWO, [0, 0], weight=-1.0),
-            "`weight` is -1.0; use 0 or more, and turn",
+            "`weight` is -1.0; use 0 or more, and change",
         ),
         (lambda: positive_only_advantages(TWO, TWO[:1], TWO, [0, 0]), "`auxiliary` has shape"),
         (lambda: positive_only_advantages(TWO, TWO, TWO[:1], [0, 0]), "`correct` has shape"),
-        (lambda: bounded_shaping(TWO, TWO, [0, 0], bound=1.0), "`bound` is 1.0; use a share from 0"),
+        (lambda: bounded_shaping(TWO, TWO, [0, 0], bound=1.0), "`bound` is 1.0; use 0 <= bound"),
         (lambda: bounded_shaping(TWO, TWO, [0, 0], bound=-0.1), "`bound` is -0.1"),
         (lambda: bounded_shaping(TWO, TWO[:1], [0, 0]), "`signal` has shape"),
         (lambda: bounded_shaping(TWO, TWO + math.inf, [0, 0]), "`signal` holds an infinite value"),

@@ -63,7 +63,7 @@ def test_nan_stays_a_reward_and_weighs_nothing():
         (lambda: corrected_rewards(VERDICTS, false_positive=0.5, false_negative=0.5), "add up to 1.0"),
         (lambda: corrected_rewards(VERDICTS, false_positive=-0.1, false_negative=0.5), "`false_positive` is -0.1"),
         (lambda: corrected_rewards(VERDICTS, false_positive=0.1, false_negative=1.0), "`false_negative` is 1.0"),
-        (lambda: forward_weights(VERDICTS, false_negative=1.0), "`false_negative` is 1.0; use a rate from 0 up to"),
+        (lambda: forward_weights(VERDICTS, false_negative=1.0), "`false_negative` is 1.0; use 0 <= rate < 1"),
         (lambda: forward_weights(VERDICTS, false_negative=-0.1), "`false_negative` is -0.1"),
         (lambda: forward_weights(VERDICTS + 0.5, false_negative=0.1), "neither 0 nor 1"),
         (lambda: corrected_rewards(VERDICTS - 1, false_positive=0.0, false_negative=0.1), "neither 0 nor 1"),

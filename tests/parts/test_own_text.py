@@ -122,7 +122,7 @@ def test_a_plain_run_has_another_gradient(small_text: list[str], tmp_path: Path,
     [
         (
             "def mine(logp, rewards): ...", "objective={name: answers, loss: '%s:mine'}",
-            "answer loss mine asks for 'rewards' by a parameter before its `\\*`, and a run gives one of logp",
+            "answer loss mine asks for 'rewards' by a parameter before its `\\*`, and a run gives only logp",
         ),
         (
             "def mine(logp, power=2): ...", "penalties=[{name: '%s:mine', weight: 1}]",

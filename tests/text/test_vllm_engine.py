@@ -153,7 +153,7 @@ def test_prompts_that_vllm_cannot_forget_are_no_base_to_sample_from(
 ) -> None:
     engine = engine_of(language)
     monkeypatch.setattr(vllm.LLM, "reset_prefix_cache", lambda self: False)
-    with pytest.raises(RuntimeError, match="did not let go of prompts"):
+    with pytest.raises(RuntimeError, match="did not clear its cache of prompts"):
         engine(language, [language.encode("9")], [0], [1], max_tokens=2)
 
 

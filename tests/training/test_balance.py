@@ -57,7 +57,7 @@ def test_bounds_out_of_order_are_refused() -> None:
              "objective.level=sequence"],
             "counts tokens",
         ),
-        ("text", ["penalties=[{name: llds, weight: 0.1}]"], "which one optimizer step per rollout never does"),
+        ("text", ["penalties=[{name: llds, weight: 0.1}]"], "With one optimizer step per rollout"),
         (
             "text", ["penalties=[{name: llds, weight: 0.1}]", "objective=answers", "optimizer.epochs=2"],
             "token penalty llds works on tokens",
@@ -66,7 +66,7 @@ def test_bounds_out_of_order_are_refused() -> None:
         ("text", ["penalties=[{name: kl, weight: 1}, {name: kl, weight: 2}]"], "penalties has kl more than once"),
         ("text", ["penalties=[kl]"], r"penalties\.0\.weight: .*required"),
         ("default", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "guard is not the ratio of its densities"),
-        ("diffusion_nft", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "penalty llds is of steps with noise"),
+        ("diffusion_nft", ["penalties.llds.weight=0.1", "optimizer.epochs=2"], "penalty llds needs steps with noise"),
         ("diffusion_nft", ["objective.balance={}", "optimizer.epochs=2"], "'balance' is an option of objective trans"),
     ],
 )  # fmt: skip

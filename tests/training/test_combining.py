@@ -112,18 +112,21 @@ def test_ensembles() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("rewards=[{name: jpeg_compressibility, gate: {reward: gold}}]", "asks 'gold'"),
+        ("rewards=[{name: jpeg_compressibility, gate: {reward: gold}}]", "asks for 'gold'"),
         ("rewards=[{name: gold, at_least: 0.5}]|extensions=[multipliers]", "every reward that counts has `at_least`"),
         ("rewards=[{name: gold, noise: {false_positive: 0.6, false_negative: 0.6}}]", "add up to 1 or more"),
         ("rollout.budget={rounds: 4, most: 2, choice: variance}", "most is 2 with 4 rounds"),
-        ("rewards=[{name: gold, unlikely: 0.5}]", "how large their noise"),
+        ("rewards=[{name: gold, unlikely: 0.5}]", "depends on the size of their noise"),
         ("optimizer.updates=2|rollout.budget={}", "one optimizer step"),
-        ("rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true, share: 0.5}}]", "which is of "),
-        ("rewards=[{name: gold}, {name: ocr, weight: -1.0, gate: {reward: gold, apart: true}}]", "turn the sign"),
+        (
+            "rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true, share: 0.5}}]",
+            "which is for single samples",
+        ),
+        ("rewards=[{name: gold}, {name: ocr, weight: -1.0, gate: {reward: gold, apart: true}}]", "change the sign"),
         (
             "rewards=[{name: gold}, {name: ocr, gate: {reward: gold, apart: true}}, {name: proxy, gate: {reward: gold, "
             "apart: true}}]",
-            "for one reward, and ocr, proxy have it",
+            "for one reward only, and ocr, proxy have it",
         ),
         (
             "rewards=[{name: gold}, {name: ocr, at_least: 0.5}, {name: proxy, gate: {reward: gold, apart: true}}]",

@@ -163,9 +163,9 @@ PARTS = ["parts={cut: lines}"]
         ([*PARTS, "credit=parts", "rewards=[{name: answer, unlikely: 0.2}]"], "has `unlikely`"),
         ([*PARTS, "credit=parts", "rollout.budget={}"], "use credit leaf"),
         ([*PARTS, "credit=parts", "advantage=tracked"], "use credit leaf"),
-        (["parts={cut: pattern}"], "a pattern belongs to cut pattern alone"),
-        (["parts={pattern: x}"], "a pattern belongs to cut pattern alone"),
-        (["parts={cut: pattern, pattern: '('}"], "no regular expression"),
+        (["parts={cut: pattern}"], "give `pattern` with cut pattern, and only then"),
+        (["parts={pattern: x}"], "give `pattern` with cut pattern, and only then"),
+        (["parts={cut: pattern, pattern: '('}"], "not a regular expression"),
     ],
 )
 def test_what_does_not_go_together(lines: list[str], message: str) -> None:

@@ -214,7 +214,7 @@ def test_rounds_and_replays_keep_their_parts(small_text: list[str], tmp_path: Pa
         ("text", ["objective.reduce=part"], "objective.reduce part works on the parts of completions"),
         ("text", [CUT, "objective.surrogate=sspo", "optimizer.epochs=2"], "level is token; use objective.level part"),
         ("text", [*SSPO, "objective.level=sequence"], "objective.level is sequence; use objective.level part"),
-        ("text", [*SSPO, "optimizer.epochs=1"], "which one optimizer step per rollout never does"),
+        ("text", [*SSPO, "optimizer.epochs=1"], "With one optimizer step per rollout"),
         (
             "text", [CUT, "objective={surrogate: gmpo, level: part}"],
             "pools the row after its clip, and objective.level is part; use objective.level token",
@@ -224,7 +224,7 @@ def test_rounds_and_replays_keep_their_parts(small_text: list[str], tmp_path: Pa
             "text", [*RATIO, "objective={surrogate: r2vpo, variance: {}, level: part}"],
             "counts tokens with `variance`, and objective.level is part; use objective.level token",
         ),
-        ("default", ["objective={surrogate: sspo}"], "the steps of images are alike in that"),
+        ("default", ["objective={surrogate: sspo}"], "all steps of images are equally certain"),
         ("default", ["objective.level=part"], "'level' is an option of text objective tokens"),
     ],
 )  # fmt: skip

@@ -73,7 +73,7 @@ def test_the_sign_of_rewards_and_weights(name: str, count: int) -> None:
         close(found(path, values.abs() + 1, weights), -found(path, values.abs() + 1, less))
         return
     if name == "gate/apart":
-        with pytest.raises(ValueError, match="turn the sign"):
+        with pytest.raises(ValueError, match="change the sign"):
             found(path, values, less)
         return
     close(found(path, -values, less, -1.0), plain)
@@ -129,7 +129,7 @@ def test_a_weight_of_0_is_as_if_the_reward_were_not_there(name: str, junk: float
 def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
     name = "gold" if base == "default" else "answer"
     load, apart = partial(load_recipe, base), "gate: {reward: r, apart: true}"
-    words = "every reward has weight 0 \\(r, s\\).*so nothing is optimised; give one a weight above 0, or below 0"
+    words = "every reward has weight 0 \\(r, s\\).*nothing is optimised; give one a weight above 0, or below 0"
     with pytest.raises(ValueError, match=words):
         load([f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, label: s, weight: 0.0}}]"])
     with pytest.raises(ValueError, match=r"reward s has weight 0.*and `at_least`.*leave one of them out"):
@@ -141,6 +141,6 @@ def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
         load([f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s, at_least: 0.5}}]"])
     with pytest.raises(ValueError, match="no reward has `at_least`"):
         load([f"rewards=[{{name: {name}}}]", "extensions=[multipliers]"])
-    with pytest.raises(ValueError, match="those all have weight 0"):
+    with pytest.raises(ValueError, match="they all have weight 0"):
         load(["advantage.scale=group", f"rewards=[{{name: {name}, label: r, weight: 0}}, {{name: {name}, {apart}}}]"])
     assert load([f"rewards=[{{name: {name}, weight: -1}}]"]).rewards[0].weight == -1

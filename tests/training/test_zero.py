@@ -62,7 +62,9 @@ def test_two_processes_give_the_run_of_one(runs: Runs, name: str) -> None:
 def test_weights_move(runs: Runs) -> None:
     checkpoints = [load_file(c / "trained.safetensors") for c in RunFolder.open(runs.two["steps"]).list_checkpoints()]
     before, after = checkpoints[0], checkpoints[-1]
-    assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-3
+    assert (
+        max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-4
+    )  # gradients are bounded
     assert result_of(runs.two["lora"]).parent.name == "lora"
 
 
@@ -174,6 +176,12 @@ class Experts:
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return self.named
+
+    def write(self) -> None:
+        """Nothing: the parameters are their own masters."""
+
+    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+        return list(torch.autograd.grad(loss, list(self.named.values()), allow_unused=True))
 
     def loss(self, expert: str, factor: float) -> Tensor:
         weight = self.named[f"{expert}.inner.weight"]
