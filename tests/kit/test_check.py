@@ -98,7 +98,7 @@ def test_a_clip_score_is_not_convicted(clip_folder: str, scenes: Material):
     """An untrained one tells pictures apart by little else than rounding, so its noise is not looked at."""
     report = examine(RewardSpec("clip_score", options={"model": clip_folder}), scenes)
     assert report.convictions <= {"noise"}, report.text()
-    assert any("cut before" in finding.seen for finding in report.findings if finding.code == "prompt")
+    assert any("cut long prompts" in finding.seen for finding in report.findings if finding.code == "prompt")
 
 
 def test_a_finding_that_is_meant_can_be_accepted(scenes: Material):
