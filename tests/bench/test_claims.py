@@ -217,7 +217,7 @@ def test_results_of_other_code_are_not_mixed_in_unless_asked_for(
     assert find_run(dataclasses.replace(like_it, any_code=False), DEFAULT, 0) is None
     assert find_run(dataclasses.replace(like_it, scale=1.0), DEFAULT, 0) is None
     written = write_report(gather(like_it), tmp_path / "out").read_text()
-    assert "Results of other code, with an equal recipe, stand in for: default." in written
+    assert "These results come from other code, with an equal recipe: default." in written
 
 
 def test_a_broken_result_file_is_named(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_two_processes_do_not_do_the_same(tmp_path: Path, measured: Settings) ->
     name = f"default-seed0-{key_of([recipe_of(DEFAULT, 0, settings)])}"
     with claimed(tmp_path / "runs" / f"{name}.lock"):
         measure_run(settings, DEFAULT, 0, said.append)
-    assert said == ["default, seed 0: another process is at it"]
+    assert said == ["default, seed 0: another process is making this run"]
 
 
 def test_every_recipe_has_a_job_and_common_settings() -> None:
@@ -418,7 +418,7 @@ def test_scores_are_compared_where_both_have_spent_the_same() -> None:
     assert finding.holds
     # 0.44 is four tenths of the way to 0.5: after 4 of the other's 20.
     assert "gained on 2 of 2 seeds" in note.text
-    assert "reached what it ended with on 2 of those, there with 0.20 times the updates" in note.text
+    assert "final score on 2 of these seeds, with 0.20 times the updates" in note.text
     back, _ = at_equal(found, "other", "one", "updates")
     assert back.holds is False
 
@@ -517,7 +517,7 @@ def test_everything_about_one_method_is_measured_once(
     }
     # They took turns with the same iterations of the baseline.
     assert times["default"]["seconds"]["flow_grpo"] == times["mixgrpo"]["seconds"]["flow_grpo"]
-    assert "0 of 2 runs are there; the others need about" in "\n".join(said)
+    assert "0 of 2 runs have results; by the timings, the others need about" in "\n".join(said)
 
     explored = found.evidence.probes["exploration"]["kernels"]
     assert [entry["eta"] for entry in explored["flow_sde"]] == [0.1, 0.7]
@@ -551,7 +551,7 @@ def test_everything_about_one_method_is_measured_once(
     for place in ("trainings._train", "probes._loaded", "rises._rise"):
         monkeypatch.setattr(f"flowgrpo.bench.claims.{place}", refuse)
     claims(settings, names, tmp_path / "out", said.append)
-    assert "2 of 2 runs are there" in "\n".join(said)
+    assert "2 of 2 runs have results" in "\n".join(said)
 
 
 def test_a_rise_is_of_pairs_with_the_same_prompt_and_noise(tmp_path: Path) -> None:
