@@ -174,7 +174,7 @@ def bench(
     any_code: Annotated[bool, typer.Option(help="claims: also use results of older code, for equal recipes.")] = False,
     report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
 ) -> None:
-    """Measure a claim of the documentation again; `claims` measures the claims of the papers that are still open."""
+    """Measure a claim of the documentation again; `claims` measures all claims of papers that have no result yet."""
     import json
     import tempfile
 

@@ -1,4 +1,4 @@
-"""The papers' claims: what is measured again and what not, keys, intervals and verdicts by hand, figures, report."""
+"""The papers' claims: which results are measured again, keys, intervals and verdicts by hand, figures, report."""
 
 import dataclasses
 import json
@@ -75,11 +75,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) ->
 
 
 def silent(text: str) -> None:
-    """A report that nobody reads."""
+    """A `report` function that discards its lines."""
 
 
 def timeless(result: Result) -> Result:
-    """A result without what differs from run to run."""
+    """A result without the values that differ from run to run."""
     curves = {k: v for k, v in result["curves"].items() if not k.startswith("time/") and k != "seconds"}
     evaluation = {k: v for k, v in result["evaluation"].items() if k != "seconds"}
     return {"curves": curves, "evaluation": evaluation, "steps": result["steps"], "key": result["key"]}
@@ -254,7 +254,7 @@ def test_every_recipe_has_a_job_and_common_settings() -> None:
 
 
 def test_every_recipe_is_read_back_from_its_result() -> None:
-    """One with infinite bounds too, which JSON has no number for."""
+    """Also an interval with infinite bounds, for which JSON has no number."""
     settings = Settings(Path("nowhere"))
     for job in jobs().values():
         recipe = recipe_of(job, 0, settings)
@@ -347,7 +347,7 @@ def made(label: str, score: list[float], seed: int = 0, **changed: Any) -> Resul
 
 
 def evidence(runs: dict[str, list[list[float]]], times: dict[str, tuple[float, ...]] | None = None) -> Evidence:
-    """Of held-out curves by label and seed, and of five timed iterations against 1 s of DanceGRPO."""
+    """Evidence of held-out curves by label and seed, and of five timed iterations against 1 s of DanceGRPO."""
     found = {label: {k: made(label, c, k) for k, c in enumerate(curves)} for label, curves in runs.items()}
     timed = {
         name: made(name, [0.0, 0.0], seconds={name: list(values), "dance_grpo": [1.0] * len(values)})
@@ -467,7 +467,7 @@ def test_equal_exploration_is_compared_where_both_kernels_are() -> None:
 
 
 class FakeTrainer:
-    """Writes down when it is asked for which iteration."""
+    """Records the number of each iteration that it is asked for, in order."""
 
     def __init__(self, name: str, asked: list[tuple[str, int]]) -> None:
         self.name, self.asked, self.clock = name, asked, self
@@ -491,7 +491,7 @@ def test_timed_iterations_take_turns_and_span_the_run() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes with little to do, all of them on a recipe that there is."""
+    """Probes with little work, all with a recipe that exists."""
     monkeypatch.setattr(claims_probes, "REPEATS", 2)
     monkeypatch.setattr(claims_probes, "EXPLORED", 1)
     monkeypatch.setattr(claims_probes, "DRAWN", 3)
@@ -748,7 +748,7 @@ def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path: Path) -> None:
-    """Recipes of the results have the language of recipes of today: otherwise all would be measured again."""
+    """The recipes in the results follow the present schema; otherwise everything would be measured again."""
     record = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
     settings = Settings(record / "claims", any_code=True)
     found = gather(settings)

@@ -1,4 +1,4 @@
-"""A run that is ended at a file operation, by whatever, goes on to the last bit or says clearly why it does not."""
+"""A run that ends at any file operation, in any way, goes on to the same bits, or says clearly why it does not."""
 
 import json
 import subprocess

@@ -68,7 +68,7 @@ CHOSEN = ("sampler", "combine", "advantage", "credit", "clamp", "select", "objec
 
 @pytest.mark.parametrize("method", METHODS)
 def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
-    """Groups are dealt to the processes and losses are counts of the whole step, so nothing else may change."""
+    """Groups are dealt to the processes, and losses are counts of the whole step, so no other value may change."""
     for model in OF["models"]:
         plain = load_image_recipe(f"{method}+{model}+ocr")
         for hardware in OF["hardware"]:

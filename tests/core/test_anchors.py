@@ -30,7 +30,7 @@ def edges(rewards: torch.Tensor = ONE, **more: object) -> list[float]:
 
 
 def test_tokens_are_compared_after_the_prefix_that_they_share() -> None:
-    """All begin from the prompt: 3/2 and -1/2 twice. After 5 rewards 1 and 0 differ; after 8 nothing does."""
+    """All begin from the prompt: 3/2, and -1/2 twice. After token 5, rewards 1 and 0 differ; after 8, none differ."""
     assert tokens() == [
         pytest.approx(row) for row in ([3, 1.5 + HALF, 1.5], [-1, -0.5 - HALF, -0.5], [-1, -0.5, 0], [-1, -0.5, 0])
     ]  # fmt: skip
@@ -40,7 +40,7 @@ def test_tokens_are_compared_after_the_prefix_that_they_share() -> None:
 
 
 def test_a_reward_is_worth_less_the_later_it_comes() -> None:
-    """Of the first, 1/4 at the prompt, whose mean is 1/16, and 1/2 after 5, whose mean is 1/4; nothing is divided."""
+    """The first has 1/4 at the prompt (mean 1/16), and 1/2 after token 5 (mean 1/4); nothing is divided."""
     found = tokens(discount=0.5, scale="none", weight=2.0)
     assert found[0] == pytest.approx([1.5 + 2 * 3 / 16, 1.5 + 2 / 4, 1.5])
     assert found[1] == pytest.approx([-0.5 - 2 / 16, -0.5 - 2 / 4, -0.5])

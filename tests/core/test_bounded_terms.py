@@ -1,4 +1,4 @@
-"""Rewards that are added within bounds, by hand, and what they must not turn round."""
+"""Rewards that are added within bounds, by hand, and the signs that they must not change."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Surrogates for older samples: hand-computed values and gradients, and what `policy_loss` asks of all of them."""
+"""Surrogates for older samples: hand-computed values and gradients, and what `policy_loss` requires from all."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""What is remembered of prompts: by hand, and over a checkpoint."""
+"""The memory of prompts: by hand, and through a checkpoint."""
 
 import io
 import math

@@ -200,7 +200,7 @@ def test_a_spoiled_folder_says_what_to_do(run: Path, see: Callable[..., Page]) -
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Path, Callable[[], None]], str]]:
-    """Serves a folder on this machine; the second reading of the list of files is preceded by a call."""
+    """Serves a folder on this machine; calls a function before the list of files is read the second time."""
     servers: list[ThreadingHTTPServer] = []
 
     def serve(folder: Path, between: Callable[[], None]) -> str:

@@ -62,7 +62,7 @@ def tiny_policy(key: str, dtype: torch.dtype = torch.float32) -> FlowPolicy:
 
 @contextmanager
 def settings(policy: FlowPolicy, **values: Any) -> Iterator[FlowPolicy]:
-    """The policy with other settings and, whatever is done to its weights, with the same afterwards."""
+    """The policy with other settings; afterwards its weights are the same again, whatever changed them."""
     before, state = {name: getattr(policy, name) for name in values}, policy.weights.state_dict()
     try:
         for name, value in values.items():
@@ -211,7 +211,7 @@ def test_slope_of_the_log_ratio_along_the_weights(form: str) -> None:
 
 
 def gradients(policy: FlowPolicy, experience: Experience) -> dict[str, Tensor]:
-    """Of the sum over all trained edges, each with a weight of its own, and the weights left as they were."""
+    """Gradient of the sum over all trained edges, each with a different weight; the policy's weights do not change."""
     clear(policy)
     for _, _, scored in scores(policy, experience):
         (scored.log_ratio[:, 0] * torch.cos(scored.node.float())).sum().backward()
@@ -283,7 +283,7 @@ def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
 
 
 def penalty(name: str, scored: ScoredEdges) -> Tensor:
-    """[E] a penalty of the package, of edges whose advantages do not matter."""
+    """[E] a penalty of the package for each edge; the advantages do not matter."""
     return PENALTIES[name](edges_of(scored, 0, torch.zeros(len(scored.node)), None))
 
 

@@ -1,4 +1,4 @@
-"""What rewards say that they read in a sample: equal where the reward finds samples equal, and carried to the run."""
+"""The answers that rewards read in samples: equal if the reward takes samples as equal, and passed to the run."""
 
 from typing import Any
 

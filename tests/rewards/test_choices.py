@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def coins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Choices by a coin."""
+    """Random choices, as by a coin."""
     folder, dice = tmp_path_factory.mktemp("by-coin"), random.Random(0)
     for number, (prompt, pictures) in enumerate(scene_pairs(PAIRS, seed=1)):
         vote_on(folder, number, prompt.text, pictures, dice.choice(("left", "right")))

@@ -45,7 +45,7 @@ def test_a_part_without_an_equation_has_no_score():
 
 
 def test_saying_nothing_does_not_pay():
-    """Not even with the right answer, unless nothing has to be shown."""
+    """Not even the right answer counts, unless no work has to be shown."""
     assert scored("19", parts=[["19"]], answer=["19"]).parts == [[0.0]]
     assert scored("19", parts=[["19"]], answer=["19"], least=0).parts == [[1.0]]
     assert scored("Hm.").values == [0.0]

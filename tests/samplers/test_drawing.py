@@ -242,7 +242,7 @@ def test_svg_draws_each_method(name: str) -> None:
 
 
 def heights(name: str, style: str) -> list[float]:
-    """Of the marks of one style, in the order of the tree."""
+    """The marks of one style, in the order of the tree."""
     picture = ET.fromstring(draw_svg(unfold(PLANS[name]), ""))
     return [places(mark)[1] for mark in picture if len(mark) and mark.attrib.get("class") == style]
 

@@ -1,4 +1,4 @@
-"""Every option of what a recipe chooses changes something that is computed, or is refused with what to write."""
+"""Every option of a recipe's parts changes a result, or is refused with a message that says what to write."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def test_an_option_that_another_choice_has_left_without_effect_is_told_of() -> N
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """A recipe whose plan has no option of which `plan` says that it changes nothing."""
+    """A recipe in which no option of its plan is reported by `plan` as without effect."""
     if notes := idle_plan_options(recipe):
         raise ValueError(notes)
     return recipe

@@ -28,7 +28,7 @@ class Recording:
 
 
 class Numbers:
-    """A tracker that takes no images, as some of accelerate's."""
+    """A tracker that takes no images, like some trackers of accelerate."""
 
     name = "numbers"
 

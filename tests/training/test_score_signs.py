@@ -1,4 +1,4 @@
-"""What weights mean, on every path from scores to advantages: signs, scales, and that 0 is as if not there."""
+"""The meaning of weights, on every path from scores to advantages: signs, scales, and that weight 0 has no effect."""
 
 import math
 from functools import partial

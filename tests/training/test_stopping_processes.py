@@ -1,4 +1,4 @@
-"""Several processes of which one has a signal: all stop at the same place, and go on from there to the last bit."""
+"""One of several processes has a signal: all stop at the same place, and go on from there bit for bit."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run that learns nothing says so, in time, not every time, and to the same numbers when it is resumed."""
+"""A run that learns nothing says so in time, but not at every iteration; a resumed run gives the same numbers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def evaluation(**means: tuple[float, float]) -> dict[str, float]:
 
 
 def fallen(*lines: dict[str, float], weights: Mapping[str, float] = WEIGHTS, prompts: int = 64) -> list[int]:
-    """Which of the evaluations is said to be far below the first one."""
+    """The evaluations that are reported as far below the first one."""
     symptoms = Symptoms(weights, prompts)
     return [k for k, line in enumerate(lines) if symptoms.evaluation(line)]
 
@@ -67,7 +67,7 @@ def test_what_lasts_is_said_and_then_each_time_it_has_lasted_twice_as_long(
 
 
 def test_what_comes_and_goes_is_said_ever_less_often() -> None:
-    """Three in a row are said once; after that it takes six."""
+    """Three in a row give one warning; the next warning needs six."""
     bad = {**HEALTHY, "approx_kl": 2.0}
     assert said(([bad] * 3 + [HEALTHY]) * 10) == [(2, "ratio", 3)]
 

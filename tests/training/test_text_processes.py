@@ -40,7 +40,7 @@ def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
 
 
 def launched(overrides: list[str], folder: Path, count: int, asked: Mapping[str, str]) -> None:
-    """A run by so many processes, started as a launcher does."""
+    """A run with `count` processes, started as by a launcher."""
     words = ["train", "text", *overrides, "--out", str(folder)]
     job = {"words": words, "count": count, "log": str(folder.with_name("log")), "environment": dict(asked)}
     ranks.run_all([job], patience=300)
@@ -80,7 +80,7 @@ def test_so_they_do_with_full_weights_and_an_optimizer_in_parts(overrides: list[
 
 
 def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
-    """The mean entropy to which SSPO compares a part's is that of all processes."""
+    """SSPO compares a part's entropy with the mean entropy over all processes."""
     reward = tmp_path / "by_part.py"
     reward.write_text(BY_PART)
     lines = [
