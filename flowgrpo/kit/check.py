@@ -185,5 +185,4 @@ def _check_prompt_use(trial: Trial, few: Material, values: Tensor, report: Repor
     beginning = " ".join([few.prompts[0]] * (400 // max(len(few.prompts[0].split()), 1)))
     ends = [trial.score(few.asked([f"{beginning} {end}"] * len(few))) for end in few.prompts[:: len(few) - 1]]
     if not any(scored.failed for scored in ends) and torch.equal(*(scored.values.nan_to_num() for scored in ends)):
-        seen = "the end of a prompt of 400 words does not change its scores: it may cut long prompts"
-        report.add("prompt", NOTE, seen)
+        report.add("prompt", NOTE, "the end of a 400-word prompt does not change its scores: it may cut long prompts")

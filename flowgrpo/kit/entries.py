@@ -12,7 +12,7 @@ YARDSTICKS = {
     "images": (RewardSpec("gold", options={"dense": True}, label="gold_dense"), RewardSpec("proxy")),
     "text": (RewardSpec("answer"),),
 }
-"""Rewards that a reward is compared with on samples of the embedded models; the first of each task is the right one."""
+"""Rewards to compare a reward with, on samples of the embedded models; the first of each task scores its true goal."""
 KEYS = ("name", "options", "label", "time_limit")
 
 

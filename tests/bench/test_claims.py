@@ -757,7 +757,7 @@ def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path:
     assert set(found.rises) == set(found.evidence.times) == {job.method for job in jobs().values()}
     text = write_report(found, tmp_path).read_text(encoding="utf-8")
     lines, known = (
-        [line for line in page.splitlines() if not line.startswith(("Run on: ", "Results of other code"))]
+        [line for line in page.splitlines() if not line.startswith(("Run on: ", "These results come from other code"))]
         for page in (text, (record / "claims.md").read_text(encoding="utf-8"))
     )
     assert lines == known

@@ -205,6 +205,6 @@ def kept_signal(run: Result) -> float:
 
 
 def time_ratio(evidence: Evidence, method: str, baseline: str) -> Interval:
-    """Seconds of an iteration divided by the seconds of a baseline's, timed in turn in one process."""
+    """Seconds of an iteration divided by the seconds of a baseline's iteration, timed in turn in one process."""
     seconds = evidence.times[method]["seconds"]
     return Interval.of(a / b for a, b in zip(seconds[method], seconds[baseline], strict=True))
