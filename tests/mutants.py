@@ -57,13 +57,13 @@ EQUIVALENT: dict[str, str] = {
     (
         "baselines.beta_advantages: "
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
-    ): "a second group is empty, and the first alone is read",
+    ): "a second group is empty, and only the first is read",
     "bounds.balance_sums: torch.where(kept, as_precise(log_ratio), «0.0 → 1.0»)": "the advantage there is 0",
     "bounds._dcpo_bounds: «3 → 4» * LOG_LIMIT": "both bounds are far beyond the dual clip, and short of overflow",
     "bounds._dcpo_holds_back: adv < «0 → 1»": "above 0 what is beyond the ceiling is held back already",
     "bounds.dcpo: adv < «0 → 1»": "above 0 the ratio is within the ceiling already, and at 0 nothing counts",
     "combination.uncertainty_weighted_rewards: group_moments(values, one, «1 → 2», ddof=0)": (
-        "a second group is empty, and the first alone is read"
+        "a second group is empty, and only the first is read"
     ),
     "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)": (
         "it is square"
@@ -81,10 +81,10 @@ EQUIVALENT: dict[str, str] = {
         "{'': «stats.sum → stats.mean»(1), **{f'_{name}': stats[:, i] for i, name in enumerate(SIGNS)}}"
     ): "half of every sum, and only their ratios are read",
     "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
-    "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "its sign alone is read",
-    "forward_process.diffusion_nft: -«1 → 2»": "its sign alone is read",
-    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "its sign alone is read",
-    "forward_process.flow_dpo: -«1.0 → 2.0»": "its sign alone is read",
+    "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "only its sign is read",
+    "forward_process.diffusion_nft: -«1 → 2»": "only its sign is read",
+    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "only its sign is read",
+    "forward_process.flow_dpo: -«1.0 → 2.0»": "only its sign is read",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),
@@ -97,10 +97,10 @@ EQUIVALENT: dict[str, str] = {
     "guards.likelihood_guard: fixed = «fall.detach() → fall»": "it decides a comparison, which has no gradient",
     "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
     "objectives._gradient_scale: «log_ratio.detach() → log_ratio» + leaf": (
-        "the gradient of the leaf alone is asked for"
+        "only the gradient of the leaf is asked for"
     ),
     "objectives._gradient_scale: «inputs.logp.detach() → inputs.logp» + leaf": (
-        "the gradient of the leaf alone is asked for"
+        "only the gradient of the leaf is asked for"
     ),
     "objectives._prepare: torch.where(kept, _columns(advantages.detach(), logp, 'advantages'), «0.0 → 1.0»)": (
         "what is not kept is not counted in the end"
@@ -124,25 +124,25 @@ EQUIVALENT: dict[str, str] = {
     "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
     "outcomes._quantile: data.moments(«0 → 1»)": "the deviation is not read",
     "outcomes.consistency_advantages: group_moments(level, batch, «1 → 2», ddof)": (
-        "a second group is empty, and the first alone is read"
+        "a second group is empty, and only the first is read"
     ),
     "answer_losses.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
-        "its sign alone is read"
+        "only its sign is read"
     ),
-    "answer_losses.pairs_of: -«1.0 → 2.0»": "its sign alone is read",
+    "answer_losses.pairs_of: -«1.0 → 2.0»": "only its sign is read",
     "answer_losses.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
         "the gradient of what is taken off and added again cancels out"
     ),
     "prefix_tree._prefix_nodes: max(index) + «1 → 2»": "a node that no row has",
     "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), «- → »1)": "it is the same in all keys of this kind",
     "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), -«1 → 2»)": "it is the same in all keys of this kind",
-    "prefix_tree._values: data.values.repeat(depth, «1 → 2»)": "the first column alone is read",
+    "prefix_tree._values: data.values.repeat(depth, «1 → 2»)": "only the first column is read",
     "prefix_tree._values: group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, «0 → 1»)": (
         "the deviation is not read"
     ),
     "prefix_tree.prefix_tree_advantages: :«- → »1": "where no row leaves, the value does not change",
-    "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
-    "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
+    "process.future_rewards: rewards[:, «0 → 1»]": "only its shape is read",
+    "process.turning_point_rewards: -«1.0 → 2.0»": "only its sign is read",
     "prompt_memory.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
     "prompt_memory.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"

@@ -28,7 +28,8 @@ class CheckPlan:
         images: a folder of pictures.
         metadata: the file with the prompts of the pictures; by default a file in the folder, or else the file names.
         data: prompts for the samples of the embedded model, or rows with a column `completion`.
-        prompts, seeds: number of prompts for the embedded model, and of its samples for each; 0 prompts: no samples.
+        prompts: number of prompts that the embedded model samples; 0 for no samples.
+        seeds: number of samples of each prompt.
         most: largest number of pictures that are taken from the folder.
         against: other rewards to compare with.
         declared: least and greatest score that the author declares.

@@ -196,7 +196,7 @@ def test_results_of_other_code_are_not_mixed_in_unless_asked_for(
     settings = dataclasses.replace(measured, results=tmp_path)
     found = find_run(measured, DEFAULT, 0)
     assert found is not None
-    # As an older schema wrote it: a key of today's is not there.
+    # As an older schema wrote it, without a key of the present schema.
     stored = yaml.safe_load(found["recipes"][0])
     del stored["rollout"]["decode_batch"]
     found["recipes"] = [yaml.safe_dump(stored)]
@@ -529,7 +529,7 @@ def test_everything_about_one_method_is_measured_once(
     assert sum(squared["loo"]) < sum(squared["none"])
     spread = found.evidence.probes["gradient_spread"]["by_step"]
     assert len(spread["plain"]) == 1
-    # A probe of other code stands in only with the seeds that are asked for.
+    # A probe of other code is taken only if it has the seeds of the settings.
     lenient = dataclasses.replace(settings, any_code=True)
     with monkeypatch.context() as later:
         later.setattr(claims_probes, "_probe_code", lambda: "later")

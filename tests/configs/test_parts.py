@@ -75,7 +75,7 @@ def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
             found = load_image_recipe(f"{method}+{model}+ocr+{hardware}")
             for section in ("sampler", *CHOSEN, "objective", "penalties", "optimizer", "data", "rewards", "run"):
                 assert getattr(found, section) == getattr(plain, section)
-            # A prompt's samples are made in one process, and BranchGRPO has but 12 prompts.
+            # One process makes all samples of a prompt, and BranchGRPO has only 12 prompts.
             more = hardware == "gpus32" and method.startswith("branchgrpo")
             assert (found.rollout.prompts, found.rollout.group) == (
                 32 if more else plain.rollout.prompts,

@@ -162,7 +162,7 @@ def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name:
         family = FAMILIES[name]
         found = footprint(plain, family.inputs(plain.config, latent_of(name), TEXT, 1), alike=family.alike)
     assert found.forward == pytest.approx(products + attention(name), rel=0.01)
-    # Of every product the gradient takes two, of the inputs and of the weights; the embeddings' inputs want none.
+    # For every product the gradient needs two, for inputs and weights; the embeddings' inputs need none.
     assert found.backward == pytest.approx(2 * found.forward + 0.5 * attention(name), rel=0.05)
     # A U-Net has convolutions between its blocks.
     assert (0.85 if name.startswith("UNet") else 0.9) * found.forward < found.recompute < found.forward

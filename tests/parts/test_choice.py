@@ -75,7 +75,7 @@ THINGS = {"user": user, "plain": plain, "holder": holder, "remembering": Remembe
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Kind("thing", "some.thing", f"{__name__}:THINGS", "thing(x, *, ...)", own={"weight": (float, 1.0)})
-    # The table is in a file of tests, which has no module name to import it by.
+    # The table is in a test file, which has no module name for an import.
     kind.__dict__["builtin"] = THINGS
     monkeypatch.setitem(KINDS, "thing", kind)
 

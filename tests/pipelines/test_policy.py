@@ -547,7 +547,7 @@ NOISY = StepPlan(kernel=FLOW, children=2, side=3, side_kernel=FLOW, trained=True
         (spine_plan(FIVE, (0, 1, 3), FLOW, branches=4), [4, 4, 4]),
         (spine_plan(FIVE, (0, 2), FLOW, branches=2, roots=3), [6, 6]),
         (spine_plan(FIVE, (1, 2), FLOW, branches=2, main_leaf=True), [1, 2, 2]),
-        # Branches that are only looked at, and branches off a main line that branches itself.
+        # Branches that are only probed, and branches of a main line that branches itself.
         (Plan(FIVE, (SIDE, replace(SIDE, trained=True), *[StepPlan()] * 3), main_leaf=False), [2, 2]),
         (Plan(FIVE, (SIDE, *[StepPlan()] * 4)), [1, 2]),
         (Plan(FIVE, (NOISY, NOISY, *[StepPlan()] * 3)), [3, 4, 6]),

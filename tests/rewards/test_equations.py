@@ -50,7 +50,7 @@ def test_saying_nothing_does_not_pay():
     assert scored("19", parts=[["19"]], answer=["19"], least=0).parts == [[1.0]]
     assert scored("Hm.").values == [0.0]
     assert math.isnan(scored("Hm.", least=0).values[0])
-    # The same twice is one equation.
+    # An equation that occurs twice counts once.
     assert scored("1 + 1 = 2\n1+1=2", least=2).values == [0.0]
     assert scored("1 + 1 = 2\n2 + 1 = 3", least=2).values == [1.0]
 

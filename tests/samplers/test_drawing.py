@@ -114,7 +114,7 @@ def check_text(tree: PlanTree) -> None:
     assert text.endswith("\n")
     assert header["step"] == [str(i) for i in range(tree.plan.num_steps)]
     assert header["evaluations"] == [*map(str, tree.evaluations), "=", str(counts.evaluations)]
-    # The leaves of a row are what is written at its end, the last column is the same for all.
+    # The leaves of a row are written at its end; the last column is equal for all rows.
     ends = [re.search("[◆◇] ([0-9]+)$", row) for row in rows]
     assert sum(int(end[1]) for end in ends if end) == counts.leaves
     assert len({end.start() if end else -1 for end in ends}) == 1

@@ -234,7 +234,7 @@ def test_the_tree_is_well_formed(plan: Plan) -> None:
     assert childless.sum() == len(rollout.leaf)
     assert rollout.leaf_prompt.tolist() == sorted(rollout.leaf_prompt.tolist())
 
-    # Where the path to a leaf has its side step is the depth its branch left at.
+    # The side step on the path to a leaf is at the depth where the leaf's branch begins.
     left = [next((i + 1 for i, c in enumerate(path) if c is not None and c[0]), 0) for path in leaf_paths(plan)]
     strides = [next((c[1] for c in path if c is not None and c[0] == 2), 1) for path in leaf_paths(plan)]
     assert sorted(rollout.stride[rollout.leaf].tolist()) == sorted(strides * plan.roots * 2)

@@ -167,7 +167,7 @@ def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path
     assert trainer.objective.rows(e, 0, keep) == len(chosen)
     assert {t.step for t, _ in trainer.objective.batches(e, 0, keep)} == {e.rollout.transitions[1].step}
     found, outcomes = gradient(trainer, e, advantages, keep)
-    # The same as training those edges alone, the others having no advantage, over their number.
+    # The same as training only those edges, divided by their number; the others have no advantage.
     alone, _ = gradient(trainer, e, torch.where(keep, advantages, 0.0))
     share = len(chosen) / trainer.objective.rows(e, 0, None)
     for n in found:
@@ -190,7 +190,7 @@ def test_an_anchor_moves_and_is_what_the_kl_compares_with(random_pipeline, tmp_p
     more = ("reference={decay: 0.0, every: 2}", "optimizer.learning_rate=0.01", "optimizer.epochs=1")
     trainer = trainer_of("sage_grpo", random_pipeline, tmp_path / "run", *more)
     kl = [trainer.iterate(k)["kl"] for k in range(4)]
-    # Before the first and after every second update policy and anchor are one; one update apart in between.
+    # Policy and anchor are equal before the first and after every second update, and one update apart in between.
     assert kl[0] < 1e-10
     assert kl[1] > 100 * kl[2]
     assert kl[3] > 100 * kl[2]

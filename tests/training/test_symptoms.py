@@ -89,11 +89,11 @@ def test_a_held_out_fall_has_to_be_beyond_its_error_and_of_a_size() -> None:
     assert fallen(start, evaluation(a=(0.0, 0.0))) == [1]
     assert fallen(start, evaluation(a=(0.48, 0.05))) == []
     assert fallen(start, evaluation(a=(0.46, 0.05))) == [1]
-    # A thousand prompts: significant, and of no size.
+    # A thousand prompts: the fall is significant, but too small to matter.
     assert fallen(evaluation(a=(0.75, 0.01)), evaluation(a=(0.66, 0.01)), prompts=1000) == []
-    # Four prompts tell nothing.
+    # Four prompts are too few to show anything.
     assert fallen(start, evaluation(a=(0.0, 0.0)), prompts=4) == []
-    # The first evaluation is what all are compared with, and it is said again after twice as long.
+    # All evaluations are compared with the first one; the warning is repeated after twice as long.
     assert fallen(start, *[evaluation(a=(0.0, 0.01))] * 8) == [1, 2, 4, 8]
 
 
@@ -103,7 +103,7 @@ def test_a_fall_is_of_what_is_trained_for_and_by_the_sign_of_its_weight() -> Non
     assert fallen(evaluation(other=high), evaluation(other=low)) == [1]
     assert fallen(evaluation(a=low), evaluation(a=high), weights={"a": -1.0}) == [1]
     assert fallen(evaluation(a=high), evaluation(a=low), weights={"a": -1.0}) == []
-    # One reward at the cost of another is what a guard watches, and not a run that has unlearned.
+    # If one reward rises at the cost of another, that is for a guard to see; the run has not unlearned.
     assert fallen(evaluation(a=high, b=low), evaluation(a=low, b=high)) == []
 
 

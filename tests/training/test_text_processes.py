@@ -13,7 +13,7 @@ from tests.training.test_part_ratios import REWARD as BY_PART
 
 pytestmark = pytest.mark.slow
 
-# Rounding is not blown up by AdamW where a gradient is next to nothing.
+# With this eps, AdamW does not amplify rounding where a gradient is almost 0.
 OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
 
 
