@@ -1,7 +1,7 @@
-"""An instance of every built-in reward that the kit can be run on, and what to run it on; for make_kit_table.py.
+"""Instances of the built-in rewards, and the material to try them on; for make_kit_table.py.
 
-Rewards that need weights get tiny random ones of their real classes, made by the helpers of the tests, and rewards that
-ask a server get one on this machine.
+A reward that needs weights gets a tiny model of its real class with random weights, made by the helpers of the tests. A
+reward that asks a server gets a server on this machine.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ PAIRS = 60
 
 @dataclass(frozen=True)
 class Case:
-    """A reward to be made, and what it is tried on.
+    """A reward, and the material that it is tried on.
 
     Attributes:
-        name: of the built-in reward.
-        weights: where they come from, in a word or two.
+        name: name of the built-in reward.
+        weights: where its weights come from, in a word or two.
         material: key of the material.
-        options: of the reward.
+        options: options of the reward.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Case:
 
 
 def all_material() -> dict[str, Material]:
-    """Everything that is scored, by a short name."""
+    """All material, by a short name."""
     scenes = scene_samples("scenes:heldout", 4, 6)
     few = scenes.take([row for group in range(2) for row in range(6 * group, 6 * group + 4)])
     short = replace(few.asked([SHORT[row // 4] for row in range(8)]), source="8 samples of the embedded scenes model")
@@ -128,7 +128,7 @@ def all_material() -> dict[str, Material]:
 
 
 def _drawn() -> Material:
-    """As the tests of the kit have it: every second picture shows something else than it should."""
+    """Drawn scenes as in the tests of the kit: every second picture shows something else than it should."""
     dice, prompts = np.random.default_rng(7), split(heldout=True, per_skill=1)[2:6]
     pictures = [
         torch.from_numpy(
@@ -173,7 +173,10 @@ Maker = Callable[[Path, ExitStack], Case]
 
 
 def makers() -> dict[str, Maker]:
-    """What makes the case of each built-in reward, given an empty folder and what is closed after the check."""
+    """For each built-in reward, a function that makes its case.
+
+    The function gets an empty folder, and a stack for whatever must be closed after the check.
+    """
     plain = [
         Case("answer", NONE, "sums"),
         Case("code", NONE, "programs"),
@@ -186,7 +189,7 @@ def makers() -> dict[str, Maker]:
         Case("length", NONE, "answers", {"limit": 20, "buffer": 18}),
         Case("majority", NONE, "sums"),
         Case("math", NONE, "sums"),
-        # It would enlarge each page to 736 pixels, which takes minutes.
+        # Without this option, the engine enlarges each page to 736 pixels, which takes minutes.
         Case("ocr", PACKAGE, "pages", {"engine": {"Det.limit_side_len": 96}}),
         Case("proxy", SHIPPED),
         Case("sql", NONE, "queries"),
@@ -270,7 +273,7 @@ def _geneval(folder: Path, ending: ExitStack) -> Case:
 
     detector = save_mask2former(folder / "detector", list(SHAPES))
     model = Mask2FormerForUniversalSegmentation.from_pretrained(detector)
-    # Without the class of nothing, or it would report no object and every score would be 0.
+    # The class "no object" is switched off; otherwise no object would be found, and every score would be 0.
     model.class_predictor.bias.data[-1] = -100.0
     model.save_pretrained(detector)
     options = {"detector": str(detector), "clip": str(save_clip(folder / "clip", length=64)), "resolution": 64}

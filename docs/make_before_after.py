@@ -1,8 +1,9 @@
-"""Compose the README's picture from a run: held-out prompts before and after training, the same seeds.
+"""Compose the README's picture from a run: samples of held-out prompts before and after training, with equal seeds.
 
     python docs/make_before_after.py RUN docs/images/before-after.png
 
-Shown are pairs whose verdict changed, for better or worse, evenly spaced in the order of the file: no choosing.
+The picture shows pairs whose verdict changed, for better or worse. They are evenly spaced in the order of the file, so
+nobody chooses them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CELL, GAP, TEXT, COLUMNS, SHOWN = 112, 6, 40, 4, 16
 
 
 def verdict(record: dict[str, Any]) -> float:
-    """Whether the verifier was satisfied."""
+    """1 if the verifier was satisfied, else 0."""
     return float(record["sub_scores"]["gold"]["satisfied"])
 
 

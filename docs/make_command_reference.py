@@ -24,11 +24,12 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_command_reference.py from flowgrpo/cli/app.py and its parts. Change those, not this page. -->
 
-Everything is done by one command, `flowgrpo`; `python -m flowgrpo` is the same. `--help` after any of the names below
-prints what stands here. What is in brackets may be left out, and what three dots follow may be given several times.
-Options stand before or after the other words.
+There is one command, `flowgrpo`; `python -m flowgrpo` does the same. `--help` after any of the names below prints the
+text of this page. A word in brackets may be left out, and a word with three dots may be given several times. Options
+may come before or after the other words.
 
-An error that you can mend is one message, and the exit status is 1; a wrong option is 2, and Ctrl-C 130.
+An error that you can mend is printed as one message, and the exit status is 1. The exit status is 2 for a wrong option,
+and 130 after Ctrl-C.
 """
 
 KINDS = {str: "TEXT", int: "NUMBER", float: "NUMBER", Path: "PATH"}
@@ -39,11 +40,11 @@ class Parameter:
     """An argument or option of a command.
 
     Attributes:
-        words: how it is written.
-        positional: whether it is written without dashes.
-        required: whether it must be given.
-        default: its default; empty if there is none.
-        meaning: its help.
+        words: the words on the command line.
+        positional: whether the parameter is written without dashes.
+        required: whether the parameter must be given.
+        default: the default; empty if there is none.
+        meaning: the help text.
     """
 
     words: str
@@ -54,7 +55,7 @@ class Parameter:
 
 
 def commands(part: typer.Typer = app, prefix: str = "flowgrpo") -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every command with its full name, in the order of `--help`; a group that does something by itself comes first."""
+    """Every command with its full name, in the order of `--help`; a group that is itself a command comes first."""
     if part.registered_callback is not None and part.registered_callback.callback is not None:
         yield prefix, part.registered_callback.callback
     for command in part.registered_commands:
@@ -69,7 +70,7 @@ def parameters(command: Callable[..., Any]) -> Iterator[Parameter]:
     """Arguments and options of a command, in the order of its signature.
 
     Raises:
-        ValueError: one of them has no help.
+        ValueError: an argument or option has no help.
     """
     # `get_type_hints` of Python 3.10 puts an `Optional` around the `Annotated` of a parameter whose default is None.
     for name, given in inspect.signature(command, eval_str=True).parameters.items():
@@ -101,7 +102,7 @@ def _is_union(kind: Any) -> bool:
 
 
 def _flag(name: str, info: ArgumentInfo | OptionInfo) -> str:
-    # In Annotated, the first of the given names arrives where a default would be.
+    # In Annotated, the first of the given names is in the place of a default.
     given = [word for word in (info.default, *(info.param_decls or ())) if str(word).startswith("--")]
     return str(given[0]) if given else f"--{name.replace('_', '-')}"
 
@@ -134,7 +135,7 @@ def page() -> str:
     """The whole page.
 
     Raises:
-        ValueError: a command or one of its parameters does not say what it is.
+        ValueError: a command has no docstring, or one of its parameters has no help.
     """
     every = list(commands())
     silent = [name for name, command in every if not command.__doc__]

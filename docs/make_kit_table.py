@@ -1,8 +1,8 @@
-"""Writes docs/benchmarks/kit.md: what the reward author's kit finds of every built-in reward, and of bad ones.
+"""Writes docs/benchmarks/kit.md: what the reward author's kit finds in every built-in reward, and in bad rewards.
 
-Run it from anywhere: `python docs/make_kit_table.py`. It needs what the tests need, takes some minutes on one core, and
-downloads nothing. With names of rewards it only prints what is found of those, and writes nothing. Instances and
-material are those of kit_instances.py.
+Run it from anywhere: `python docs/make_kit_table.py`. It needs the packages of the tests, takes some minutes on one
+core, and downloads nothing. With names of rewards, it only prints the findings of these rewards, and writes nothing.
+The instances and the material come from kit_instances.py.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LONGEST = 400
 OF_WEIGHTS = frozenset(
     {"noise", "degenerate", "constant", "saturated", "flat-groups", "agreement", "resize", "format", "range"}
 )
-"""Codes of findings that are about what a reward prefers, and so say nothing of one with random weights."""
+"""Codes of findings about what a reward prefers; they say nothing about a reward with random weights."""
 
 PLAIN = ("cost", "noise")
 """Codes of notes that every reward gets."""
 
 CRIMES: dict[str, tuple[str, str]] = {
     "noisy": ("adds random numbers of the global generator", "random"),
-    "OwnNoise": ("adds random numbers of a generator of its own", "random"),
+    "OwnNoise": ("adds random numbers of its own generator", "random"),
     "Drifting": ("grows with every call", "state"),
     "normalised": ("standardises over the samples of a call", "batch"),
     "numbered": ("adds the sample's place in the call", "order"),
@@ -45,7 +45,7 @@ CRIMES: dict[str, tuple[str, str]] = {
     "spoiling": ("writes into the columns of the prompts", "columns"),
     "Holding": ("turns gradients on", "gradients"),
     "Keeping": ("keeps the graph of its last call", "gradients"),
-    "Hoarding": ("keeps all pictures that it ever saw", "memory"),
+    "Hoarding": ("keeps all pictures that it has seen", "memory"),
     "corner": ("looks at the first 32 pixels, whatever the size", "resize"),
     "squeezed": ("returns a number, not a list, for a single sample", "scores"),
     "columnar": ("returns a column", "scores"),
@@ -54,7 +54,7 @@ CRIMES: dict[str, tuple[str, str]] = {
     "ends": ("divides by the number of words", "no-prompt"),
     "short_prompts": ("raises for a long prompt", "long-prompt"),
     "of_64": ("takes 64×64 pixels only", "tiny"),
-    "spaced": ("scores a completion by its first character, be it a space", "whitespace"),
+    "spaced": ("scores a completion by its first character, even if that is a space", "whitespace"),
     "per_word": ("divides by the number of words of a completion", "blank"),
 }
 """Bad reward -> what it does, and the finding that convicts it."""
@@ -66,46 +66,54 @@ INTRODUCTION = """\
 <!-- Written by docs/make_kit_table.py. Change that, or the rewards, not this page. -->
 
 [`flowgrpo rewards check`](../reward_kit.md#check), run on every built-in reward and on rewards that are bad on purpose.
-`python docs/make_kit_table.py` does it again; faults and warnings are those of the kit, and the verdict is its first
-line.
+`python docs/make_kit_table.py` writes this page again. Faults and warnings are the findings of the kit, and the verdict
+is the first line of its report.
 
-The material is small. *scenes*: 4 held-out prompts × 6 samples of the embedded model, 64×64 pixels; with *red stars*,
-all asked for 4 of them; with *short prompts*, 8 of them under "a cat" and "a dog". *videos*: 4 frames, each of those
-moved by a pixel a frame. *pages*: 8 drawn pages of a word, 256×96. *sums*: 4 held-out prompts × 6 completions of the
-embedded language model. *answers*, *worked*, *programs*, *objects*, *queries*: 8 written completions each.
+The material is small:
 
-How a reward was loaded:
+- *scenes*: 4 held-out prompts × 6 samples of the embedded model, 64×64 pixels. With *red stars*, all prompts ask for 4
+  red stars. With *short prompts*, 8 of the samples have the prompts "a cat" and "a dog".
+- *videos*: 4 frames each, made from these 8 samples; every frame moves the sample by one pixel.
+- *pages*: 8 drawn pages with a word, 256×96 pixels.
+- *sums*: 4 held-out prompts × 6 completions of the embedded language model.
+- *answers*, *worked*, *programs*, *objects*, *queries*: 8 written completions each.
 
-- *none*: it has no weights. *shipped*: they come with flowgrpo; *of its package*: with RapidOCR.
-- *tiny random*: a tiny network of the real class, with random weights. What it prefers means nothing, so findings about
-  that are marked with † and are no judgement of the reward. What is tested is the contract: shape, order, batch,
+The column of weights says how a reward was loaded:
+
+- *none*: the reward has no weights. *shipped*: the weights come with flowgrpo. *of its package*: they come with
+  RapidOCR.
+- *tiny random*: a tiny network of the real class, with random weights. Its preferences mean nothing, so findings about
+  preferences have the mark † and are no judgement of the reward. The check tests the contract: shape, order, batch,
   randomness, sizes, blanks, prompts, gradients, non-finite values.
-- *stub server*: a server that answers by the picture's brightness, in the form that the judge asks for. The same is
-  true of it: preferences are the stub's (†), and so is `prompt`, since it does not read the prompt.
-- `remote` had the reward `proxy` behind it.
+- *stub server*: a server that answers by the picture's brightness, in the form that the judge asks for. Its preferences
+  (†) are the stub's. So is the finding `prompt`, because the stub does not read the prompt.
+- `remote` asks a server with the reward `proxy`.
 
-Notes are figures and properties that may be meant. `cost` and `noise`, which nearly every reward gets, are not listed.
-`degenerate`: a blank, noisy or chequered picture scores above every sample. `prompt`: its words do not matter, or not
-those at the end of a very long one. `no-prompt`: it does not apply without one. `flat-groups`: in some groups all
-scores are equal.
+Notes are figures, and properties that may be intended. `cost` and `noise` are not listed, because nearly every reward
+gets them. The other notes mean:
 
-When this was first run, `code` had one finding more: programs with a space in front, which language models like to
-write, failed all their tests. That is mended.
+- `degenerate`: a blank, noisy or chequered picture scores above every sample.
+- `prompt`: the words of the prompt do not matter, or the last words of a very long prompt do not.
+- `no-prompt`: the reward does not apply without a prompt.
+- `flat-groups`: in some groups all scores are equal.
+
+The first run of this check had one more finding for `code`: programs with a space in front failed all their tests, and
+language models often write such programs. This fault is mended.
 """
 
 BAD = """\
 ## Bad rewards
 
-Those of `tests/kit/culprits.py`: each has one fault, but for the last two, which have none. Pictures are 4 prompts × 6
-drawn scenes, every second of which shows something else than it should; completions are *answers*.
+These rewards are in `tests/kit/culprits.py`. Each has one fault, except the last two, which have none. The pictures are
+4 prompts × 6 drawn scenes, and every second scene shows something else than it should. The completions are *answers*.
 
-A conviction needs material that shows the crime: on *scenes*, `corner` passes, since the order of 75 % of the pairs
-stays at twice the size, and less than that is a warning.
+The kit finds a fault only if the material shows it. On *scenes*, `corner` passes: at twice the size, 75 % of the pairs
+keep their order, and only a smaller share gives a warning.
 """
 
 
 def main() -> None:
-    """Check everything, and write the page; with names on the command line only what they name, and no page."""
+    """Check all rewards and write the page; with names on the command line, check only these, and write no page."""
     from flowgrpo.training.model_paths import quiet_libraries
 
     sys.path.insert(0, str(ROOT))
@@ -133,7 +141,7 @@ def main() -> None:
 
 
 def examined(spec: RewardSpec, kind: str, material: Material, *, contract_only: bool = False) -> Report | str:
-    """The kit's report of a reward, or why there is none."""
+    """The kit's report on a reward, or the reason why there is none."""
     print(f"{spec.name} …", flush=True)
     try:
         trial = Trial(spec)
@@ -156,7 +164,7 @@ def culprit(name: str, material: dict[str, Material]) -> list[str]:
     """The row of a bad reward.
 
     Raises:
-        ValueError: it was not convicted of its crime, or one without a crime was convicted.
+        ValueError: the kit did not find the fault, or found a fault in a reward that has none.
     """
     kind = "answers" if name in ("spaced", "per_word") else "drawn"
     report = examined(RewardSpec(f"{CULPRITS}:{name}"), kind, material[kind])
@@ -177,13 +185,13 @@ def cells(report: Report | str, nothing: bool) -> list[str]:
 
 
 def listed(found: list[Finding], nothing: bool) -> str:
-    """Findings in a cell; marked where they say nothing."""
+    """Findings as a cell; findings that say nothing about the reward have a mark."""
     each = {f"`{one.code}` {one.severity}{'†' * (nothing and of_weights(one))}": None for one in found}
     return ", ".join(each) or "none"
 
 
 def sentences(name: str, report: Report | str, nothing: bool) -> list[str]:
-    """What was seen of a reward, a line for each fault, warning and check that was left out."""
+    """Lines on a reward: one line for each fault, each warning and each check that was left out."""
     if isinstance(report, str):
         return []
     lines = [
@@ -200,7 +208,7 @@ def grave(report: Report) -> list[Finding]:
 
 
 def of_weights(finding: Finding) -> bool:
-    """Whether a finding is about what the weights prefer; `dtype` is also a version that turns the order round."""
+    """Whether a finding is about what the weights prefer; `dtype` is, if a version of the samples changes the order."""
     return finding.code in OF_WEIGHTS or (finding.code == "dtype" and finding.seen.startswith("“"))
 
 

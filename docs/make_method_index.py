@@ -1,8 +1,8 @@
-"""Writes docs/methods.md: which published methods are here and how to choose them, and one entry a paper with a recipe.
+"""Writes docs/methods.md: the published methods, how to choose them, and an entry for each paper with a recipe.
 
-Run it from anywhere: `python docs/make_method_index.py`. The tables are those of method_rows.py, which checks what they
+Run it from anywhere: `python docs/make_method_index.py`. The tables come from method_rows.py, which checks what they
 claim. In the entries, lines of code are counted from the source, and figures are read from docs/benchmarks/claims.json
-where it exists.
+if it exists.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLAIMS = Path(__file__).resolve().parent / "benchmarks" / "claims.json"
 
 @dataclass(frozen=True)
 class Method:
-    """A paper: its recipes, the code that no other method needs, and how it differs from what was released."""
+    """A paper: its recipes, the code that no other method needs, and the differences from the released code."""
 
     title: str
     arxiv: str
@@ -193,7 +193,7 @@ small files as the reward, ± its standard error.
 
 
 def code_lines(source: str) -> int:
-    """Lines of a piece of Python with a statement on them, docstrings left out."""
+    """Number of lines of Python code that have a statement; docstrings do not count."""
     tree = ast.parse(textwrap.dedent(source))
     counted: set[int] = set()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -213,7 +213,7 @@ def code_lines(source: str) -> int:
 
 
 def recipe_lines(name: str) -> int:
-    """Lines of a recipe, without comments, its paper's description and its published section."""
+    """Number of lines of a recipe, without comments, the keys `paper` and `published`, and empty lines."""
     text = (resources.files("flowgrpo.configs") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
     kept, inside = 0, False
     for line in text.splitlines():
@@ -229,12 +229,12 @@ def _where(part: Callable[..., Any]) -> str:
 
 
 def _measured(claim: dict[str, Any]) -> str:
-    """What the report of `flowgrpo bench claims` says of one claim."""
+    """The verdict and findings of one claim in the report of `flowgrpo bench claims`."""
     return " ".join([f"Measured here: {claim['verdict']}.", *(finding["text"] for finding in claim["findings"])])
 
 
 def _figures(found: dict[str, Any], recipes: tuple[str, ...]) -> list[str]:
-    """A table of what the report says of some recipes; empty if it says nothing."""
+    """A table of the report's figures for some recipes; empty if the report has none."""
     rows = []
     for name in recipes:
         run, rise = found["methods"].get(name, {}), found["rises"].get(name, {})
@@ -247,7 +247,7 @@ def _figures(found: dict[str, Any], recipes: tuple[str, ...]) -> list[str]:
         ]
         if any(cells):
             rows.append(f"| `{name}` | {' | '.join(cells)} |".replace("-", "−"))
-    head = "| measured | time of an iteration, of DanceGRPO's | run seeds | partial gold | kilobytes |"
+    head = "| measured | time of an iteration / DanceGRPO's | run seeds | partial gold | kilobytes |"
     return [head, "| --- | --- | --- | --- | --- |", *rows, ""] if rows else []
 
 
@@ -271,7 +271,7 @@ def page() -> str:
     """The whole page.
 
     Raises:
-        ValueError: a recipe without an entry, or a claim of the tables that does not hold.
+        ValueError: a recipe has no entry, or a claim of the tables does not hold.
     """
     found = json.loads(CLAIMS.read_text(encoding="utf-8")) if CLAIMS.is_file() else {}
     listed = {name for method in METHODS for name in method.recipes}

@@ -17,7 +17,7 @@ HEADING = "## The table\n"
 
 
 def page(text: str) -> str:
-    """The page with its table written anew; all before the heading stays."""
+    """The page with a new table; the text before the heading does not change."""
     before, heading, _ = text.partition(HEADING)
     if not heading:
         raise SystemExit(f"{PAGE} has no line {HEADING.strip()!r}")

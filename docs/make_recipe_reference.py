@@ -26,9 +26,9 @@ INTRODUCTION = """\
 
 <!-- Written by docs/make_recipe_reference.py from flowgrpo/configs/. Change those, not this page. -->
 
-A recipe is a YAML file that describes a whole run. `flowgrpo recipes` lists those that come with the package;
-`flowgrpo train RECIPE` takes such a name, or the path of a file of yours. Every key has a default except `rewards`
-and the name of each reward, so this is a complete recipe:
+A recipe is a YAML file that describes a whole run. `flowgrpo recipes` lists the recipes of the package. `flowgrpo train
+RECIPE` takes a name from this list, or the path of your own file. Every key has a default except `rewards` and the name
+of each reward, so this is a complete recipe:
 
 ```yaml
 rewards:
@@ -42,16 +42,16 @@ names. Values are read as YAML.
 flowgrpo train default optimizer.learning_rate=1e-4 rewards.0.options.dense=false "optimizer.betas=[0.9, 0.99]"
 ```
 
-`flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model and prints what a run would do: images,
-calls of the denoiser, trained steps and optimizer steps, with a note on what deserves a second look. It ends with exit
-status 1 where `train` would refuse to start: prompt files, the model's folder, `model.call`, rewards, their options and
-columns, and trackers are checked in the same way. What a recipe of the package names and you do not have yet is a line
-that begins with `needed`; a hub id is `not checked`, for that takes a network. `--draw` adds the
-rollout tree of one prompt, as text, and `--svg FILE` draws it as a picture; where the plan changes during the run,
-`--iteration N` chooses the iteration.
+`flowgrpo plan RECIPE [KEY=VALUE]...` takes the same words. It loads no model. It prints what a run would do: images,
+calls of the denoiser, trained steps and optimizer steps, with notes on unusual settings. It ends with exit status 1 if
+`train` would refuse to start: prompt files, the model's folder, `model.call`, rewards, their options and columns, and
+trackers are checked in the same way. If a recipe of the package names something that you do not have yet, a line that
+begins with `needed` says so. A hub id is `not checked`, because that needs a network. `--draw` adds the rollout tree of
+one prompt as text, and `--svg FILE` draws it as a picture. If the plan changes during the run, `--iteration N` chooses
+the iteration.
 
-A recipe may name another, or a file beside it, as its `base`. It then changes that one key by key: sections are merged,
-lists and values replaced.
+A recipe may name another recipe, or a file beside it, as its `base`. It then changes the base key by key: sections are
+merged, and lists and values are replaced.
 
 ```yaml
 base: default
@@ -61,8 +61,8 @@ published:
   sampler: {steps: 25}
 ```
 
-`flowgrpo train wider.yaml` runs this without its `published` section, `flowgrpo train wider.yaml@published` with it: a
-place for a paper's own settings beside those for a small machine.
+`flowgrpo train wider.yaml` runs this recipe without its `published` section. `flowgrpo train wider.yaml@published` runs
+it with that section. The section is a place for a paper's own settings, beside settings for a small machine.
 
 A run folder holds its resolved recipe, with every default written out, as `config.yaml`. That file is a recipe too.
 
@@ -76,14 +76,14 @@ message names the nearest known key. Beyond single values:
 - With plans `branch` and `spine`, `sampler.plan.splits` names at least one step of the schedule.
 - `optimizer.updates` is at most `rollout.prompts`: an optimizer step takes whole groups.
 - A part has its own options and no others. Choosing another part drops the options of the part before.
-- `objective.ratio: cps_released` goes with `sampler.kernel: cps` alone. `objective.ratio: guard` with that kernel needs
+- `objective.ratio: cps_released` goes only with `sampler.kernel: cps`. With that kernel, `objective.ratio: guard` needs
   `objective.weight: guard`.
-- Two rewards do not share a name; a `label` tells them apart.
+- Two rewards must not have the same name; a `label` gives one of them another name.
 - `rollout.prompts` is at most the number of training prompts, and at least the number of processes.
 
 ## Groups that teach little
 
-Where all samples of a prompt have one reward, their advantages are 0. The same lines serve images and text:
+If all samples of a prompt have the same reward, their advantages are 0. These lines help, for images and text:
 
 | what to do | lines |
 | --- | --- |
@@ -96,12 +96,12 @@ Where all samples of a prompt have one reward, their advantages are 0. The same 
 | put a past success in the place of a failure (text) | `extensions: [{name: replay, keep: 4}]` |
 
 With a budget or templates, `rollout.group` is the size of a round, and a prompt's samples of all rounds are one group.
-Rounds of images start from noises of their own. The metrics then have `rounds` and `samples`.
+Each round of images starts from new noise. The metrics then have `rounds` and `samples`.
 
 ## Samples that disagree
 
 A reward may say what it read in a sample: the final answer of a completion, the things in a picture, the words on it
-([rewards.md](rewards.md#answers)). Where the answers to a prompt differ the model is unsure, and recipes can act on it:
+([rewards.md](rewards.md#answers)). If the answers to a prompt differ, the model is unsure, and a recipe can use this:
 
 ```yaml
 rewards:
@@ -111,42 +111,48 @@ extensions:
   - {name: curriculum, mix: 0.3, diversity: {reward: gold, weight: 0.25}}
 ```
 
-Extension `uncertainty` makes advantages smaller the more the answers of a group differ (SEED-GRPO), and
-the `diversity` of `curriculum` draws such prompts more often (MMR1). Samples in which nothing was read do not count.
-With `weight: 0` a reward gives its answers and nothing else. A reward that gives none is named when it is first scored.
+The more the answers of a group differ, the smaller extension `uncertainty` makes the advantages (SEED-GRPO). The
+`diversity` of `curriculum` draws prompts with such answers more often (MMR1). Samples in which nothing was read do not
+count. With `weight: 0` a reward only gives its answers. If the reward gives no answers, an error names it at the first
+scoring.
 
-Extension `shaping` adds what a reward or one of its sub-scores says to advantages that are normalised already, and
-never turns one (ASPO): a success stays better than a failure, however long it is.
+Extension `shaping` adds the scores of a reward, or of one of its sub-scores, to advantages that are already normalised.
+It never changes the sign of an advantage (ASPO): a success stays better than a failure, however long it is.
 
 ## Steps from one state
 
-`credit: anchor` (GiGPO) compares every step a second time, with those that were taken from the same state. Of
-images these are the steps of a tree from one latent: from the common noise, and at each split of plan `branch`. Of text
-they are the tokens after a prefix that completions of a prompt share. A step whose state no other sample has keeps the
-sample's advantage.
+`credit: anchor` (GiGPO) compares every step a second time, with the steps from the same state. For images, these are
+the steps of a tree from the same latent: from the common noise, and at each split of plan `branch`. For text, they are
+the tokens after a prefix that completions of a prompt share. If no other sample has the state of a step, the step keeps
+the sample's advantage.
 
 ## Several rewards
 
-Beside `weight`, a reward may have further lines. With a `gate` it counts only where another reward is high enough,
-sample by sample or by the share of the group; behind a closed gate it is 0, and with `closed: null` it is left out, as
-suits rewards that are negative. With `apart: true` it only ranks the samples with an open gate, and turns none of their
-advantages negative: a short answer beats a long one, but no right answer is punished for its length. `noise` is for a
-verifier whose rates of error are known. `at_least` makes a constraint of it: its weight then rises while its mean is
-below that, and is logged as `multiplier/NAME`. What is logged and saved as rewards is always what the rewards said.
+A reward may have further keys besides `weight`:
+
+- `gate`: the reward counts only if another reward is high enough, sample by sample or by the share of the group. Behind
+  a closed gate the reward is 0. With `closed: null` it is left out instead, which suits negative rewards.
+- `apart: true`: the reward only ranks the samples with an open gate, and makes none of their advantages negative. So a
+  short answer beats a long answer, but no right answer is punished for its length.
+- `noise`: for a verifier whose rates of error are known.
+- `at_least`: makes the reward a constraint. Its weight rises while its mean is below this number. The weight is logged
+  as `multiplier/NAME`.
+
+The logged and saved rewards are always the scores that the rewards gave.
 """
 
 TEXT = """\
 ## Runs of text
 
-With `task: text` a recipe trains a causal language model. It has the sections above but `sampler` and `critic`, and
-these in place of those of the same name. `data` is then the embedded arithmetic if left out. Completions are cut only
-where there is a section `parts`, see [text.md](text.md#parts-of-completions).
+With `task: text` a recipe trains a causal language model. It has the sections above except `sampler` and `critic`. The
+sections below replace sections of the same name. If `data` is left out, it is the embedded arithmetic. Completions are
+cut into parts only if there is a section `parts`; see [text.md](text.md#parts-of-completions).
 """
 
 PARTS = """\
 ## Parts
 
-A recipe chooses parts by name. A name alone stands for the part with its defaults; its options stand beside the name:
+A recipe chooses parts by name. A name alone means the part with its defaults. Options are written beside the name:
 
 ```yaml
 sampler:
@@ -154,23 +160,23 @@ sampler:
   kernel: {name: cps, eta: 0.8}
 ```
 
-On the command line `sampler.kernel=cps` chooses another part, which drops the options of the one before, and
-`sampler.kernel.eta=0.8` sets an option of the part that is chosen. In the place of a name may stand a part of your own,
-as `path/to/file.py:name` or `package.module:name`, or one that an installed package declares as an entry point.
+On the command line, `sampler.kernel=cps` chooses another part and drops the options of the part before.
+`sampler.kernel.eta=0.8` sets an option of the chosen part. In place of a name, you may give a part of your own, as
+`path/to/file.py:name` or `package.module:name`, or a part that an installed package declares as an entry point.
 `flowgrpo parts` prints this list.
 
-In a list of parts, `penalties.kl.weight=0.01` sets an option of the entry of that name. An entry that is not there is
-added. `penalties.kl=null` takes it out.
+In a list of parts, `penalties.kl.weight=0.01` sets an option of the entry with that name. If there is no such entry, it
+is added. `penalties.kl=null` removes the entry.
 """
 
-# What a key means where the schema does not say, or does not say enough for a reader who has no code open.
+# The meaning of keys that the schema does not describe, or not well enough for a reader who does not see the code.
 NOTES = {
     "task": "`text` for language models, see [runs of text](#runs-of-text).",
-    "name": "Of the recipe; run folders are named after it.",
-    "paper": "What it follows: papers and equations.",
+    "name": "Name of the recipe; run folders are named after it.",
+    "paper": "The papers and equations that the recipe follows.",
     "model.train": "A LoRA adapter on the denoiser, or all of the denoiser's weights.",
     "model.lora.init": "`gaussian` draws A from N(0, 1/rank²), `default` is peft's. B starts at zero in both.",
-    "model.call": "Height, width, frames, guidance scale, negative prompt and so on; for a picture its path.",
+    "model.call": "Height, width, frames, guidance scale, negative prompt and so on; a picture is given by its path.",
     "model.variant": "How single states are evaluated; `auto` takes the lightest way that replays the pipeline's own "
     "loop exactly.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
@@ -178,27 +184,27 @@ NOTES = {
     "to the rewards). For a pipeline that takes a picture, a column `image` has its path, from the folder of the file.",
     "data.heldout": "`null` switches evaluation off.",
     "sampler.steps": "Denoising steps.",
-    "sampler.sigmas": "They fall from at most 1 to exactly 0, and take the place of `sampler.steps`.",
-    "rollout.group": "With plan `spine`, main lines per prompt; not used by `branch`.",
+    "sampler.sigmas": "The levels fall from at most 1 to exactly 0. They replace `sampler.steps`.",
+    "rollout.group": "With plan `spine`, the number of main lines per prompt; plan `branch` does not use it.",
     "extensions": "See [extensions](extensions.md).",
-    "critic.learning_rate": "Of its AdamW.",
+    "critic.learning_rate": "Learning rate of the critic's AdamW.",
     "rollout.decode_batch": "Latents in one call of the decoder.",
     "rewards": "See [rewards.md](rewards.md).",
     "rewards[].name": "A name of `flowgrpo rewards`, `path/to/file.py:name`, or `package.module:name`.",
-    "rewards[].weight": "Factor in the combination; below 0 less of it is better, and 0 only records it.",
-    "rewards[].label": "What the reward is called in metrics; its own name if left out.",
+    "rewards[].weight": "Factor in the combination. Below 0, less of the reward is better; 0 only records the reward.",
+    "rewards[].label": "Name of the reward in metrics; its own name if left out.",
     "rewards[].options": "Arguments of a class's constructor, or parameters of a function.",
-    "evaluate.rewards": "The keys of an entry are those of `rewards`.",
-    "optimizer.learning_rate": "Of AdamW, as are the next three.",
-    "optimizer.betas": "Decay of its averages.",
+    "evaluate.rewards": "An entry has the same keys as an entry of `rewards`.",
+    "optimizer.learning_rate": "Learning rate of AdamW.",
+    "optimizer.betas": "Decay of AdamW's averages.",
     "optimizer.weight_decay": "Decoupled from the gradient.",
     "optimizer.eps": "Added to the root of the second average.",
     "optimizer.max_grad_norm": "Gradients are scaled down to this norm.",
     "optimizer.ema": "`null` keeps no average: the weights themselves are evaluated and saved.",
     "run.iterations": "Each is a rollout and its optimizer steps.",
-    "run.seed": "Of everything random in training: prompts, noise, random windows, adapter.",
+    "run.seed": "Seed of everything random in training: prompts, noise, random windows, adapter.",
     "run.checkpoint_every": "Iterations between checkpoints; the last iteration always writes one.",
-    "run.checkpoint_minutes": "Less often where writing takes long; see [Checkpoints](scaling.md#checkpoints).",
+    "run.checkpoint_minutes": "Less often if writing takes long; see [Checkpoints](scaling.md#checkpoints).",
 }
 
 
@@ -207,11 +213,11 @@ TEXT_NOTES = {
     "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
     "then not shared.",
-    "evaluate.rewards": "The keys of an entry are those of `rewards`.",
+    "evaluate.rewards": "An entry has the same keys as an entry of `rewards`.",
 }
 
 
-# Sections that several keys hold are described once, here.
+# A section that several keys hold is described only at this key.
 HOMES = {"EmaConfig": "optimizer.ema."}
 
 
@@ -231,7 +237,7 @@ def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, ty
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, required or optional; None for a plain value."""
     for candidate in (annotation, *(get_args(annotation) if _is_union(annotation) else ())):
-        # Python 3.10 takes `list[int]` for a type.
+        # In Python 3.10, `list[int]` counts as a type.
         if get_origin(candidate) is None and isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
     return None
@@ -248,7 +254,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def allowed(annotation: Any, metadata: list[Any]) -> str:
-    """The values a key takes, in words."""
+    """The values that a key takes, in words."""
     if get_origin(annotation) is Annotated:
         annotation, *inner = get_args(annotation)
         inner = [m for one in inner for m in (one.metadata if isinstance(one, FieldInfo) else [one])]
@@ -292,7 +298,7 @@ def of_kind(kind: Kind) -> str:
     """All parts of a kind with their options.
 
     Raises:
-        ValueError: no docstring says what an option is.
+        ValueError: an option is not described in the docstring of its part.
     """
     rows = [("name", "option", "values", "default", "meaning"), ("---",) * 5]
     for name, part in kind.builtin.items():
@@ -308,7 +314,7 @@ def of_kind(kind: Kind) -> str:
 
 
 def _within(option: str, field: FieldInfo) -> Iterator[tuple[str, ...]]:
-    """A row for each key of an option that is a section; none of a section that has a table of its own."""
+    """A row for each key of an option that is a section, unless the section has a separate table."""
     section = section_of(field.annotation)
     if section is None or section.__name__ in HOMES:
         return
@@ -323,7 +329,7 @@ def told_of(part: Callable[..., Any]) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """The default of a key as YAML would write it."""
+    """The default of a key, written as YAML."""
     if field.is_required():
         return "required"
     value = default_of(field)
@@ -333,10 +339,10 @@ def default(field: FieldInfo) -> str:
 
 
 def meaning(key: str, field: FieldInfo, notes: Mapping[str, str]) -> str:
-    """What a key is for.
+    """The meaning of a key.
 
     Raises:
-        ValueError: nobody has written it down.
+        ValueError: neither the schema nor the notes describe the key.
     """
     words = " ".join(filter(None, [field.description, notes.get(key)]))
     if not words:
@@ -345,7 +351,7 @@ def meaning(key: str, field: FieldInfo, notes: Mapping[str, str]) -> str:
 
 
 def table(prefix: str, model: type[BaseModel], notes: Mapping[str, str]) -> str:
-    """The keys of one section; sections below it have tables of their own, and a row only if they can be absent."""
+    """The keys of one section; a section below it has a separate table, and a row here only if it can be absent."""
     rows = [("key", "values", "default", "meaning"), ("---",) * 4]
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"

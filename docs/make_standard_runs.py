@@ -1,4 +1,4 @@
-"""Writes docs/standard_runs.md: what the field's standard runs do, and what they should need, by `flowgrpo plan`.
+"""Writes docs/standard_runs.md: what the field's standard runs do and should need, by the estimates of `flowgrpo plan`.
 
 Run it from anywhere: `python docs/make_standard_runs.py`. It loads no model.
 """
@@ -43,18 +43,19 @@ flowgrpo train flow_grpo+sd35_medium+ocr+gpus8
 ```
 
 `flowgrpo recipes` lists methods and parts, and [estimates.md](estimates.md#parts) says how they are put together. Each
-part names the source of its settings, and `flowgrpo plan` prints them. Prompt files are yours to bring: where one is
-missing, the message says which file of the field is meant.
+part names the source of its settings, and `flowgrpo plan` prints them. You have to provide the prompt files. If a file
+is missing, the message says which file of the field is meant.
 
 Counts are exact. **Memory and time are estimates** from shapes alone, made as [estimates.md](estimates.md) says;
 nothing here was measured on a GPU. Time is for H100 cards at an assumed {UTILISATION:.0%} of their peak, without the
 rewards.
 
 - *groups*: prompts × images of an iteration. With `gpus32` BranchGRPO has 32 prompts, one for each card.
-- *evaluations*: states given to the denoiser in the sampling of an iteration; *trained*: those of them that are
-  evaluated again with a gradient. Where the window of a method moves, the mean over the run.
-- *optimizer steps*: of the whole run.
-- *GiB*: most memory at once on each GPU. *iteration*, *run*: time. Each for {", ".join(f"`{size}`" for size in SIZES)}.
+- *evaluations*: states that the denoiser evaluates while an iteration samples. *trained*: how many of these states are
+  evaluated again with a gradient. If the window of a method moves, both numbers are means over the run.
+- *optimizer steps*: number of optimizer steps in the whole run.
+- *GiB*: peak memory of each GPU. *iteration*, *run*: time. Each cell has the numbers for
+  {", ".join(f"`{size}`" for size in SIZES)}.
 """
 
 
@@ -70,7 +71,7 @@ def page() -> str:
     lines += [
         "## One card of 24 GB",
         "",
-        "With `gpus1_24gb`, and the time of an RTX 4090, without that of copies to and from host memory.",
+        "With `gpus1_24gb`. The time is for an RTX 4090, without copies to and from host memory.",
         "",
     ]
     lines += [_line(["recipe", *HEAD[1:]]), _line(["---"] * len(HEAD))]
@@ -95,7 +96,7 @@ def counts(name: str) -> list[str]:
 
 
 def row(title: str, name: str, sizes: tuple[str, ...]) -> str:
-    """A line of a table: a recipe without hardware, counted as it stands and estimated with each size."""
+    """A line of a table: the counts of a recipe without hardware, and its estimates with each size of hardware."""
     found = [estimated(f"{name}+{size}") for size in sizes]
     cells = [
         f"`{title}`",
@@ -108,7 +109,7 @@ def row(title: str, name: str, sizes: tuple[str, ...]) -> str:
 
 
 def estimated(name: str) -> Estimate:
-    """The estimate of a composed recipe on its own hardware; prompt files are counted as the published ones."""
+    """The estimate of a composed recipe on its own hardware, with the number of prompts of the published file."""
     machine = machine_of(name)
     return estimate(load_image_recipe(name), machine["gpu"], machine["gpus"], prompts=machine.get("prompts"))
 

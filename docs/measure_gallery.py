@@ -1,9 +1,10 @@
-"""What a gallery of many images costs: time and memory to build, size on disk, time to the first picture in a browser.
+"""Measures a gallery of many images: time and memory to build it, size on disk, time to the first picture in a browser.
 
     python docs/measure_gallery.py --images 10000
 
-Makes a run folder of drawn scenes in a temporary folder, builds its gallery by the command, and opens it from disk in
-headless Chromium, three times, each time as if never seen before. Prints a table and, with --out, writes it as JSON.
+The script makes a run folder of drawn scenes in a temporary folder, and builds its gallery with the command. It opens
+the gallery from disk in headless Chromium three times, each time with a new profile. It prints a table, and with --out
+it also writes the figures as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FIRST = "[...document.images].some(i => i.complete && i.naturalWidth && i.getBou
 
 
 def write_run(run: Path, images: int) -> int:
-    """A finished run with evaluations of as many prompts as make about `images` images; returns their number."""
+    """Write a finished run whose evaluations have about `images` images; returns the exact number of images."""
     prompts = images // (SEEDS * EVALUATIONS)
     drawn = list(sample_scenes(prompts, np.random.default_rng(0)))
     rows = []
@@ -61,7 +62,7 @@ def size_of(folder: Path) -> int:
 
 
 class Browser:
-    """Headless Chromium with a new profile, told what to do through its pipe."""
+    """Headless Chromium with a new profile, controlled through its pipe."""
 
     def __init__(self, program: str, profile: Path) -> None:
         commands, self._commands = os.pipe()
@@ -98,7 +99,7 @@ class Browser:
                 return dict(answer["result"])
 
     def first_picture(self, address: str) -> float:
-        """Seconds from asking for a page until a picture of it is loaded in view."""
+        """Seconds from the request for a page until one of its pictures is loaded and in view."""
         began = time.perf_counter()
         self.call("Page.navigate", self._page, url=address)
         while True:
@@ -112,13 +113,13 @@ class Browser:
         return int(self.call("Runtime.getHeapUsage", self._page)["usedSize"])
 
     def close(self) -> None:
-        """End it."""
+        """End the browser."""
         self.process.kill()
         self.process.wait()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--out", type=Path, help="JSON file")

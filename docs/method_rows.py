@@ -1,7 +1,7 @@
 """The tables of docs/methods.md: published methods, whether they are here, and how each is chosen.
 
-Rows are in methods.yaml. What a row claims is checked against the code, as far as code can tell: lines of a recipe are
-read as a run would read them, names are imported, rewards are made, and numbers of papers are cited in the package.
+Rows are in methods.yaml. The claims of a row are checked against the code as far as possible: lines of a recipe are
+read as in a run, names are imported, rewards are made, and the package must cite the numbers of papers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NEEDS = {
     "reward": ("reward", ("library", "recipes")),
     "not yet": ("note", ("lines", "recipes", "library", "reward")),
 }
-"""What a row of each state must have, and must not have."""
+"""State → the fields that a row must have, and the fields that it must not have."""
 
 Way = Mapping[str, Any]
 """Lines of a recipe that belong together: dotted key -> value."""
@@ -67,17 +67,17 @@ class Row:
     """One method.
 
     Attributes:
-        paper: its title or short name.
+        paper: title or short name of the paper.
         state: one of `NEEDS`.
-        priority: 1 or 2; None for what is not counted.
+        priority: 1 or 2; None in a table that is not counted.
         arxiv: number of the paper.
         both: ways that serve images and text.
-        images: ways for images alone.
-        text: ways for text alone.
+        images: ways for images only.
+        text: ways for text only.
         recipes: names of recipes of the package.
         library: names below `flowgrpo`.
         reward: name of a reward.
-        note: what else is to be said.
+        note: further remarks.
     """
 
     paper: str
@@ -114,7 +114,7 @@ def read_rows(path: Path = ROWS) -> list[Part]:
     """The parts of the page.
 
     Raises:
-        ValueError: a row has a key that there is not.
+        ValueError: a row has an unknown key.
     """
     known = {entry.name for entry in fields(Row)}
     parts = []
@@ -136,7 +136,7 @@ def flow(value: Any) -> str:
 
 
 def faults(parts: Sequence[Part]) -> list[str]:
-    """What is claimed and does not hold, in words; empty if all is well."""
+    """The claims of the rows that do not hold, in words; empty if all hold."""
     rows = [row for part in parts for row in part.rows]
     found = [f"{paper} is listed {count} times" for paper, count in Counter(r.paper for r in rows).items() if count > 1]
     for part in parts:
@@ -183,7 +183,7 @@ def _library_faults(name: str, arxiv: str) -> Iterator[str]:
 
 
 def _way_faults(task: str, way: Way) -> Iterator[str]:
-    """What a run would refuse before it loads a model."""
+    """The faults for which a run would refuse the lines before it loads a model."""
     try:
         _check(load_recipe(BASES[task], [f"{key}={flow(value)}" for key, value in way.items()]))
     except ValueError as error:
@@ -198,7 +198,7 @@ def _check(recipe: AnyRecipe) -> None:
     Credit(recipe)
     rewards = RewardSet(reward_specs(recipe.rewards))
     for reward in rewards.rewards:
-        # Which columns there are is a matter of the prompt file; what is scored is not.
+        # The prompt file decides which columns exist. It does not decide whether images or completions are scored.
         reward.check(
             "images" if isinstance(recipe, Recipe) else "completions",
             set(reward.needed) - {"images", "completions"}, grouped=True,
@@ -224,7 +224,7 @@ def cited() -> frozenset[str]:
 
 @cache
 def reached() -> tuple[Any, ...]:
-    """What of `core` other packages import, and what recipes choose there by name."""
+    """The parts of `core` that other packages import, or that recipes choose by name."""
     found = [part for kind in KINDS.values() for part in kind.builtin.values()]
     found = [one.func if isinstance(one, partial) else one for one in found]
     for file in PACKAGE.rglob("*.py"):
@@ -245,7 +245,7 @@ def reached() -> tuple[Any, ...]:
 
 
 def counts(parts: Sequence[Part]) -> str:
-    """How many rows are here, as a sentence and a table by priority and state."""
+    """The number of methods that are here, as a sentence and a table by priority and state."""
     rows = [row for part in parts if part.counted for row in part.rows]
     here = sum(row.state != "not yet" for row in rows)
     table = [f"| priority | rows | here | {' | '.join(NEEDS)} |", "| --- " * (3 + len(NEEDS)) + "|"]

@@ -1,7 +1,7 @@
-"""Hooks of the documentation site, see mkdocs.yml: the same files read well on the site and in a code browser.
+"""Hooks of the documentation site (see mkdocs.yml), so that the same files work on the site and in a code browser.
 
-Pages of the repository's root become pages of the site, links between the two sides are turned, and anchors follow the
-rule of GitHub, so that a link that works there works here.
+Pages of the repository's root become pages of the site, and links between the root and docs/ are rewritten. Anchors
+follow GitHub's rule, so that a link that works on GitHub works on the site.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def github_anchor(heading: str, separator: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Take GitHub's anchors."""
+    """Make anchors by GitHub's rule."""
     config.mdx_configs["toc"] = {**config.mdx_configs.get("toc", {}), "slugify": github_anchor}
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> None:
-    """Add the pages of the root, and the colours of code for both colour schemes."""
+    """Add the pages of the root, and the styles of code for both colour schemes."""
     root = Path(config.config_file_path).parent
     for name, place in ROOT_FILES.items():
         files.append(File.generated(config, place, abs_src_path=str(root / name)))
@@ -47,7 +47,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> None:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that cross the border between docs/ and the repository's root."""
+    """Rewrite links between docs/ and the repository's root."""
     docs = PurePosixPath(Path(config.docs_dir).relative_to(Path(config.config_file_path).parent).as_posix())
     here = page.file.src_uri
     source = next((name for name, place in ROOT_FILES.items() if place == here), str(docs / here))
@@ -66,5 +66,5 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_page_content(html: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """In tables GitHub wants a bar within code escaped; here the escape would be shown."""
+    """Remove the escape of a bar within code: GitHub needs it in tables, but the site would show it."""
     return _CODE.sub(lambda code: code[0].replace("\\|", "|"), html)

@@ -1,4 +1,4 @@
-"""What PyTorch's allocator on the CPU really gives out."""
+"""Measures the memory that PyTorch's allocator on the CPU really allocates."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def most_bytes(work: Callable[[], object], trace: Path) -> int:
-    """The most that was allocated at once during `work`, beside what was before; `trace` is a file to write."""
+    """Peak bytes that `work` allocated, above what was allocated before; `trace` is a file to write."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         work()
     found.export_chrome_trace(str(trace))

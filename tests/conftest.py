@@ -1,4 +1,4 @@
-"""What is `slow`, the command as a function, and random models with recipes that are small enough for a test."""
+"""The rules for `slow` tests, the command as a function, and random models with recipes small enough for a test."""
 
 import gc
 import json
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# One thread for each of several workers, from the start: they would get in each other's way.
+# Each of several workers gets one thread from the start, because with more threads they slow each other down.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -25,7 +25,7 @@ from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build
 
 Command = Callable[..., tuple[int, str, str]]
 
-# What only a test with the mark `slow` may call: module, class and method.
+# Only a test with the mark `slow` may call these: module, class and method.
 SLOW = (
     ("flowgrpo.training.trainer", "Trainer", "train"),
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "register_modules"),
@@ -36,7 +36,7 @@ SLOW = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever works on the random pipeline is slow, and files with slow tests come first."""
+    """Mark every test that uses the random pipeline as slow, and put files with slow tests first."""
     for item in items:
         if "random_pipeline" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    """Nobody forgets the mark: a test without it that trains, builds a pipeline or starts a process fails."""
+    """Make a test without the mark `slow` fail if it trains, builds a pipeline or starts a process."""
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("slow") is None:
             for module, kind, method in SLOW:
@@ -61,21 +61,21 @@ def _needs_the_mark(*args: Any, **kwargs: Any) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays, so the collector of garbage need not look through it again and again."""
+    """Freeze all objects after the imports, so that the garbage collector does not search them again and again."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_are_heard() -> None:
-    """What starts the tests may ignore signals, as `nohup` and a shell's `&` do; a run then ignores them too."""
+    """Handle signals again: under `nohup` or a shell's `&` they are ignored, and a run would ignore them as well."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
-    """Runs the entry point as the installed script does, in an empty folder: (exit status, output, errors)."""
+    """A function that runs the entry point like the installed script, in an empty folder; (status, output, errors)."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -95,7 +95,7 @@ def random_language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = build_model(len(tokenizer), width=32, layers=2, heads=2)
-    # Larger than a new model's, so that its distributions are far from uniform and differ by prompt.
+    # Larger weights than a new model has, so that its distributions are far from uniform and differ by prompt.
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
@@ -129,7 +129,7 @@ def language(random_language_folder: Path) -> LanguageModel:
 @pytest.fixture(scope="session")
 def random_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An embedded pipeline with random weights."""
-    # Imports diffusers, which most tests do without.
+    # Imported only here, because it imports diffusers, which most tests do not need.
     from flowgrpo.worlds.scenes.flow import CALL, BuildSettings, build_pipeline, build_vae
 
     folder = tmp_path_factory.mktemp("model") / "pipeline"
@@ -138,7 +138,7 @@ def random_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vae = build_vae()
     vae.register_to_config(scaling_factor=1.0, shift_factor=0.0)
     pipeline = build_pipeline(vae, folder, BuildSettings())
-    # Half the layers and a quarter of the width: most of a short run's time is spent in the denoiser.
+    # Half the layers and a quarter of the width, because a short run spends most of its time in the denoiser.
     less = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 16, "caption_projection_dim": 32}
     pipeline.register_modules(transformer=type(pipeline.transformer).from_config(pipeline.transformer.config, **less))
     pipeline.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""A copy of the checkout, in which what would change or check this one is done for real."""
+"""A copy of the checkout, for commands that would change or check the checkout itself."""
 
 import os
 import pty
@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.doc_commands_read import ROOT
 
 PARTS = ("flowgrpo", "tests", "docs", "Makefile", "LICENSE", "pyproject.toml", "mkdocs.yml", ".pre-commit-config.yaml")
-# The layer that imports no other: enough for style and types to have something to say of.
+# A layer that imports no other layer; it is enough to try the checks of style and types on.
 CUT = ("flowgrpo/__init__.py", "flowgrpo/py.typed", "flowgrpo/core", "Makefile", "pyproject.toml")
-# Does not stay here: no package index, and nothing but the prefix is written to.
+# With these options pip asks no package index, and writes only to the prefix.
 OFFLINE = (
     "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--disable-pip-version-check",
 )  # fmt: skip
@@ -27,15 +27,15 @@ class Checkout:
     """The copy.
 
     Attributes:
-        folder: of the whole copy.
-        cut: a second one that holds one layer of the package only, for what takes long on the whole.
+        folder: folder of the whole copy.
+        cut: folder of a second copy with only one layer of the package, for commands that take long on the whole copy.
     """
 
     folder: Path
     cut: Path
 
     def run(self, *words: str, cut: bool = False, status: int = 0, **variables: str) -> str:
-        """A program in the copy, which finds the package there; what it printed."""
+        """Run a program in the copy, with the copy's package; returns what the program printed."""
         where = self.cut if cut else self.folder
         done = subprocess.run(
             words, cwd=where, env=environment(where, variables), capture_output=True, text=True, check=False
@@ -45,7 +45,11 @@ class Checkout:
         return said
 
     def rewrites(self, *words: str, **variables: str) -> list[str]:
-        """Run what writes pages anew; the names of those it wrote, all of which have to be as they were."""
+        """Run a program that writes pages again; returns the names of the pages that it wrote.
+
+        Raises:
+            AssertionError: a page has changed.
+        """
         before = {page: (page.read_bytes(), page.stat().st_mtime_ns) for page in self.folder.glob("docs/**/*.md")}
         self.run(*words, **variables)
         written = [page for page, (_, when) in before.items() if page.stat().st_mtime_ns != when]
@@ -54,7 +58,7 @@ class Checkout:
         return sorted(page.name for page in written)
 
     def answer(self, *words: str, **variables: str) -> None:
-        """A program that asks questions, on a terminal of its own; every answer is Enter, the proposed one."""
+        """Run a program that asks questions, on a new terminal; every answer is Enter, which takes the proposal."""
         ours, its = pty.openpty()
         process = subprocess.Popen(
             words, cwd=self.folder, env=environment(self.folder, variables), stdin=its, stdout=its, stderr=its
@@ -65,7 +69,7 @@ class Checkout:
         try:
             while process.poll() is None:
                 assert time.monotonic() < end, f"`{' '.join(words)}` still asks\n{said.decode(errors='replace')}"
-                # A menu throws away what was typed before it, so it is typed again.
+                # A menu discards what was typed before it appeared, so Enter is typed again.
                 os.write(ours, b"\r")
                 time.sleep(0.1)
                 said += _read(ours)
@@ -77,7 +81,7 @@ class Checkout:
 
 
 def make_checkout(folder: Path) -> Checkout:
-    """Copy what is tracked, without what programs leave behind."""
+    """Copy the files of the repository, without the files that programs leave behind."""
     whole, cut = folder / "whole", folder / "cut"
     for name in (*PARTS, *(page.name for page in ROOT.glob("*.md"))):
         _copy(name, whole)
@@ -87,7 +91,7 @@ def make_checkout(folder: Path) -> Checkout:
 
 
 def install(words: list[str], cwd: Path, prefix: Path) -> Path:
-    """`pip install` into a prefix; the folder with the installed packages."""
+    """Run `pip install` into a prefix; returns the folder with the installed packages."""
     pip = [sys.executable, "-m", "pip", "install", *OFFLINE, "--prefix", str(prefix), *words]
     done = subprocess.run(pip, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -95,7 +99,7 @@ def install(words: list[str], cwd: Path, prefix: Path) -> Path:
 
 
 def environment(folder: Path, variables: dict[str, str]) -> dict[str, str]:
-    """That of a reader whose environment is this one and whose package is that of the folder."""
+    """The environment variables of a reader: the variables of this process, with the package of the folder."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     own = {"PATH": path, "PYTHONPATH": str(folder), "PYTHON": sys.executable, "PYTHONDONTWRITEBYTECODE": "1"}
     return {**os.environ, **own, **variables}
@@ -111,7 +115,7 @@ def _copy(name: str, folder: Path) -> None:
 
 
 def _read(end: int) -> bytes:
-    """What has been printed on a terminal since."""
+    """What was printed on a terminal since the last call."""
     try:
         return os.read(end, 65_536)
     except (BlockingIOError, OSError):

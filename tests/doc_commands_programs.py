@@ -1,4 +1,4 @@
-"""How everything else in the documentation is tried: other programs, Python and recipes."""
+"""How the examples of the documentation are tried that are not `flowgrpo` commands: programs, Python and recipes."""
 
 import ast
 import importlib.util
@@ -21,22 +21,23 @@ from tests.doc_commands_read import OPERATORS, ROOT, Example
 from tests.doc_commands_reader import NoRule, Reader
 
 RECIPE_KEYS = {*Recipe.model_fields, *TextRecipe.model_fields, "base", "published"}
-# What cannot be run here, by how it begins, and why. Whatever else can be said of it is checked by its program below.
+# Commands that cannot be run here, by their first words, with the reason. The function of the program, below, still
+# checks what can be checked without a run.
 NOT_RUN = {
     ("pip", "download"): "asks a package index; that the package is known is checked",
 }
-# Options that make a script of the docs short; without one it is run as the page says.
+# Options that make a script of the docs short; a script that is not listed is run as the page says.
 SHORTER = {
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
     "tests/same_numbers.py": ("text_digits",),
 }
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-# Of the extra `dev`: where they are not installed, what needs them cannot be run.
+# Modules of the extra `dev`; if a module is not installed, the command that needs it is not run.
 OF_DEV = {"style": "ruff", "check": "mypy", "pre-commit": "pre_commit"}
-# Packages that a page may tell to install although this one does not know them, and what for.
+# Packages that a page may tell the reader to install although they are no dependencies of flowgrpo, with the reason.
 PACKAGES = {"hpsv3": "its wheel holds the prompt of the reward hpsv3"}
-# Only read, and write into the reader's folder.
+# Programs that only read, or write only into the reader's folder.
 HARMLESS = {"cat", "cp", "echo", "grep", "head", "ls", "mkdir", "tail", "wc"}
 
 
@@ -44,8 +45,8 @@ def follow(reader: Reader, example: Example) -> None:
     """Do what a page shows.
 
     Raises:
-        NoRule: nobody knows how.
-        AssertionError: it does not do what the page says.
+        NoRule: there is no rule for this example.
+        AssertionError: the example does not do what the page says.
     """
     if example.kind == "python":
         _run_python(reader, example)
@@ -77,7 +78,10 @@ def _flowgrpo(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _python(reader: Reader, example: Example, words: list[str]) -> None:
-    """A script of the docs writes the pages that are here, if `make docs` has not; one that measures is made short."""
+    """Run a script of the docs, which must write the same pages as in the repository.
+
+    A script that measures is made short. A script that `make docs` has run already is not run again.
+    """
     if words[1:3] == ["-m", "flowgrpo"]:
         return reader.run(example, words[3:])
     checkout = reader.stock.checkout
@@ -104,7 +108,7 @@ def _not_run(words: list[str]) -> bool:
 
 
 def _pip(reader: Reader, example: Example, words: list[str]) -> None:
-    """A folder is installed, into a prefix and without what it depends on; of the rest the names have to be right."""
+    """Install a folder into a prefix, without its dependencies; for other packages, check only their names."""
     _check_names(words[2:])
     if _not_run(words):
         return
@@ -139,7 +143,7 @@ def _check_names(words: list[str]) -> None:
 
 
 def _make(reader: Reader, example: Example, words: list[str]) -> None:
-    """Each target once: pages are written as they were, style and types are those of one layer, tests are one file."""
+    """Run each target once: pages must not change, style and types check one layer, and tests run one file."""
     known = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     unknown = set(words[1:]) - known
     assert not unknown, f"the Makefile has no target {', '.join(unknown)}"
@@ -188,21 +192,21 @@ def _pre_commit(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _source(reader: Reader, example: Example, words: list[str]) -> None:
-    """In a shell of its own; the python of the environment is then the one that is found."""
+    """Activate the environment in a new shell, which must then find the environment's python."""
     checkout = reader.stock.checkout
     found = checkout.run("sh", "-c", f"{example.text} && command -v python")
     assert Path(found.strip()).is_relative_to(checkout.folder)
 
 
 def _accelerate(reader: Reader, example: Example, words: list[str]) -> None:
-    """`accelerate launch` starts two processes, on the CPU, where a page has more on so many GPUs."""
+    """`accelerate launch` starts two processes on the CPU, where a page starts more on GPUs."""
     if words[1:] == ["launch"]:
         return None
     if words[1:] == ["config"]:
         reader.stock.checkout.answer(*words, HF_HOME=str(reader.home))
         assert (reader.home / "accelerate" / "default_config.yaml").is_file()
         return None
-    # `$(which flowgrpo)` stands in two words.
+    # `$(which flowgrpo)` is split into two words.
     plain = [word.removesuffix(")") for word in words if word != "$(which"]
     told = launch_command_parser().parse_args([re.sub(r"^[A-Z_]+$", "1", word) for word in plain[2:]])
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
@@ -213,7 +217,7 @@ def _accelerate(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _torchrun(reader: Reader, example: Example, words: list[str]) -> None:
-    """`torchrun` starts two processes too, where a page has more."""
+    """`torchrun` also starts two processes, where a page starts more."""
     told = get_args_parser().parse_args(words[1:])
     assert Path(told.training_script).name == "flowgrpo", f"it starts {told.training_script}"
     assert told.standalone, "without --standalone it takes port 29500, which another run may have"
@@ -223,7 +227,7 @@ def _torchrun(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _launched(reader: Reader, example: Example, words: list[str]) -> None:
-    """Start what a launcher starts, as small as the reader has it."""
+    """Start the command that a launcher starts, in the small form that the reader's rule gives."""
     begun = next(at for at, word in enumerate(words) if Path(word).name == "flowgrpo")
     own = environment(reader.stock.checkout.folder, {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"})
     launch = words[: begun + 1]
@@ -238,7 +242,7 @@ def _launched(reader: Reader, example: Example, words: list[str]) -> None:
 
 
 def _export(reader: Reader, example: Example, words: list[str]) -> None:
-    """What a shell makes of it."""
+    """Set the variable to the value that a shell gives it."""
     name, equals, _ = words[1].partition("=")
     assert equals
     text = f'{" ".join(words)}; printf %s "${name}"'
@@ -275,7 +279,7 @@ PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
 
 
 def _run_python(reader: Reader, example: Example) -> None:
-    """Files are modules of their own; what else a page shows is one program, so that a fence may go on with another."""
+    """Run a fence. A file is a separate module; all other fences of a page are one program, and may use each other."""
     code = compile(example.text, example.place, "exec")
     for node in ast.walk(ast.parse(example.text)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("runs/"):
@@ -286,7 +290,7 @@ def _run_python(reader: Reader, example: Example) -> None:
 
 
 def _load_yaml(reader: Reader, example: Example) -> None:
-    """A recipe, or a part of one of pictures or of text, has to be read without a fault."""
+    """Read a recipe, or a part of a recipe of pictures or text; it must have no fault."""
     data = yaml.safe_load(example.text)
     if not isinstance(data, dict) or not set(data) <= RECIPE_KEYS:
         raise NoRule("this YAML is no recipe; say in tests/doc_commands_programs.py how it is to be tried")

@@ -1,4 +1,4 @@
-"""What the pages of the documentation tell a reader to type: commands, programs and recipes, with page and line."""
+"""Finds what the documentation tells a reader to type: commands, programs and recipes, with page and line."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 SHELLS = {"sh", "bash", "shell", "console"}
-# What may begin a command in an inline span, or in a fence that names no language.
+# Programs that begin a command in an inline span, or in a fence without a language.
 STARTS = re.compile(r"(\$ )?(flowgrpo|pip|python3?|accelerate|make|pytest|pre-commit|git|torchrun) +(?!\d)\S")
 OPERATORS = {";", "&&", "||", "|", "&", ">", ">>", "<", "<<", "2>"}
 Kind = Literal["command", "span", "python", "yaml"]
@@ -27,11 +27,11 @@ class Example:
     """Something that a page shows.
 
     Attributes:
-        page: of the documentation.
-        line: where it begins, from 1.
+        page: a page of the documentation.
+        line: the line where the example begins, from 1.
         kind: `command` is a line of a shell fence, `span` an inline command, the others are whole fences.
-        text: as it stands there, without indentation, comments and continued lines.
-        words: of a command; operators of the shell are words of their own.
+        text: the text of the page, without indentation, comments and continued lines.
+        words: the words of a command; operators of the shell are separate words.
     """
 
     page: Path
@@ -55,7 +55,7 @@ class Example:
 
 @cache
 def examples(page: Path) -> list[Example]:
-    """Everything of a page, in its order."""
+    """All examples of a page, in the order of the page."""
     text = page.read_text(encoding="utf-8")
     found = []
     for fence in _FENCE.finditer(text):
@@ -88,7 +88,7 @@ def _of_fence(page: Path, line: int, fence: re.Match[str]) -> list[Example]:
 
 
 def _joined(body: str, line: int) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, each with its number; one that ends in a backslash goes on in the next."""
+    """Lines that are not blank, each with its number; a line that ends in a backslash is joined with the next line."""
     row, began = "", line
     for number, part in enumerate(body.splitlines(), line):
         began = began if row else number
@@ -102,7 +102,7 @@ def _joined(body: str, line: int) -> Iterator[tuple[int, str]]:
 
 
 def _commands(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The simple commands of a line, as text and words; what is piped or redirected stays one command."""
+    """The simple commands of a line, as text and words; a pipe or a redirection stays one command."""
     reader = shlex.shlex(line, posix=True, punctuation_chars=";&|<>")
     reader.whitespace_split = True
     words: list[str] = []

@@ -1,4 +1,4 @@
-"""Somebody who does what a page of the documentation says, with small material of their own."""
+"""A reader who does what a page of the documentation says, with small models and data."""
 
 import os
 import re
@@ -17,12 +17,13 @@ from tests.doc_commands_read import Example
 from tests.doc_commands_stock import Stock
 
 EMBEDDED = ("scenes", "arithmetic", "arithmetic:untrained")
-# What a page writes for something of the reader's, where the option or argument does not tell: what stands for it.
+# Placeholders that a page writes for something of the reader's, and the words that replace them here.
 PLACEHOLDERS = {
     "RUN": "runs/mine", "RUN_FOLDER": "runs/mine", "RECIPE": "default", "KEY=VALUE": "run.seed=3", "REWARD": "gold",
     "MODEL": "my/pipeline", "MODEL_FOLDER": "my/pipeline", "FOLDER": "folder", "FILE": "file", "NAME": "default",
     "PROMPT": "a red circle", "NOISE": "7", "KIND": "kernel",
 }  # fmt: skip
+# Placeholders that have another meaning after some commands.
 OF_COMMANDS = {
     ("plan", "NAME"): "flow_grpo",
     ("parts", "KIND"): "kernel",
@@ -37,20 +38,21 @@ Rule = Callable[["Reader", list[str], Example], "list[str] | None"]
 
 
 class NoRule(AssertionError):
-    """The documentation has a command that nothing here knows how to try."""
+    """The documentation has an example for which there is no rule."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Somebody who does what a page says, in a folder of their own.
+    """A reader who does what a page says, in an empty folder.
 
     Attributes:
         home: the folder.
-        stock: what they have already.
-        patch: undone when the page is at its end.
-        done: commands that were run, by any reader; an inline one is run once.
-        rules: by the name of a command.
-        names: of the programs that the page has shown so far.
+        stock: models, runs and data that the reader has already.
+        command: runs `flowgrpo`.
+        patch: changes that are undone at the end of the page.
+        done: commands that any reader has run; an inline command is run only once.
+        rules: the rules, by the name of the command.
+        names: variables of the programs that the page has shown so far.
     """
 
     home: Path
@@ -62,7 +64,7 @@ class Reader:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "example"})
 
     def flowgrpo(self, *words: str, status: int = 0) -> str:
-        """Run it as the installed script does; what it was told to write has to be there afterwards."""
+        """Run `flowgrpo` like the installed script; every file or folder that the words name must exist afterwards."""
         found, output, errors = self.command(*words)
         assert found == status, f"`flowgrpo {' '.join(words)}` ended with {found}\n{output}{errors}"
         for path in _paths(words):
@@ -70,9 +72,9 @@ class Reader:
         return output
 
     def run(self, example: Example, words: Sequence[str], start: Callable[..., object] | None = None) -> None:
-        """Do a `flowgrpo` command of a page, or of a name that is only mentioned see that it is one.
+        """Run a `flowgrpo` command of a page; for a command that is only mentioned, check that it exists.
 
-        `start` is called with the words in place of the command, if something else is to start it.
+        `start` is called with the words in place of `flowgrpo`, if another program has to start the command.
         """
         if list(words) == ["--version"]:
             assert self.command(*words)[0] == 0
@@ -99,21 +101,21 @@ class Reader:
             (start or self.flowgrpo)(*path, *small)
 
     def fill(self, path: Sequence[str], word: str) -> str:
-        """A word with what stands for its placeholder."""
+        """The word with its placeholder replaced."""
         name, at, layer = word.partition("@")
         if name in PLACEHOLDERS:
             return OF_COMMANDS.get((*path, name), PLACEHOLDERS[name]) + at + layer
         if re.fullmatch(r"[A-Z][A-Z_]+", word) and word not in os.environ:
-            raise NoRule(f"PLACEHOLDERS in tests/doc_commands_reader.py does not say what stands for {word}")
+            raise NoRule(f"PLACEHOLDERS in tests/doc_commands_reader.py does not say what replaces {word}")
         return re.sub(r"=N$", "=1", word)
 
     def put_run(self, word: str, *, text: bool = False) -> None:
-        """Make the run that a word names, or that holds what it names, unless there is one."""
+        """Make the run that a word names, or the run of a file that the word names, unless there is one."""
         found = re.match(r"runs/[^/]+", word)
         self.stock.put_run(self.home / (found[0] if found else word), text=text)
 
     def put_model(self, word: str) -> str:
-        """A word for the embedded pipeline, at the place of a model folder or hub id, unless that is there."""
+        """A word that names a model: if the folder or hub id does not exist here, it leads to the embedded pipeline."""
         place = Path(word)
         if word in EMBEDDED or (self.home / place).exists():
             return word
@@ -125,10 +127,10 @@ class Reader:
 
 
 def find_command(words: Sequence[str]) -> tuple[tuple[str, ...], Any]:
-    """The command of the program that words begin with, and its name.
+    """The name of the command that the words begin with, and the command itself.
 
     Raises:
-        NoRule: there is none.
+        NoRule: there is no such command.
     """
     command: Any = typer.main.get_command(cli.app)
     path: tuple[str, ...] = ()
@@ -148,11 +150,11 @@ def _check_options(command: Any, path: Sequence[str], rest: Sequence[str]) -> No
 
 
 def _fault(command: Any, rest: Sequence[str]) -> str:
-    """What is missing of a whole command; "" for one that can be run."""
+    """What a command lacks to be complete; "" for a command that can be run."""
     try:
         command.make_context("flowgrpo", list(rest))
     except Exception as error:
-        # Newer versions of typer bring a click of their own.
+        # Newer versions of typer contain their own copy of click.
         if "UsageError" not in {kind.__name__ for kind in type(error).__mro__}:
             raise
         return str(error)

@@ -1,7 +1,7 @@
-"""How each command of the documentation is done here: for real, in this process, on small material.
+"""How each command of the documentation is run here: really, in this process, on small models and data.
 
-A rule takes the words after the command's name and gives those that are run: names of things that a reader has are
-given what they name, and what is long is made short. A command without a rule fails its test.
+A rule gets the words after the command's name, and returns the words that are run. It makes the files and runs that the
+words name, and adds options that make long commands short. A command without a rule fails its test.
 """
 
 import os
@@ -37,10 +37,10 @@ from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
 from tests.tiny_rewards import save_open_clip
 
-# Enough that the memory of a forward and backward can be seen, in a process of little else.
+# Large enough that the memory of a forward and backward pass can be measured in an almost empty process.
 SMALL_TEXT = bench_text.Sizes(group=4, prompt=192, completion=8, width=64, layers=2, heads=2)
 
-# Small enough for seconds: a rollout of four images with few steps, whatever the recipe.
+# Small enough for runs of some seconds: four images and few steps, for every recipe.
 TINY_ROLLOUT = ("rollout={prompts: 2, group: 2, batch: 4, decode_batch: 4}", "sampler.steps=4")
 TINY_WINDOW = "sampler.plan.window={name: frozen, size: 2, start: 0}"
 
@@ -48,7 +48,7 @@ RULES: dict[tuple[str, ...], Rule] = {}
 
 
 def rule(*path: str) -> Callable[[Rule], Rule]:
-    """Makes a function the rule of a command."""
+    """A decorator that makes a function the rule of a command."""
 
     def keep(function: Rule) -> Rule:
         RULES[path] = function
@@ -61,18 +61,18 @@ def rule(*path: str) -> Callable[[Rule], Rule]:
 
 
 def recipe_words(words: Sequence[str] | None) -> tuple[str, list[str]]:
-    """Recipe and overrides."""
+    """The recipe and the overrides of a command."""
     source, overrides = split(list(words or []))
     return source or "default", overrides
 
 
 def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[str]:
-    """Overrides that make any recipe short; it is read as it stands, and missing prompt files are made."""
+    """Overrides that make any recipe short. The recipe is also read without them, and missing prompt files are made."""
     recipe = load_recipe(source, overrides)
     small = ["run.iterations=1", f"rollout.prompts={max(2, recipe.optimizer.updates)}", "evaluate.prompts=1"]
     if isinstance(recipe, Recipe):
         if recipe.critic is not None:
-            small += ["run.iterations=2", "critic.warmup=1"]  # the second iteration of a critic is the first to ask it
+            small += ["run.iterations=2", "critic.warmup=1"]  # a critic is first used in the second iteration
         if recipe.model.path != "scenes":
             small += ["model.path=scenes", "model.dtype=float32", "model.call={}"]
     else:
@@ -85,7 +85,7 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
         if isinstance(smaller, Recipe):
             planner(smaller, table_of(smaller))(0)
     except ValueError:
-        return small  # its samples are split or selected in larger groups
+        return small  # the recipe splits or selects samples in larger groups
     return [*small, "rollout.group=4"]
 
 
@@ -97,7 +97,7 @@ def _put_files(reader: Reader, recipe: AnyRecipe) -> None:
 
 
 def put_recipe(reader: Reader, source: str, example: Example) -> None:
-    """Write the file of a recipe that the page calls by its `name` alone, or `mine.yaml`, which is anybody's."""
+    """Write the file of a recipe, from the page's fence with this `name`; `mine.yaml` needs no fence."""
     file = reader.home / source.partition("@")[0]
     if file.suffix != ".yaml" or file.exists():
         return
@@ -127,7 +127,7 @@ def _plan(reader: Reader, words: list[str], example: Example) -> list[str]:
     put_recipe(reader, source, example)
     if not source.endswith(".yaml"):
         return words
-    # `plan` looks at what a recipe names, so a reader's own has it here.
+    # `plan` checks the files that a recipe names, so the reader's own recipe must have them.
     return [*words, *small_recipe(reader, source, overrides)]
 
 
@@ -159,7 +159,7 @@ def _evaluate(reader: Reader, words: list[str], example: Example) -> list[str]:
 
 
 def put_model(reader: Reader, word: str) -> str:
-    """Make the run, folder or downloaded model that a word names, and what to call it."""
+    """Make the run, folder or downloaded model that a word names; returns the word to use for it."""
     if word.startswith("runs/"):
         reader.put_run(word, text="text" in word)
         return word
@@ -171,7 +171,7 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
     told = given(["bench"], words)
     name = told["name"]
     if name == "claims":
-        # One method of all, on one seed.
+        # Only one method, on one seed.
         small = ["dance_grpo", "--seeds", "0", "--scale", "1e-3", *TINY_ROLLOUT, TINY_WINDOW]
         small += ["evaluate.prompts=2", "evaluate.steps=4"]
         reader.flowgrpo("bench", *words, *small)
@@ -179,7 +179,7 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         assert list((reader.home / told["results"]).glob("dance_grpo-time-*.json"))
         return None
     if name == "interruption":
-        # One process is killed and not a dozen, two thirds into the time of the run with this seed.
+        # Only one process is killed, not a dozen; with this seed, after two thirds of the run's time.
         reader.patch.setitem(bench.MEASUREMENTS, name, partial(interruption, kills=1))
         small = ["run.iterations=2", "run.checkpoint_every=1", "evaluate.prompts=1", "run.seed=158"]
         return [*words, *TINY_ROLLOUT, TINY_WINDOW, *small]
@@ -188,7 +188,7 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         reader.patch.setitem(bench_text.TEXT_MEASUREMENTS, name, small_one)
         return words
     if name == "iteration":
-        # The embedded pipeline's sizes and not those of billions of parameters; compilers take minutes.
+        # The embedded pipeline replaces a model of billions of parameters, and nothing is compiled for minutes.
         source, overrides = recipe_words(told["words"])
         model = "model={path: scenes, dtype: float32, call: {}, compile: false, quantize: null}"
         return [*words, model, *small_recipe(reader, source, overrides)]
@@ -207,7 +207,7 @@ def _as_it_stands(reader: Reader, words: list[str], example: Example) -> list[st
 @rule("build", "scenes")
 @rule("build", "arithmetic")
 def _build(reader: Reader, words: list[str], example: Example) -> list[str]:
-    """The shortest there is: two steps of everything."""
+    """Make the shortest build, with two steps of everything."""
     return [*words, "--scale", "1e-6"]
 
 
@@ -217,7 +217,7 @@ def _build(reader: Reader, words: list[str], example: Example) -> list[str]:
 @rule("pipelines", "check")
 def _check_pipeline(reader: Reader, words: list[str], example: Example) -> list[str]:
     if "--all" in words:
-        # tests/pipelines/test_conformance.py checks every class; here the two that come first.
+        # tests/pipelines/test_conformance.py checks every class; here only the first two are checked.
         few = dict(list(conformance.TINY.items())[:2])
         reader.patch.setattr(conformance, "TINY", few)
         return words
@@ -228,7 +228,7 @@ def _check_pipeline(reader: Reader, words: list[str], example: Example) -> list[
     folder = reader.home / told["what"].lstrip("/")
     if not folder.exists():
         tiny.fresh().save_pretrained(folder)
-    # Sizes are those of the tiny one; whatever else the page gives to the call is given.
+    # The sizes are replaced by the sizes of the tiny pipeline; all other arguments of the page are kept.
     own = [word for word in words if word != told["what"] and word.partition("=")[0] not in tiny.call]
     return [str(folder), *own, *(f"{name}={value}" for name, value in tiny.call.items())]
 
@@ -252,7 +252,7 @@ def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | 
 
 
 def _vote_twice(seen: list[int]) -> Callable[..., None]:
-    """In place of a server that waits for people: it answers a page and two choices, and then Ctrl-C."""
+    """A replacement for the server's loop: it answers a request for the page and two choices, and ends as by Ctrl-C."""
     serve = VoteServer.serve_forever
 
     def serve_forever(server: VoteServer) -> None:
@@ -283,7 +283,7 @@ def _check_reward(reader: Reader, words: list[str], example: Example) -> list[st
     small = [*words, "--prompts", "2", "--seeds", "3"]
     if not told["optimise"]:
         return small
-    # The short run of the kit, made shorter.
+    # The short run of the kit is made shorter.
     less = ("evaluate.prompts=4", "evaluate.seeds=1", "rollout.prompts=2")
     reader.patch.setattr(optimise, "load_recipe", lambda source, words: load_recipe(source, [*words, *less]))
     return [*small, "--iterations", "1"]
@@ -300,20 +300,20 @@ def _compare(reader: Reader, words: list[str], example: Example) -> list[str]:
 
 
 def _content_with_few(entry: str) -> str:
-    """A reward of votes for the handful that the stock has, which tell nothing apart from chance."""
+    """A reward of votes that accepts the few votes of the stock, although they do not differ from chance."""
     asked = yaml.safe_load(entry)
     asked["options"] |= {"least": 2, "allow_chance": True}
     return str(yaml.safe_dump(asked, default_flow_style=True)).strip()
 
 
 def put_votes(reader: Reader, word: str) -> None:
-    """A file of choices: that of a run, or one beside the folder of its run."""
+    """Make a file of choices: the file of a run, or a file beside the folder of its run."""
     if word.startswith("runs/"):
         reader.put_run(word)
     else:
         (reader.home / "voted").mkdir(exist_ok=True)
         reader.stock.put_run(reader.home / "voted" / "run")
-        # Votes name their run from the file's own folder.
+        # Votes name their run by its path from the folder of the file.
         text = (reader.home / "voted" / "run" / "votes.jsonl").read_text(encoding="utf-8")
         (reader.home / word).write_text(text.replace('"folder": "."', '"folder": "voted/run"'), encoding="utf-8")
 
@@ -326,7 +326,7 @@ def _serve(reader: Reader, words: list[str], example: Example) -> None:
     check_options(resolve(reward), dict(word.split("=", 1) for word in options), reward)
     small = [*words, "--port", "0"]
     if reward == "clip_score":
-        # Random weights, which are loaded as any others.
+        # Random weights are loaded in the same way as released weights.
         architecture, weights = save_open_clip(reader.home / "clip", "tiny-served")
         here = {"pretrained=openai": f"pretrained={weights}"}
         if not torch.cuda.is_available():
@@ -342,7 +342,7 @@ def _serve(reader: Reader, words: list[str], example: Example) -> None:
 
 
 def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], token_env: str | None) -> Callable[[str], None]:
-    """A server that says its address is asked how it is and for scores, and then ended as by a process manager."""
+    """A replacement for `say`: once the server prints its address, ask for its health and for scores, then end it."""
 
     def ask(address: str) -> None:
         options = {"url": address} | ({} if token_env is None else {"token_env": token_env})
@@ -372,7 +372,7 @@ def put_pictures(reader: Reader, folder: Path | None) -> None:
 
 
 def put_reward_files(reader: Reader, rewards: Sequence[str], options: Sequence[str]) -> None:
-    """Write the file of a reward `file.py:name` from the page that shows such a one with such options, if need be."""
+    """Write the file of each reward `file.py:name`, unless it exists, from a page that shows it with these options."""
     names = [word.partition("=")[0] for word in options]
     for word in rewards:
         file, _, name = word.removeprefix("./").partition(":")

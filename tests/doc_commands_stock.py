@@ -1,4 +1,4 @@
-"""What the commands of the documentation are tried on: finished runs, votes, pictures and prompt files, all small."""
+"""The material that the commands of the documentation are tried on: small runs, votes, pictures and prompt files."""
 
 import json
 import shutil
@@ -30,7 +30,7 @@ class Stock:
     checkout: Checkout
 
     def put_run(self, folder: Path, *, text: bool = False) -> None:
-        """A copy of a run, if there is nothing yet; a second one beside it has other pictures."""
+        """Copy a run to the folder, unless the folder exists; a second run beside the first gets other pictures."""
         if folder.exists():
             return
         others = len(list(folder.parent.glob("*/config.yaml")))
@@ -41,7 +41,7 @@ class Stock:
                 image.save(picture)
 
     def put_pictures(self, folder: Path) -> None:
-        """Pictures with prompts and columns, as the kit reads them."""
+        """Make a folder of pictures with prompts and columns, as the kit reads it, unless the folder exists."""
         if folder.exists():
             return
         folder.mkdir(parents=True)
@@ -54,7 +54,7 @@ class Stock:
 
 
 def make_stock(folder: Path) -> Stock:
-    """Train, and vote."""
+    """Make the stock: train the runs, and vote on the pictures."""
     stock = Stock(folder / "pictures", folder / "text", make_checkout(folder / "checkout"))
     rewards = "evaluate.rewards=[{name: gold}, {name: proxy}]"
     flowgrpo("train", "default", *SMALL, *LENGTH, "evaluate.prompts=6", rewards, "--out", str(stock.pictures))
@@ -77,12 +77,12 @@ def _let_one_cheat(index: Path) -> None:
 
 
 def flowgrpo(*words: str) -> None:
-    """A command whose failure is an exception."""
+    """Run a command; a failure is raised as an exception."""
     app(list(words), standalone_mode=False)
 
 
 def interrupted(folder: Path) -> None:
-    """Take from a finished run what an interruption after its first iteration leaves out."""
+    """Turn a finished run into a run that was interrupted after its first iteration."""
     run = RunFolder.open(folder)
     for later in run.list_checkpoints():
         if later.name > "iter-000001":
@@ -93,9 +93,9 @@ def interrupted(folder: Path) -> None:
 
 
 def put_prompts(file: Path, *, text: bool = False, completions: Sequence[str] = (), words: bool = False) -> None:
-    """A small prompt file of any kind with the columns of the embedded prompts, if there is none yet.
+    """Write a small prompt file with the columns of the embedded prompts, unless it exists.
 
-    With `words`, its pictures are to show some.
+    With `words`, its prompts ask for pictures that show some words.
     """
     if file.exists():
         return

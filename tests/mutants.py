@@ -1,13 +1,14 @@
-"""Mutation run: change one operator, sign, bound or number of `flowgrpo.core` at a time; see whether a test notices.
+"""Mutation run: change one operator, sign, bound or number of `flowgrpo.core` at a time, and see if a test fails.
 
     python tests/mutants.py                       # every file of core, each with the tests that import it
     python tests/mutants.py selection trees       # some files
     python tests/mutants.py --out report.json
 
-Each mutant lives in a forked process, which runs the test files that import its module (and those in `MORE`) until the
-first failure. The tests are collected once, and a mutant's functions get its code in their place; one that survives
-this is imported and run anew by a process of its own. What survives both is listed with its place; the exit status is 1
-if anything did that `EQUIVALENT` does not explain. POSIX only, as it forks.
+Each mutant runs in a forked process. The process runs the test files that import the mutant's module (and the files in
+`MORE`) until the first failure. The tests are collected once, and the mutant's code replaces the code of the functions.
+If a mutant survives this, a new process imports its module again and runs the tests again. A mutant that survives both
+is listed with its place. The exit status is 1 if a mutant survived that `EQUIVALENT` does not explain. The script
+forks, so it runs on POSIX systems only.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 CORE = ROOT / "flowgrpo" / "core"
 SECONDS = 60
-"""Of the processor, after which a mutant has run into a loop."""
+"""Seconds of processor time, after which a mutant is taken to be in an endless loop."""
 MORE: dict[str, list[str]] = {
     "addressing": ["tests/samplers/test_rollout.py"],
     "grouped": ["tests/core/test_baselines.py", "tests/core/test_outcomes.py"],
 }
-"""Test files of a module beside those of `tests/core` that import it."""
+"""Further test files of a module, besides the files of `tests/core` that import it."""
 EQUIVALENT: dict[str, str] = {
     "advantages._length_offset: above.nan_to_num(«0.0 → 1.0»)": "the weight of a missing value is 0",
     "advantages.anchored_advantages: torch.where(whole > 0, k * own / whole, «1.0 → 2.0»)": "it is clamped to 1",
@@ -56,13 +57,13 @@ EQUIVALENT: dict[str, str] = {
     (
         "baselines.beta_advantages: "
         "group_moments(rate, torch.zeros_like(data.index[:1]).expand(data.count), «1 → 2», 0)"
-    ): "a second group is empty, and the first alone is read",
+    ): "a second group is empty, and only the first is read",
     "bounds.balance_sums: torch.where(kept, as_precise(log_ratio), «0.0 → 1.0»)": "the advantage there is 0",
     "bounds._dcpo_bounds: «3 → 4» * LOG_LIMIT": "both bounds are far beyond the dual clip, and short of overflow",
     "bounds._dcpo_holds_back: adv < «0 → 1»": "above 0 what is beyond the ceiling is held back already",
     "bounds.dcpo: adv < «0 → 1»": "above 0 the ratio is within the ceiling already, and at 0 nothing counts",
     "combination.uncertainty_weighted_rewards: group_moments(values, one, «1 → 2», ddof=0)": (
-        "a second group is empty, and the first alone is read"
+        "a second group is empty, and only the first is read"
     ),
     "comparisons.win_rates: torch.eye(preference.shape[-«1 → 2»], dtype=torch.bool, device=preference.device)": (
         "it is square"
@@ -80,10 +81,10 @@ EQUIVALENT: dict[str, str] = {
         "{'': «stats.sum → stats.mean»(1), **{f'_{name}': stats[:, i] for i, name in enumerate(SIGNS)}}"
     ): "half of every sum, and only their ratios are read",
     "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
-    "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "its sign alone is read",
-    "forward_process.diffusion_nft: -«1 → 2»": "its sign alone is read",
-    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "its sign alone is read",
-    "forward_process.flow_dpo: -«1.0 → 2.0»": "its sign alone is read",
+    "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "only its sign is read",
+    "forward_process.diffusion_nft: -«1 → 2»": "only its sign is read",
+    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "only its sign is read",
+    "forward_process.flow_dpo: -«1.0 → 2.0»": "only its sign is read",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
     ),
@@ -96,10 +97,10 @@ EQUIVALENT: dict[str, str] = {
     "guards.likelihood_guard: fixed = «fall.detach() → fall»": "it decides a comparison, which has no gradient",
     "neighbours.neighbour_log_ratio: change.where(same, «0.0 → 1.0»)": "its share is 0",
     "objectives._gradient_scale: «log_ratio.detach() → log_ratio» + leaf": (
-        "the gradient of the leaf alone is asked for"
+        "only the gradient of the leaf is asked for"
     ),
     "objectives._gradient_scale: «inputs.logp.detach() → inputs.logp» + leaf": (
-        "the gradient of the leaf alone is asked for"
+        "only the gradient of the leaf is asked for"
     ),
     "objectives._prepare: torch.where(kept, _columns(advantages.detach(), logp, 'advantages'), «0.0 → 1.0»)": (
         "what is not kept is not counted in the end"
@@ -123,25 +124,25 @@ EQUIVALENT: dict[str, str] = {
     "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
     "outcomes._quantile: data.moments(«0 → 1»)": "the deviation is not read",
     "outcomes.consistency_advantages: group_moments(level, batch, «1 → 2», ddof)": (
-        "a second group is empty, and the first alone is read"
+        "a second group is empty, and only the first is read"
     ),
     "answer_losses.pairs_of: arg_extreme(values.masked_fill(missing, -torch.inf), index, count, «1.0 → 2.0»)": (
-        "its sign alone is read"
+        "only its sign is read"
     ),
-    "answer_losses.pairs_of: -«1.0 → 2.0»": "its sign alone is read",
+    "answer_losses.pairs_of: -«1.0 → 2.0»": "only its sign is read",
     "answer_losses.real: logits.new_zeros(2 * count).scatter_reduce(0, cell, «logits.detach() → logits», 'amax')": (
         "the gradient of what is taken off and added again cancels out"
     ),
     "prefix_tree._prefix_nodes: max(index) + «1 → 2»": "a node that no row has",
     "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), «- → »1)": "it is the same in all keys of this kind",
     "prefix_tree._prefix_nodes: (node, int(tokens[t - 1]), -«1 → 2»)": "it is the same in all keys of this kind",
-    "prefix_tree._values: data.values.repeat(depth, «1 → 2»)": "the first column alone is read",
+    "prefix_tree._values: data.values.repeat(depth, «1 → 2»)": "only the first column is read",
     "prefix_tree._values: group_moments(data.values.repeat(depth, 1), nodes.flatten(), count, «0 → 1»)": (
         "the deviation is not read"
     ),
     "prefix_tree.prefix_tree_advantages: :«- → »1": "where no row leaves, the value does not change",
-    "process.future_rewards: rewards[:, «0 → 1»]": "its shape alone is read",
-    "process.turning_point_rewards: -«1.0 → 2.0»": "its sign alone is read",
+    "process.future_rewards: rewards[:, «0 → 1»]": "only its shape is read",
+    "process.turning_point_rewards: -«1.0 → 2.0»": "only its sign is read",
     "prompt_memory.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
     "prompt_memory.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
@@ -176,7 +177,7 @@ EQUIVALENT: dict[str, str] = {
     "trees.node_values: torch.where(rewards.isnan(), -torch.inf, «0.0 → 1.0»)": "a factor of all weights cancels out",
     "pooled_ratios.unit_weights: «1 → 2» / size": "a factor of all shares cancels out",
 }
-"""Name of a mutant → why it changes nothing that could be asked for."""
+"""Name of a mutant → why no test can fail for it."""
 
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -191,7 +192,7 @@ _TWINS = {"amax": "amin", "amin": "amax", "max": "min", "min": "max", "minimum":
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where it is, the expression around it before and after, and the whole module with it."""
+    """One change: its place, the expression around it before and after, and the source of the changed module."""
 
     place: str  # module.function
     line: int
@@ -201,7 +202,7 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """`module.function: around «before → after»`, which survives moves of lines."""
+        """`module.function: around «before → after»`; this name does not change when lines move."""
         before, after = (re.findall(r"[\w.]+|[<>=!*/]+|\W", text) for text in (self.before, self.after))
         head = _alike(before, after)
         tail = _alike(before[head:][::-1], after[head:][::-1])
@@ -210,13 +211,13 @@ class Mutant:
 
 
 def _alike(first: list[str], second: list[str]) -> int:
-    """How many parts two lists begin with in common."""
+    """The number of equal parts at the beginning of two lists."""
     differ = (k for k, (one, other) in enumerate(zip(first, second)) if one != other)
     return next(differ, min(len(first), len(second)))
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Every mutant of a file, outside of docstrings, annotations and messages of errors."""
+    """All mutants of a file; docstrings, annotations and error messages are not changed."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for number, node in enumerate(_numbered(tree)):
         for change in range(_changes(node)):
@@ -230,7 +231,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
 
 
 def _place(tree: ast.AST, target: ast.AST) -> tuple[str, ast.AST]:
-    """The function of `target` ("" outside of one) and the smallest node around it whose text it has only once."""
+    """The function of `target` ("" if none), and the smallest node around it whose text occurs once in the function."""
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     above = [target]
     while above[-1] in parents:
@@ -244,7 +245,7 @@ def _place(tree: ast.AST, target: ast.AST) -> tuple[str, ast.AST]:
 
 
 def _head(node: ast.AST) -> str:
-    """The text of a node, of a block its first line; decorators, which are not changed, are left out."""
+    """The text of a node, or the first line of a block; decorators are left out, because they are never changed."""
     return next(line for line in ast.unparse(node).splitlines() if not line.startswith("@"))
 
 
@@ -280,7 +281,7 @@ def _changes(node: ast.AST) -> int:
 
 
 def _is_type(node: ast.AST) -> bool:
-    """Whether `a | b` is of types, as in an alias."""
+    """Whether `a | b` is a union of types, as in an alias."""
     return any(isinstance(part, ast.Constant) and part.value is None for part in ast.walk(node))
 
 
@@ -313,7 +314,7 @@ class _Mutation(ast.NodeTransformer):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports one module from a source of ours."""
+    """Imports one module from a given source."""
 
     def __init__(self, name: str, path: Path, source: str) -> None:
         self.name, self.path, self.source = name, path, source
@@ -331,11 +332,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 _ARGUMENTS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--noconftest", "-W", "ignore"]
-"""Tests of core need no fixture of conftest.py, whose imports would cost seconds."""
+"""Tests of core need no fixture of conftest.py, and its imports would cost seconds."""
 
 
 def _verdict(test: Callable[[], int], seconds: int = SECONDS) -> str:
-    """What a forked process makes of `test`, the status of a run of tests: `killed`, `survived` or `timed out`."""
+    """Run `test`, which returns the status of a test run, in a forked process: `killed`, `survived` or `timed out`."""
     child = os.fork()
     if child == 0:
         code = 70
@@ -351,14 +352,14 @@ def _verdict(test: Callable[[], int], seconds: int = SECONDS) -> str:
 
 
 def _silence() -> None:
-    """Nothing of this process is printed."""
+    """Discard all output of this process."""
     void = os.open(os.devnull, os.O_WRONLY)
     os.dup2(void, 1)
     os.dup2(void, 2)
 
 
 def run(module: str, source: str, tests: list[str]) -> str:
-    """The verdict of tests on a source of a module, imported anew."""
+    """The verdict of tests on a module that is imported from a given source."""
 
     def test() -> int:
         import pytest
@@ -371,10 +372,10 @@ def run(module: str, source: str, tests: list[str]) -> str:
 
 
 def screen(module: str, mutants: list[Mutant], tests: list[str]) -> list[str]:
-    """The verdicts of tests, collected once, on mutants that get their code by `_transplant`.
+    """The verdicts on mutants whose code is put in place by `_transplant`; the tests are collected only once.
 
-    Nothing if the tests fail as it is. `survived` is only a guess: what is not in a function does not reach the tests,
-    nor what they computed when they were collected.
+    The list is empty if the tests fail without a mutant. `survived` is only a guess: a change outside of a function
+    does not reach the tests, and a change does not reach what the tests computed at collection.
     """
     reading, writing = os.pipe()
     child = os.fork()
@@ -404,8 +405,8 @@ class _Loop:
         self.verdicts: list[str] = []
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        """In the place of pytest's own loop."""
-        # As it is first, which also loads what is loaded at first use, for all children at once.
+        """Run the tests on every mutant; replaces pytest's own loop."""
+        # The first run is without a mutant. It also loads what is loaded at first use, for all children at once.
         started = time.process_time()
         if self._run(session):
             return True
@@ -431,7 +432,7 @@ class _Loop:
 
 
 def _transplant(changed: Any, original: Any, module: str) -> None:
-    """Give the functions and methods of a module the code of their namesakes, wherever they have been imported to."""
+    """Replace the code of a module's functions and methods, so that every module that has imported them sees it."""
     for name, new in changed.items():
         old = original.get(name)
         if isinstance(new, type) and new.__module__ == module:
@@ -443,7 +444,7 @@ def _transplant(changed: Any, original: Any, module: str) -> None:
 
 
 def tests_of(module: str) -> list[str]:
-    """Test files of a module, relative to the root: its own first, then those of core that import it."""
+    """Test files of a module, relative to the root: first its own file, then the files of core that import it."""
     imported = re.compile(rf"flowgrpo\.core(\.{module}\b| import .*\b{module}\b)")
     files = sorted(
         (ROOT / "tests" / "core").glob("test_*.py"), key=lambda file: (file.stem != f"test_{module}", file.stem)
@@ -453,19 +454,19 @@ def tests_of(module: str) -> list[str]:
 
 
 def main() -> int:
-    """Command line."""
+    """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help="files of flowgrpo/core, without .py; all if none")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args()
     os.chdir(ROOT)
-    # Loaded once and inherited by every child; the package itself is not.
+    # These modules are loaded once, and every child inherits them. The package itself is not loaded here.
     import hypothesis
     import pytest  # noqa: F401
     import torch
 
     torch.set_num_threads(1)
-    # A counterexample is all that is asked for, not the smallest one.
+    # Any counterexample is enough; it need not be the smallest.
     phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
     hypothesis.settings.register_profile(
         "mutants", phases=phases, database=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
@@ -484,11 +485,11 @@ def main() -> int:
         mutants = list(mutants_of(path))
         unknown = {key for key in EQUIVALENT if key.startswith((f"{name}.", f"{name}:"))} - {m.name for m in mutants}
         if unknown:
-            print(f"{name}: EQUIVALENT names what is no mutant: {'; '.join(sorted(unknown))}")
+            print(f"{name}: EQUIVALENT names mutants that do not exist: {'; '.join(sorted(unknown))}")
             return 2
         verdicts = screen(name, mutants, tests)
         if len(verdicts) < len(mutants):
-            print(f"{name}: its tests fail as it is: {' '.join(tests)}")
+            print(f"{name}: its tests fail without a mutant: {' '.join(tests)}")
             return 2
         for mutant, verdict in zip(mutants, verdicts):
             if verdict == "survived":

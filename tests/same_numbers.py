@@ -1,17 +1,18 @@
-"""Are the numbers the same, to the last bit? Short runs of every recipe and of rare parts, recorded and compared.
+"""Checks that numbers stay the same, bit for bit: records short runs of every recipe and of rare parts, and compares.
 
     python tests/same_numbers.py record before.json           # on the commit before a change
     python tests/same_numbers.py compare before.json          # on the commit after it
     python tests/same_numbers.py compare before.json mixgrpo  # some runs
 
-This is for a change that should not alter results, such as one of the language of recipes. A record has of each run the
-metrics without times, the samples with checksums of their pictures, and checksums of the trained weights, of their
-averages, of the optimizer's state and of the result. Sums round by the build of torch and by the processor, so both
-commands are for one machine, and no record belongs in the repository. `record` with names keeps the other runs of the
-file. The exit status of `compare` is 1 if anything differs.
+Use it for a change that should not alter results, such as a change of the language of recipes. A record has, for each
+run, the metrics without times, the samples with checksums of their pictures, and checksums of the trained weights, of
+their averages, of the optimizer's state and of the result. The rounding of sums depends on the build of torch and on
+the processor. So run both commands on the same machine, and do not put a record into the repository. `record` with
+names keeps the other runs of the file. The exit status of `compare` is 1 if anything differs.
 
-`same_numbers.yaml` has what makes recipes short, and variants. Each run is in processes of its own, forked after the
-imports, with one thread: what ran before it changes nothing. POSIX only, as it forks.
+`same_numbers.yaml` has the overrides that make recipes short, and the variants. Each run has its own processes, which
+are forked after the imports and use one thread, so that earlier runs change nothing. The script forks, so it runs on
+POSIX systems only.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import yaml
 
 TWO = "mixgrpo_guard in two processes"
 FEW = {"scenes.jsonl": ("scenes", 3), "sums.jsonl": ("arithmetic", 10)}
-"""Prompt files of a run: the first so many prompts of a world."""
+"""Prompt files of a run: file → a world, and how many of its first prompts the file has."""
 REWARD = """
 from flowgrpo.rewards import Scores
 
@@ -60,17 +61,17 @@ def runs() -> dict[str, tuple[str, list[str], int]]:
 
 
 def overrides(layer: dict[str, Any]) -> Iterator[str]:
-    """What a part of a recipe says, key by key of its sections; JSON is YAML in one line and without anchors."""
+    """The overrides of a part of a recipe, one for each key; values are JSON, which is YAML without anchors."""
     for section, body in layer.items():
         keys = {f"{section}.{key}": value for key, value in body.items()} if isinstance(body, dict) else {section: body}
         yield from (f"{key}={json.dumps(value)}" for key, value in keys.items())
 
 
 def trained(recipe: str, words: list[str], count: int, folder: Path) -> Path:
-    """The run folder after training in so many processes.
+    """The run folder after training in `count` processes.
 
     Raises:
-        RuntimeError: one of them has failed; with what it printed.
+        RuntimeError: a process has failed; the message has the end of the log.
     """
     import flowgrpo
 
@@ -93,7 +94,7 @@ def trained(recipe: str, words: list[str], count: int, folder: Path) -> Path:
 
 
 def _train(recipe: str, words: list[str], rank: int, count: int, port: int, folder: Path) -> None:
-    """One process of a run, as a launcher starts it where there are several."""
+    """One process of a run, with the environment of a launcher if there are several processes."""
     import torch
 
     from flowgrpo.bench.measures import Silent
@@ -113,7 +114,7 @@ def _train(recipe: str, words: list[str], rank: int, count: int, port: int, fold
 
 
 def numbers_of(run: Path) -> dict[str, Any]:
-    """Everything of a run folder that a change must not alter, and that is no wall time and no place of a file."""
+    """Everything in a run folder that a change must not alter, without wall times and places of files."""
 
     def lines(name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (run / name).read_text(encoding="utf-8").splitlines()]
@@ -127,7 +128,7 @@ def numbers_of(run: Path) -> dict[str, Any]:
 
 
 def _tensors(run: Path) -> Iterator[tuple[str, str]]:
-    """Checksums of the tensors of the newest checkpoint and of the result, whatever folder of these a file is in."""
+    """Checksums of the tensors of the newest checkpoint and of the result; folders of files do not matter."""
     import torch
     from safetensors.torch import load_file
 
@@ -156,21 +157,21 @@ def _sum(raw: bytes) -> str:
 
 
 def first_difference(before: Any, after: Any, place: str = "") -> str | None:
-    """Where two records differ first, with both values; None if they are equal to the last bit."""
+    """The first place where two records differ, with both values; None if they are equal, bit for bit."""
     keys: Any = ()
     if isinstance(before, dict) and isinstance(after, dict):
         keys = [*before, *(key for key in after if key not in before)]
         before, after = ({key: part.get(key, "nothing") for key in keys} for part in (before, after))
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         keys = range(len(before))
-    elif repr(before) != repr(after):  # as text, for 0.0 and -0.0 are equal numbers
+    elif repr(before) != repr(after):  # compared as text, because 0.0 and -0.0 are equal numbers
         return f"{place}: before {before!r:.200}, after {after!r:.200}"
     found = (first_difference(before[key], after[key], f"{place}/{key}".strip("/")) for key in keys)
     return next((difference for difference in found if difference), None)
 
 
 def main() -> int:
-    """The exit status."""
+    """Run the command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("command", choices=("record", "compare"))
     parser.add_argument("file", type=Path)

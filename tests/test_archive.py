@@ -1,4 +1,4 @@
-"""The source archive holds what the repository holds, so that its tests run where it is unpacked."""
+"""The source archive has all files of the repository, so that the tests run in the unpacked archive."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.test_layout import ROOT
 
 pytestmark = pytest.mark.slow
 
-# Links into the package, for those who read the repository.
+# Links into the package, for readers of the repository.
 LINKS = {"configs", "pipelines", "rewards", "samplers"}
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -25,7 +25,7 @@ def made(name: str) -> bool:
 
 
 def sources() -> set[str]:
-    """What the repository holds, by git, or in an unpacked archive by its own list."""
+    """The files of the repository: from git, or in an unpacked archive from the archive's own list."""
     if (ROOT / ".git").exists():
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         names = set(listed.split("\0")) - {""}

@@ -1,4 +1,4 @@
-"""Every command, program and recipe of the documentation is done as a reader would, page by page and in order."""
+"""Every command, program and recipe of the documentation is tried as a reader would, page by page and in order."""
 
 import sys
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def done() -> set[str]:
 def reader(
     stock: Stock, done: set[str], command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Reader]:
-    """Somebody in an empty folder, with nothing of other pages but their files."""
+    """A reader in an empty folder, who has only the files of other pages."""
     monkeypatch.setattr(registry, "_REGISTERED", {})
     modules = set(sys.modules)
     yield Reader(tmp_path, stock, command, monkeypatch, done, RULES)
@@ -39,7 +39,7 @@ def reader(
 
 
 def faults(reader: Reader, shown: list[Example]) -> list[str]:
-    """What does not work, with its place; a page is read to its end."""
+    """The examples that do not work, each with its place; after a fault, the rest of the page is still tried."""
     found = []
     for other in (other for page in PAGES for other in examples(page)):
         if other.file is not None and not (reader.home / other.file).exists():

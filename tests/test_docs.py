@@ -1,4 +1,4 @@
-"""The pages against the code: the fields, columns, keys, links and figures that they name are there."""
+"""The pages agree with the code: the fields, columns, keys, links and figures that they name exist."""
 
 import ast
 import importlib.util
@@ -274,7 +274,7 @@ def test_packages_import_what_the_table_says():
 
 
 def imported_siblings(file: Path) -> set[str]:
-    """Sub-packages of flowgrpo that a module of another one imports, at any place in it."""
+    """Sub-packages of flowgrpo that a module of another sub-package imports, at any place in the module."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 2:

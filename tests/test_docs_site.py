@@ -1,4 +1,4 @@
-"""The documentation site: it builds strictly, leads nowhere that is not there, and says what the code says."""
+"""The documentation site builds in strict mode, has no broken link, and agrees with the code."""
 
 import ast
 import logging
@@ -29,7 +29,7 @@ FILLED = "\0"
 
 
 def built(project: Path, site: Path) -> Path:
-    """The site of a project; raises Abort if anything is to be warned of."""
+    """Build the site of a project; raises Abort if there is any warning."""
     build(load_config(str(project / "mkdocs.yml"), site_dir=str(site)))
     return site
 
@@ -59,7 +59,7 @@ SOUND = """
 
 @dataclass
 class Planted:
-    """A site with faults, and what is said of them."""
+    """A site with faults, and the warnings about them."""
 
     site: Path
     warnings: list[str]
@@ -67,7 +67,7 @@ class Planted:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    """A copy of what the site is built from, with links that lead nowhere, and a page that nothing leads to."""
+    """A copy of the sources of the site, with broken links, and with a page that no link leads to."""
     project = tmp_path_factory.mktemp("planted") / "project"
     shutil.copytree(DOCS, project / "docs", ignore=shutil.ignore_patterns("__pycache__"))
     for name in SOURCES:
@@ -93,7 +93,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
 
 
 class Reader(HTMLParser):
-    """Of a page: what it loads, where it leads, and the places in it."""
+    """Facts about a page: the files that it loads, the targets of its links, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_pages_load_nothing_from_elsewhere(site: Path):
 
 
 def test_links_of_the_built_pages_lead_somewhere(site: Path):
-    """As a browser follows them, anchors and pages made of the repository's root included."""
+    """Links are followed as in a browser, with anchors, and with pages made from files in the repository's root."""
     read = {page: Reader(page.read_text(encoding="utf-8")) for page in site.rglob("*.html") if page.name != "404.html"}
     followed = 0
     for page, reader in read.items():
@@ -192,7 +192,7 @@ def test_command_reference_is_what_the_code_says(reference):
 
 
 def test_command_reference_has_what_help_prints(reference):
-    """Read from the printed help of each command, which typer makes in its own way."""
+    """The options are compared with the printed help of each command, which typer makes in its own way."""
     sections = dict(re.findall(r"^## flowgrpo (.+?)\n(.*?)(?=^## |\Z)", reference.page(), re.MULTILINE | re.DOTALL))
     assert {"train", "rewards check", "pipelines check", "build scenes", "gallery"} <= set(sections)
     for name, section in sections.items():
@@ -200,7 +200,7 @@ def test_command_reference_has_what_help_prints(reference):
         assert printed.exit_code == 0
         listed = set(re.findall(r"^\| `(--[\w-]+)", section, re.MULTILINE))
         told = set(re.findall(r"(?<![\w-])(--[\w-]+) (?= |\w)", printed.output)) - {"--help"}
-        # Typer adds a flag that switches off what is off.
+        # Typer adds a flag that switches an option off that is off already.
         assert listed == {flag for flag in told if f"--{flag.removeprefix('--no-')}" not in told - {flag}}, name
 
 
@@ -242,7 +242,7 @@ def test_fields_of_the_diagnostics_are_metrics():
 
 
 def constants(tree: ast.AST) -> Iterator[str]:
-    """Texts in a program, with a mark where something is filled in."""
+    """The texts of a program, with a mark where a value is filled in."""
     inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -254,7 +254,7 @@ def constants(tree: ast.AST) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def messages() -> set[str]:
-    """Every line of every text of the package that has words of its own."""
+    """Every line of every text of the package that has fixed words."""
     found = set()
     for file in Path(flowgrpo.__file__).parent.rglob("*.py"):
         for text in constants(ast.parse(file.read_text(encoding="utf-8"))):
@@ -263,7 +263,7 @@ def messages() -> set[str]:
 
 
 def gives(messages: set[str], said: str) -> bool:
-    """Whether some text of the program can become what is said."""
+    """Whether the program can print this line, from one of its texts."""
     parts = (message.split(FILLED) for message in messages)
     able = (pieces for pieces in parts if all(piece in said for piece in pieces))
     return any(re.fullmatch(".*".join(map(re.escape, pieces)), said) for pieces in able)

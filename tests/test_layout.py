@@ -1,4 +1,4 @@
-"""The one-way dependencies between the parts of the package, its links and its light imports."""
+"""The package's parts depend on each other in one direction only; its links and its light imports are as documented."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ SOURCE = ROOT / "flowgrpo"
 
 
 def table() -> dict[str, set[str]]:
-    """Which other rooms a room may import, as the table of docs/architecture.md says."""
+    """The other rooms that each room may import, from the table of docs/architecture.md."""
     text = (
         (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n## ")[0]
     )
@@ -47,7 +47,7 @@ def part_of(path: Path) -> str:
 
 
 def imports(path: Path, text: str) -> tuple[set[str], set[str]]:
-    """The package's parts and the outside packages that a file imports, at any depth of its code."""
+    """The parts of the package and the outside packages that a file imports, at any depth of its code."""
     parents = ("flowgrpo", *path.relative_to(PACKAGE).parts[:-1])
     modules: list[str] = []
     for node in ast.walk(ast.parse(text)):
@@ -56,7 +56,7 @@ def imports(path: Path, text: str) -> tuple[set[str], set[str]]:
         elif isinstance(node, ast.ImportFrom):
             base = list(parents[: len(parents) - node.level + 1]) if node.level else []
             base += node.module.split(".") if node.module else []
-            # `from . import core` names the part only in what it imports.
+            # In `from . import core`, only the imported name names the part.
             modules += [".".join([*base, alias.name]) for alias in node.names]
     inside = {name.split(".")[1] for name in modules if name.startswith("flowgrpo.")}
     outside = {name.split(".")[0] for name in modules} - {"flowgrpo"} - set(sys.stdlib_module_names)
@@ -113,7 +113,7 @@ def test_the_rule_sees_each_way_of_writing_an_import(file: str, line: str, seen:
 
 
 def modules_imported(path: Path) -> set[str]:
-    """The modules of ours that a file imports when it runs; those of `if TYPE_CHECKING` are not."""
+    """The modules of the package that a file imports when it runs; imports under `if TYPE_CHECKING` do not count."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -148,7 +148,7 @@ def test_no_name_of_a_file_or_a_class_stands_for_two_things():
 
 
 def test_the_package_imports_itself_by_relative_imports_only():
-    """Through a root link, an absolute import would make every class twice."""
+    """An absolute import through a root link would make every class twice."""
     absolute = [
         path.name
         for path in sources()

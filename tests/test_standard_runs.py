@@ -1,4 +1,4 @@
-"""The page of standard runs is what the recipes and estimates say."""
+"""The page of standard runs agrees with the recipes and estimates."""
 
 import importlib.util
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_every_run_has_its_table_with_the_counts_of_its_plan(runs: ModuleType):
 
 
 def test_rows_are_what_the_estimates_say(runs: ModuleType):
-    """One model, for the whole page takes a minute."""
+    """Only one model is checked, because the whole page takes a minute."""
     for method in ("flow_grpo", "mixgrpo_flash", "branchgrpo"):
         line = runs.row(method, f"{method}+sd35_medium+ocr", runs.SIZES)
         assert line in section("sd35_medium+ocr"), "run `python docs/make_standard_runs.py`"

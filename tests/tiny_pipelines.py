@@ -1,6 +1,6 @@
 """The five pipelines that most tests use, from the tiny instances of the conformance kit.
 
-`TINY[key]()` returns a fresh pipeline (same weights each time), `CALL[key]` the keyword arguments that make
+`TINY[key]()` returns a new pipeline, always with the same weights. `CALL[key]` has the keyword arguments that make
 `pipe(prompt=[...], **CALL[key])` small.
 """
 

@@ -1,6 +1,6 @@
-"""Reward models at toy size, with random weights: the classes of the released checkpoints, saved to a folder.
+"""Tiny reward models with random weights, of the same classes as the released checkpoints, saved to a folder.
 
-Tokenizers are made here too: they know single bytes, so any text encodes.
+Tokenizers are also made here. Their tokens are single bytes, so they can encode any text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def as_pil(image: Tensor) -> Any:
 
 
 def random_weights(kind: Any, config: Any, seed: int = 0) -> Any:
-    """A model of random weights, larger than a new one's, so that its outputs differ by input."""
+    """A model with random weights that are larger than a new model's, so that its outputs differ by input."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind(config).eval()
@@ -48,7 +48,7 @@ def random_weights(kind: Any, config: Any, seed: int = 0) -> Any:
 
 
 def clip_tokenizer(folder: Path, length: int) -> Any:
-    """CLIP's tokenizer without merges: 256 bytes, the same at the end of a word, start and end."""
+    """CLIP's tokenizer without merges: 256 bytes, 256 bytes at the end of a word, a start token and an end token."""
     from transformers import CLIPTokenizer
 
     letters = list(bytes_to_unicode().values())
@@ -74,7 +74,7 @@ def save_clip(folder: Path, *, seed: int = 0, size: int = 32, length: int = 40) 
 
 
 def save_open_clip(folder: Path, name: str) -> tuple[Path, Path]:
-    """The architecture file of a model of open_clip, known there by this name from now on, and its weights."""
+    """Make a model of open_clip and register its name there; returns its architecture file and its weights."""
     import open_clip
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def save_open_clip(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def byte_tokenizer(length: int, *extra: str, end: bool = False) -> Any:
-    """Single bytes, `<pad>`, `<eos>` and `extra` tokens; with `end`, texts end in `<eos>`."""
+    """A tokenizer of single bytes, `<pad>`, `<eos>` and `extra` tokens; with `end`, texts end in `<eos>`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -186,7 +186,7 @@ _QWEN_SPECIAL = ["im_start", "im_end", "vision_start", "vision_end", "image_pad"
 
 
 def save_qwen2_vl(folder: Path) -> Any:
-    """The configuration and processor of a `Qwen2VLForConditionalGeneration`; returns the configuration."""
+    """Save the configuration and processor of a `Qwen2VLForConditionalGeneration`; returns the configuration."""
     from transformers import (
         Qwen2TokenizerFast,
         Qwen2VLConfig,
@@ -227,7 +227,7 @@ def save_qwen2_vl(folder: Path) -> Any:
 
 
 def published_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A Qwen2-VL's weights as checkpoints of transformers 4.45 name them."""
+    """A Qwen2-VL's weights under the names that checkpoints of transformers 4.45 use."""
     return {
         key.replace("model.visual.", "visual.").replace("model.language_model.", "model."): value
         for key, value in state.items()

@@ -1,7 +1,8 @@
-"""Which files and functions of the package one iteration goes through: `python tests/trace_iteration.py [RECIPE ...]`.
+"""Lists the files and functions of the package that an iteration calls: `python tests/trace_iteration.py [RECIPE ...]`.
 
-The second iteration of a run is traced, for the first one also makes what later ones reuse. Comprehensions and lambdas
-count as part of the function that holds them. Without a recipe: `default` and `text`.
+The second iteration of a run is traced, because the first also makes objects that later iterations reuse.
+Comprehensions and lambdas count as part of the function that contains them. Without a recipe, the script traces
+`default` and `text`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claim that a run killed at any moment resumes to the last bit, measured on real processes."""
+"""Tests on real processes that a run that was killed at any moment resumes to the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ KILLS = 12
 
 
 def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], kills: int = KILLS) -> dict[str, Any]:
-    """Run a recipe by command without a break, then again and again with SIGKILL at random moments, and compare.
+    """Run a recipe by command without a break, then repeatedly with SIGKILL at random moments, and compare the results.
 
-    A broken run is continued by `flowgrpo resume` (by `flowgrpo train` if it died before its folder stood) and killed
-    again, until it ends by itself; new runs follow until `kills` processes were killed. The last run then goes on to
-    its end, which it might never reach on a machine that has become slower. Moments are drawn from run seed, uniform
-    over the time that the unbroken process took.
+    `flowgrpo resume` continues a broken run (`flowgrpo train` if the run died before it had a folder). The run is
+    killed again and again until it ends by itself. Then new runs follow, until `kills` processes were killed. After the
+    last kill no more moment is drawn, so that a run on a machine that has become slower also ends. The moments are
+    uniform over the time that the unbroken process took, and the run seed seeds them.
 
     Args:
         recipe: give it few iterations and prompts: `run.iterations=8 evaluate.prompts=16 run.checkpoint_every=2`.
@@ -39,7 +39,7 @@ def interruption(recipe: Recipe, folder: Path, report: Callable[[str], None], ki
 
     Returns:
         The moments in seconds after the start, the iterations logged by then, and the files that differ between
-        the unbroken run and any broken one: metrics without times, index and pictures of the samples, weights.
+        the unbroken run and any broken run: metrics without times, index and pictures of the samples, weights.
     """
     folder.mkdir(parents=True)
     source = folder / "recipe.yaml"
@@ -72,7 +72,7 @@ def _train(source: Path, run: Path) -> list[str]:
 
 
 def _attempt(source: Path, run: Path, seconds: float | None) -> float | None:
-    """Start or continue a run and kill it after so many seconds, if any; None if it ended before, else the moment."""
+    """Start or continue a run, and kill it after some seconds; returns the moment, or None if the run ended before."""
     stands = (run / "config.yaml").is_file()
     command = [sys.executable, "-m", "flowgrpo", "resume", str(run)] if stands else _train(source, run)
     began = time.perf_counter()
@@ -94,7 +94,7 @@ def _logged(run: Path) -> int:
 
 
 def contents(run: Path) -> dict[str, bytes]:
-    """What must be equal between runs, by file: metrics without times, samples, and results."""
+    """The contents that must be equal between runs, by file: metrics without times, samples, and results."""
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     timeless = [{key: value for key, value in r.items() if not key.startswith("time/")} for r in records]
     found = {"metrics.jsonl": json.dumps(timeless, sort_keys=True).encode()}
@@ -107,7 +107,7 @@ def contents(run: Path) -> dict[str, bytes]:
 
 
 def _settings(file: Path) -> bytes:
-    """What a JSON file says; peft keeps names in sets, whose order differs between processes."""
+    """The content of a JSON file in a fixed order; peft keeps names in sets, whose order differs between processes."""
 
     def ordered(value: Any) -> Any:
         if isinstance(value, dict):

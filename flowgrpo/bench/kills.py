@@ -1,4 +1,4 @@
-"""The claim that a run goes on to the last bit from wherever it was ended, at every single file operation of it."""
+"""Tests that a run can end at any of its file operations, and then resumes to the same result, bit for bit."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _KEPT = {".flowgrpo-lock", ".flowgrpo-gallery.json", ".flowgrpo-thumbnails.json"
 
 @dataclass(frozen=True)
 class Operation:
-    """A change of files: its number in the run, what it is, and on which path within the run folder."""
+    """An operation that changes a file: its number in the run, its kind, and its path within the run folder."""
 
     number: int
     kind: str
     path: str
 
     def ways(self) -> list[str]:
-        """How a run can end at it."""
+        """The ways in which a run can end at this operation."""
         return [
             "kill", *(["torn"] if self.kind == "fsync" else []), "signal", *(["full"] if self.kind in _WRITES else [])
         ]  # fmt: skip
 
 
 class KillWatch:
-    """Numbers what this process does to files in a folder, from the call of `begin` on.
+    """Numbers the operations of this process on the files of a folder, beginning with the call of `begin`.
 
     Args:
-        folder: whose files count.
-        act: called with each operation before it is done; may raise OSError in its place.
+        folder: the folder whose files count.
+        act: called with each operation before it is done; may raise OSError to make the operation fail.
     """
 
     def __init__(self, folder: Path, act: Callable[[Operation, int | None], None]) -> None:
@@ -75,7 +75,7 @@ class KillWatch:
             if set(mode) & set("wax+") if isinstance(mode, str) else flags & changing:
                 self._met(event, path)
         elif event in _CHANGES:
-            # Within a tree that is removed names are relative to a folder that is open.
+            # While a tree is removed, names are relative to an open folder.
             relative = len(given) > 1 and isinstance(given[-1], int) and given[-1] >= 0
             self._met(event, f"{self.folder}/…/{given[0]}" if relative else given[0])
 
@@ -96,19 +96,19 @@ class KillWatch:
 def kills(
     recipe: AnyRecipe, folder: Path, report: Callable[[str], None], every: int = 1, how: Sequence[str] = HOW
 ) -> dict[str, Any]:
-    """Run a recipe once, then end a new run of it at every file operation in every way, resume it, and compare.
+    """Run a recipe once. Then, for each file operation and each way to end, end a new run, resume it, and compare.
 
-    Processes are forked from this one, which must not have used torch before.
+    Processes are forked from this process, which must not have used torch before.
 
     Args:
-        recipe: give it few iterations, prompts and tokens: a run is made twice for every case.
+        recipe: give it few iterations, prompts and tokens, because every case makes a run and resumes it.
         folder: a new folder for the runs.
         report: called with lines of progress.
-        every: of each way only each so-many-th case.
-        how: which of `HOW`.
+        every: 1 for all cases, n for every n-th case of each way.
+        how: the ways to end, from `HOW`.
 
     Returns:
-        Numbers of operations by kind, of cases by the way they ended, and what failed, with the reason.
+        The number of operations by kind, the number of cases by way, and the failed cases with their reasons.
     """
     folder.mkdir(parents=True)
     source, listing = folder / "recipe.yaml", folder / "operations.txt"
@@ -138,7 +138,7 @@ def kills(
 
 
 def _case(source: Path, run: Path, at: Operation, how: str, reference: dict[str, bytes]) -> str | None:
-    """End a new run at an operation and resume it; what is wrong, or None."""
+    """End a new run at an operation and resume it; returns what is wrong, or None."""
     shutil.rmtree(run, ignore_errors=True)
     log = run.with_suffix(".log")
     status = _forked(_train(source, run), log, KillWatch(run, lambda op, handle: _end(op, at.number, how, handle)))
@@ -161,7 +161,7 @@ def _wrong_end(how: str, status: int, printed: str) -> str | None:
         return None if status == -signal.SIGKILL else f"ended with status {status}: {printed[-1000:]}"
     if "Traceback" in printed:
         return f"a traceback: {printed[-1000:]}"
-    # What may fail without harm to the run does not end it.
+    # An operation that may fail without harm does not end the run.
     if status == 0 and how == "full":
         return None
     wanted, words = (143, "stopped by SIGTERM; ") if how == "signal" else (1, "error: the disk is full: no room to ")
@@ -172,13 +172,13 @@ def _wrong_end(how: str, status: int, printed: str) -> str | None:
 def _end(operation: Operation, number: int, how: str, handle: int | None) -> None:
     """At operation `number`, end this process or let the operation fail."""
     if how == "full" and operation.number >= number:
-        # From here on nothing more is written; what shrinks or renames still works on a full disk.
+        # From here on, nothing more can be written. To shrink or rename a file still works on a full disk.
         if operation.number == number or operation.kind in ("open", "os.mkdir", "fsync"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), None if handle is not None else operation.path)
     elif operation.number == number:
         if how == "torn" and handle is not None and os.path.isfile(f"/proc/self/fd/{handle}"):
             size = os.fstat(handle).st_size
-            # Of a file that is appended to, only the new end can be lost.
+            # If a file is appended to, only its new end can be lost.
             os.truncate(f"/proc/self/fd/{handle}", max(size - 7, 0) if operation.path.endswith("l") else size // 2)
         os.kill(os.getpid(), signal.SIGTERM if how == "signal" else signal.SIGKILL)
 
@@ -188,7 +188,7 @@ def _train(source: Path, run: Path) -> list[str]:
 
 
 def _forked(words: list[str], log: Path, watch: KillWatch | None) -> int:
-    """The exit status of the command in a process of its own; negative for the number of the signal that killed it."""
+    """The exit status of the command in a new process; if a signal killed it, the negative number of the signal."""
     sys.stdout.flush()
     process = os.fork()
     if process == 0:

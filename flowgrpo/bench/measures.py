@@ -1,6 +1,6 @@
 """Measurements behind the claims of the documentation, each one command: `flowgrpo bench NAME`.
 
-Every measurement is of ratios within one process and writes nothing but its report.
+Every measurement compares figures within one process, and writes only its report.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def _trainer(recipe: Recipe, folder: Path) -> Trainer:
 def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) -> dict[str, Any]:
     """GRPO-Guard's diagnosis (2510.22319): log-ratios by denoising step and sign of the advantage, in both forms.
 
-    One rollout with every step but the last stochastic; the policy is then moved by `updates` optimizer steps on
-    that rollout, and the same edges are scored with the plain ratio and with the Guard ratio.
+    The rollout is stochastic at every step but the last. Then `updates` optimizer steps on that rollout move the
+    policy, and the same edges are scored with the plain ratio and with the Guard ratio.
     """
     recipe = _changed(recipe, sampler={"plan": {"name": "window", "window": "all"}}, objective={"surrogate": "clip"})
     trainer = _trainer(recipe, folder)
@@ -131,7 +131,7 @@ def _gradient_spread(policy: FlowPolicy, experience: Experience) -> dict[str, li
 
 
 def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> dict[str, Any]:
-    """Denoiser evaluations and time of one rollout with shared initial noise against without, by window position."""
+    """Denoiser evaluations and time of a rollout with and without shared initial noise, by window position."""
     trainer = _trainer(recipe, folder)
     policy = flow_task(trainer).policy
     sigmas = policy.denoiser.probe.sigmas
@@ -170,7 +170,7 @@ def prefix(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> di
 
 
 def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
-    """Rollouts and gradients with 1, 4 and all states in a call of the denoiser."""
+    """Differences of rollouts and gradients between calls of the denoiser with 1, 4 and all states."""
     trainer = _trainer(recipe, folder)
     rows = trainer.data.train.take(0, recipe.rollout.prompts)
     task = flow_task(trainer)
@@ -188,7 +188,7 @@ def batches(recipe: Recipe, folder: Path, report: Report) -> dict[str, Any]:
         policy.batch = size
         again = policy.sample(texts, keys, plan)
         state = float((again.x - whole.x).abs().max())
-        # Gradients are compared on one rollout, cut into batches of this size.
+        # Gradients are compared on the same rollout, cut into batches of this size.
         cut = replace(whole, transitions=tuple(replace(t, batches=_slices(len(t.x), size)) for t in whole.transitions))
         gradient = _gradient(trainer, Experience(cut, plan, texts, images, 1), advantages)
         reference = reference or gradient

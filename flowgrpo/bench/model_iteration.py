@@ -1,4 +1,4 @@
-"""`flowgrpo bench iteration`: what an iteration of a recipe costs on a model's real sizes, with random weights."""
+"""`flowgrpo bench iteration`: time and memory of a recipe's iterations at a model's real sizes, with random weights."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ WARM_UP = 1
 
 
 def iteration(recipe: Recipe, folder: Path, report: Report, repeats: int = 3) -> dict[str, Any]:
-    """Seconds by part, and most memory, of iterations on the recipe's pipeline with random weights.
+    """Seconds by part, and peak memory, of iterations on the recipe's pipeline with random weights.
 
-    The pipeline has the class and sizes of `model.path`, a folder or a known model id; its weights are not read, nor
-    downloaded. Prompts are those of the embedded scenes, as noise in place of embeddings, and the reward is the size of
-    a JPEG, so that prompts and rewards of the recipe need not be there: text encoders and reward models are not
-    measured. The first iteration, which compiles and allocates, does not count.
+    The pipeline has the class and sizes of `model.path`, a folder or a known model id. The weights are neither read nor
+    downloaded. The prompts come from the embedded scenes, with noise in place of embeddings, and the reward is the size
+    of a JPEG file. So the prompts and rewards of the recipe need not exist, and text encoders and reward models are not
+    measured. The first iteration compiles and allocates, and does not count.
 
     Args:
-        recipe: of images.
-        folder: for a run folder.
+        recipe: a recipe of images.
+        folder: where a run folder is made.
         report: called with lines of text.
-        repeats: iterations that count.
+        repeats: number of iterations that count.
 
     Raises:
-        ValueError: a model whose sizes are not known.
+        ValueError: the sizes of the model are not known.
     """
     changes = {
         "data": {"train": "scenes:train", "heldout": None},
@@ -90,12 +90,12 @@ def _where(device: torch.device) -> str:
 
 
 def _peak(device: torch.device) -> int | None:
-    """Bytes: of an accelerator what this process allocated since the last reset, else the process itself so far."""
+    """Peak bytes: on an accelerator, of this process since the last reset; else, of the whole process so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
         import resource
-    except ImportError:  # a system that does not count it
+    except ImportError:  # a system that does not count memory
         return None
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else 1024 * used

@@ -1,4 +1,4 @@
-"""An iteration's time over the bare time of its denoiser calls: `flowgrpo bench overhead`."""
+"""An iteration's time divided by the bare time of its denoiser calls: `flowgrpo bench overhead`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from .measures import Report, _trainer, flow_task
 
 
 def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 20) -> dict[str, Any]:
-    """A whole iteration against the bare forward and backward calls of the same denoiser on the same batches.
+    """Time of a whole iteration, compared with the bare forward and backward calls of its denoiser on the same batches.
 
-    Bare calls go straight to the transformer with tensors already in place: no pipeline, no decoding, no reward. Those
-    of a reference are among them, with the weights that are trained in place. Iterations are taken from all over the
-    run, since a window that moves shares the longer prefixes the later it stands, and calls the denoiser the less; the
-    ratio is that of the sums, each iteration counted with the median of those of equal evaluations. A run encodes each
-    of its prompts once; here that is done first, and every iteration is charged its share of it.
+    Bare calls go straight to the transformer, with tensors that are already in place: no pipeline, no decoding, no
+    reward. Calls of a reference are included, with the trained weights in place of the reference weights. Iterations
+    are taken from the whole run: a later window shares longer prefixes, so its iterations call the denoiser less often.
+    Iterations with equal numbers of evaluations all count with their median times, whole and bare. The ratio is the sum
+    of the whole times divided by the sum of the bare times. A run encodes each of its prompts once; here all are
+    encoded first, and each iteration is charged its share of that time.
     """
     trainer = _trainer(recipe, folder)
     task = flow_task(trainer)
@@ -65,12 +66,12 @@ def overhead(recipe: Recipe, folder: Path, report: Report, repeats: int = 20) ->
 
 
 def _spread(count: int, end: int) -> list[int]:
-    """`count` numbers of iterations from 1 to `end`, evenly spread and in step with no schedule: golden sections."""
+    """`count` iterations from 1 to `end`, spread evenly by the golden section, so that they match no schedule."""
     return sorted(1 + int(end * (k * (math.sqrt(5) - 1) / 2 % 1)) for k in range(count))
 
 
 class _Kind(NamedTuple):
-    """Iterations of equal denoiser evaluations: median seconds, whole and bare, and the ratios in order."""
+    """Iterations with equal denoiser evaluations: their median seconds, whole and bare, and their sorted ratios."""
 
     evaluations: int
     whole: float
@@ -84,7 +85,7 @@ class _Kind(NamedTuple):
 
 
 def _encoding_seconds(trainer: Trainer) -> float:
-    """Time to encode every prompt that the run's iterations can draw, and as many as that."""
+    """Time to encode as many prompts as the run's iterations can draw."""
     rows = trainer.data.train.rows
     count = min(len(rows), trainer.recipe.run.iterations * trainer.recipe.rollout.prompts)
     began = time.perf_counter()
@@ -106,7 +107,7 @@ def _bare_seconds(trainer: Trainer, plan: Plan) -> float:
     rollout = policy.sample(texts, [address(0, k) for k in range(prompts)], plan, trainer.recipe.optimizer.updates)
     velocity = policy.velocity_of(texts)
     with torch.no_grad():
-        # Those without a gradient first: sampling, and the reference where a penalty asks for it.
+        # The first calls have no gradient: sampling, and the reference if a penalty needs it.
         if {"kl", "w2"} & set(policy.penalties):
             for transitions, batch in batches_of(rollout):
                 replay(velocity, transitions, batch)

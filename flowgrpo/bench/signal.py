@@ -1,7 +1,7 @@
 """How much of a batch's gradient is signal: `flowgrpo bench signal`.
 
-What a recipe should train, and how, is often decided by how noisy its gradient is; a run of training says so only after
-hours, and with the noise of one run. This says it at the policy that a recipe starts from.
+The noise of its gradient often decides what a recipe should train, and how. A training run shows this only after hours,
+and only with the noise of one run. This measurement shows it at the policy that a recipe starts from.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Share:
     """Signal in the gradient of one batch, as a share of its mean square.
 
     Attributes:
-        value: the mean inner product of two batches' gradients over their mean square: 1 if all are equal, 0 in the
-            mean if they have nothing in common; it may come out below 0.
-        error: its standard error.
+        value: the mean inner product of two batches' gradients, divided by their mean square. It is 1 if all gradients
+            are equal, and 0 on average if they have nothing in common. It may be below 0.
+        error: standard error of the value.
     """
 
     value: float
@@ -36,10 +36,10 @@ class Share:
 
 
 def signal_share(gradients: Tensor) -> Share:
-    """The share of signal in gradients, unbiased but for the division, with its jackknife error.
+    """The share of signal in gradients, with its jackknife error; numerator and denominator are unbiased.
 
     Args:
-        gradients: [N, P] of N batches drawn apart, 3 or more.
+        gradients: [N, P], the gradients of N independent batches, 3 or more.
 
     Raises:
         ValueError: fewer than 3 batches.
@@ -62,9 +62,9 @@ def signal_share(gradients: Tensor) -> Share:
 def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES) -> dict[str, Any]:
     """Share of signal in the gradient of an iteration's batch, by the denoising steps that it trains.
 
-    Each batch is an iteration of the recipe at the weights that it starts from, with prompts and noise of its own,
-    without a KL and a curriculum, which have no say there. `scaled` divides each number of a gradient by its root mean
-    square over the batches, as Adam nearly does. Seconds are those of sampling, rewards and gradient.
+    Each batch is an iteration of the recipe at its initial weights, with its own prompts and noise. KL and curriculum
+    are left out, because they have no effect at these weights. `scaled` divides each number of a gradient by its root
+    mean square over the batches, which is nearly what Adam does. Seconds cover sampling, rewards and gradient.
     """
     penalties = [penalty for penalty in recipe.penalties if penalty.name != "kl"]
     others = [chosen for chosen in recipe.extensions if chosen.name != "curriculum"]
@@ -85,7 +85,7 @@ def signal(recipe: Recipe, folder: Path, report: Report, batches: int = BATCHES)
     report("steps trained    batches    share of signal, plain        scaled               seconds a batch")
     for trained, listed in gradients.items():
         if len(listed) < FEWEST:
-            report(f"{trained:<15} {len(listed):>8}    too few; measure more batches, or a window that stays")
+            report(f"{trained:<15} {len(listed):>8}    too few; measure more batches, or a window that does not move")
             continue
         stacked = torch.stack(listed)
         rms = stacked.double().square().mean(0).sqrt()

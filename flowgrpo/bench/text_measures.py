@@ -23,16 +23,16 @@ PATHS = {"plain": False, "shared": True}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a random model, and of what it scores.
+    """Sizes of a random model, and of the prompts and completions that it scores.
 
     Attributes:
-        groups: prompts.
-        group: completions of each.
+        groups: number of prompts.
+        group: completions of each prompt.
         prompt: tokens of a prompt.
         completion: tokens of a completion.
-        width: of the model.
-        layers: of the model.
-        heads: of each layer.
+        width: width of the model.
+        layers: layers of the model.
+        heads: heads of each layer.
     """
 
     groups: int = 2
@@ -48,10 +48,10 @@ FULL = Sizes()
 
 
 def shared_prefix(report: Report, repeats: int = 5, sizes: Sizes = FULL) -> dict[str, Any]:
-    """Scoring with a prompt encoded once per group against once per completion: equal loss and gradient, time, memory.
+    """Compare scoring with a prompt encoded once per group and once per completion: loss, gradient, time, memory.
 
-    Forward and backward of a REINFORCE loss. The two paths take turns in this process; the peak of each is that of a
-    process of its own, over what it held before.
+    The forward and backward pass of a REINFORCE loss are measured. The two paths take turns in this process. The peak
+    memory of each path is measured in a separate process, as the growth over what that process held before.
     """
     language, prompts, completions, owner = _inputs(sizes)
     found: dict[str, dict[str, torch.Tensor]] = {}
@@ -61,7 +61,7 @@ def shared_prefix(report: Report, repeats: int = 5, sizes: Sizes = FULL) -> dict
         for name, shared in PATHS.items():
             began = time.perf_counter()
             losses[name] = _backward(language, prompts, completions, owner, shared)
-            if turn:  # the first is to warm up
+            if turn:  # the first turn warms up
                 seconds[name].append(time.perf_counter() - began)
             found[name] = {n: p.grad.clone() for n, p in language.model.named_parameters() if p.grad is not None}
     largest = max(float(g.abs().max()) for g in found["plain"].values())
@@ -106,14 +106,14 @@ def _backward(
     language.model.zero_grad(set_to_none=True)
     log_probs, mask = completion_log_probs(language, prompts, completions, owner, shared_prefix=shared)
     advantages = torch.linspace(-1, 1, len(owner))
-    # On-policy the value of a ratio's loss does not depend on the log-probs; that of REINFORCE does.
+    # On-policy, the value of a loss with ratios does not depend on the log-probs; the REINFORCE loss does.
     loss, _ = policy_loss(log_probs, None, advantages, mask, surrogate=reinforce)
     loss.backward()
     return float(loss.detach())
 
 
 def _peak(shared: bool, sizes: Sizes) -> float:
-    """Megabytes that one forward and backward takes at most, in a new process, over what it held before."""
+    """Peak megabytes of one forward and backward pass in a new process, above what the process held before."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measured_peak, (shared, sizes))
 
@@ -122,7 +122,7 @@ def _measured_peak(shared: bool, sizes: Sizes) -> float:
     language, prompts, completions, owner = _inputs(sizes)
     _backward(language, [p[:8] for p in prompts], [c[:2] for c in completions], owner, shared)
     before = _status("VmRSS")
-    # 5 resets the highest mark of resident memory to what is resident now (proc(5)).
+    # 5 resets the peak of resident memory to the current value (proc(5)).
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     _backward(language, prompts, completions, owner, shared)
     return (_status("VmHWM") - before) / 1024

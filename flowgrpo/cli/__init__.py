@@ -1,1 +1,1 @@
-"""The commands, one file for each family of them."""
+"""The commands; each file holds one family of commands."""

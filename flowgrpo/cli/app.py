@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class Commands(typer.core.TyperGroup):
-    """Commands that end with status 0 only by coming to their end, whatever they call."""
+    """Commands that end with status 0 only if they run to their end, whatever the code does that they call."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one, with `sys.exit` as a failure: typer's own exits are other exceptions."""
+        """Run a command; `sys.exit` within it counts as a failure, because typer's own exits are other exceptions."""
         try:
             return super().invoke(ctx)
         except SystemExit as error:
             if isinstance(error.__context__, BrokenPipeError):
-                # Whoever read the output has enough of it, as `head` has; what is left to flush has no reader either.
+                # The reader of the output has closed the pipe, as `head` does; what is left to flush has no reader.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 raise typer.Exit(1) from None
             raise RuntimeError(
-                f"something that this command called raised {error!r} before the command had ended; the traceback says "
-                "what did"
+                f"code that this command called raised {error!r} before the command had ended; the traceback says "
+                "which code"
             ) from error
 
 
@@ -165,16 +165,16 @@ def bench(
         ),
     ],
     words: Annotated[
-        list[str] | None, typer.Argument(help="A recipe (claims: methods; all if none) and key=value overrides.")
+        list[str] | None, typer.Argument(help="A recipe (claims: methods; by default all) and key=value overrides.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
     seeds: Annotated[str, typer.Option(help="claims: run seeds.")] = "0,1,2",
-    scale: Annotated[float, typer.Option(help="claims: of the length of the runs; 1 is for 2 cores.")] = 1.0,
+    scale: Annotated[float, typer.Option(help="claims: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
     results: Annotated[Path, typer.Option(help="claims: folder of result files and runs.")] = Path("runs/claims"),
-    any_code: Annotated[bool, typer.Option(help="claims: use results of older code with an equal recipe.")] = False,
+    any_code: Annotated[bool, typer.Option(help="claims: also use results of older code, for equal recipes.")] = False,
     report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
 ) -> None:
-    """Measure a claim of the documentation again, or with `claims` those of the papers, whatever is missing of them."""
+    """Measure a claim of the documentation again; `claims` measures all claims of papers that have no result yet."""
     import json
     import tempfile
 
@@ -224,7 +224,7 @@ app.command()(recipes)
 @build_app.command("scenes")
 def build_scenes_command(
     out: Annotated[Path, typer.Option(help="New folder for pipeline, scorer and prompts.")],
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped folder.")] = 1.0,
 ) -> None:
     """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
@@ -237,7 +237,7 @@ def build_scenes_command(
 @build_app.command("arithmetic")
 def build_arithmetic_command(
     out: Annotated[Path, typer.Option(help="New folder for model and problems.")],
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped model.")] = 1.0,
 ) -> None:
     """Train the embedded language model from nothing (a minute or two on 2 cores)."""
@@ -249,7 +249,7 @@ def build_arithmetic_command(
 
 @ended_for_sure()
 def main() -> None:
-    """Entry point: errors a user can mend are one message, not a traceback."""
+    """Entry point: an error that a user can mend is printed as one message, without a traceback."""
     keep_freed_memory()
     try:
         app()

@@ -12,25 +12,37 @@ from .output import output_folder, say
 
 
 def gallery(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several are shown against each other.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; several runs are shown side by side.")],
     out: Annotated[Path | None, typer.Option(help="Another folder to write to; needed for several runs.")] = None,
     link: Annotated[bool, typer.Option("--link", help="With --out: show the runs' own images, copy none.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Follow runs that are still going.")] = False,
-    every: Annotated[float, typer.Option(help="--watch: seconds between looks, from 0.2 to 86400.")] = 5.0,
+    every: Annotated[float, typer.Option(help="--watch: seconds between readings, 0.2 to 86400.")] = 5.0,
     single: Annotated[Path | None, typer.Option(help="Write the whole gallery as this one HTML file.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
     animation: Annotated[Path | None, typer.Option(help="Write an animated comparison (.webp or .gif).")] = None,
     dataset: Annotated[Path | None, typer.Option(help="Write a folder that Hugging Face datasets reads.")] = None,
-    reward: Annotated[str | None, typer.Option(help="Sheet, animation: the reward that orders; the first.")] = None,
-    order: Annotated[str, typer.Option(help="Sheet, animation: gained, lost, cheating, high, low or file.")] = "gained",
-    count: Annotated[int, typer.Option(min=1, max=500, help="Sheet, animation: how many prompts.")] = 12,
-    vote: Annotated[bool, typer.Option("--vote", help="Ask people which of two is better, on a local page.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Print what people chose so far.")] = False,
-    votes: Annotated[Path | None, typer.Option(help="File of the choices; RUN/votes.jsonl of one run.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(help="Sheet, animation: the reward that orders the prompts; by default the first.")
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="Sheet, animation: which prompts come first: gained, lost, cheating, high, low or file.")
+    ] = "gained",
+    count: Annotated[int, typer.Option(min=1, max=500, help="Sheet, animation: number of prompts.")] = 12,
+    vote: Annotated[
+        bool, typer.Option("--vote", help="Ask people which of two samples is better, on a local page.")
+    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Print what people have chosen so far.")] = False,
+    votes: Annotated[
+        Path | None, typer.Option(help="File of the choices; by default RUN/votes.jsonl, for one run.")
+    ] = None,
     vote_dataset: Annotated[Path | None, typer.Option(help="Write the choices as a folder of preferences.")] = None,
-    sets: Annotated[str, typer.Option(help="--vote: base, last or numbers of evaluations, with commas.")] = "base,last",
-    session: Annotated[str | None, typer.Option(help="--vote: whose choices; the last in the file.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="--vote: show pairs already voted on as well.")] = False,
+    sets: Annotated[
+        str, typer.Option(help="--vote: evaluations to compare, with commas: base, last or their numbers.")
+    ] = "base,last",
+    session: Annotated[
+        str | None, typer.Option(help="--vote: name of the voter's session; by default the last in the file.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="--vote: also show pairs that have a vote.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="--vote: port of the page; 0 for a free one.")] = 0,
 ) -> None:
     """Write the static gallery of runs, or exports of it, or ask people to choose."""
@@ -38,7 +50,7 @@ def gallery(
     from ..gallery.exports import write_animation, write_dataset, write_sheet, write_single
     from ..gallery.watch import watch as follow
 
-    # typer's `min` lets "nan" through in some versions.
+    # typer's `min` accepts "nan" in some versions.
     if not 0.2 <= every <= 86400:
         raise ValueError(f"--every is {every}; give seconds from 0.2 to 86400")
     output_folder(out)

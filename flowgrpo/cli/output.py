@@ -1,4 +1,4 @@
-"""What commands print with."""
+"""Helpers of the commands: printing, and checks of the paths to write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def output_file(path: Path | None) -> None:
     """Refuse a file that could not be written, before any work is done for it.
 
     Raises:
-        ValueError: it is a folder, or lies below a file.
+        ValueError: the path is a folder, or lies below a file.
     """
     if path is not None:
         if path.is_dir():
@@ -33,7 +33,7 @@ def output_folder(path: Path | None) -> None:
     """Refuse a folder that could not be made, before any work is done for it.
 
     Raises:
-        ValueError: it is a file, or lies below one.
+        ValueError: the path is a file, or lies below a file.
     """
     if path is not None:
         if path.exists() and not path.is_dir():
@@ -55,6 +55,6 @@ def is_first() -> bool:
 
 
 def timed_report() -> Callable[[str], None]:
-    """Prints lines with the seconds since this call."""
+    """A function that prints lines, each with the seconds since `timed_report` was called."""
     began = time.perf_counter()
     return lambda text: say(f"{time.perf_counter() - began:7.0f} s  {text}")

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 def parts(
-    kind: Annotated[str | None, typer.Argument(help="Of this kind only, with the options; a name of the list.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="List the parts of this kind only, with options; a name from the whole list.")
+    ] = None,
 ) -> None:
-    """List the parts that a recipe can choose: kernels, surrogates and so on; of one kind with their options."""
+    """List the parts that a recipe can choose, such as kernels and surrogates; for one kind, with their options."""
     from ..parts.kinds import KINDS
     from ..parts.plugins import nearest
 
@@ -26,7 +28,7 @@ def parts(
         for found in KINDS.values():
             say(f"{found.word} (recipe key {found.key})")
             say(f"  {', '.join(found.names())}")
-        say("\n`flowgrpo parts KIND` lists options. One of your own stands in the place of a name: FILE.py:NAME")
+        say("\n`flowgrpo parts KIND` lists options. In place of a name, a recipe may give your own part: FILE.py:NAME")
         return
     words = {word.replace(" ", "_"): word for word in KINDS} | {word: word for word in KINDS}
     words |= {found.plural: word for word, found in KINDS.items()}

@@ -38,20 +38,20 @@ def check_pipeline(
         str | None, typer.Argument(help="A pipeline folder, a hub id, or a class of `flowgrpo pipelines list`.")
     ] = None,
     words: Annotated[
-        list[str] | None, typer.Argument(help="KEY=VALUE arguments of its call; of pictures the file.")
+        list[str] | None, typer.Argument(help="KEY=VALUE arguments of the pipeline's call; a picture is given by file.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Check a tiny instance of every class.")] = False,
     out: Annotated[Path | None, typer.Option(help="--all: JSON file for the results.")] = None,
     page: Annotated[Path | None, typer.Option(help="--all: markdown file for the table.")] = None,
     steps: Annotated[int, typer.Option(min=2, help="Denoising steps.")] = 4,
     prompt: Annotated[list[str] | None, typer.Option(help="Two or more prompts to check with.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where it is put; an accelerator if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(help="Of its weights: float32, bfloat16 or float16.")] = "float32",
-    whole: Annotated[bool, typer.Option("--full", help="Gradient of all weights, not of an adapter.")] = False,
+    device: Annotated[str | None, typer.Option(help="Device; by default an accelerator if there is one.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16.")] = "float32",
+    whole: Annotated[bool, typer.Option("--full", help="Check the gradient of all weights, without adapter.")] = False,
 ) -> None:
     """Check that a pipeline works as a policy: replay, ratio, gradient, decode, trained weights, memory.
 
-    A folder is checked as it is. Of a class a tiny random instance is built, saved, and loaded by path. The exit
+    A folder is checked as it is. For a class, a tiny random instance is built, saved, and loaded by path. The exit
     status is 1 if a check fails.
     """
     if every:
@@ -106,7 +106,7 @@ def _check_all(out: Path | None, page: Path | None) -> None:
             say(f"written: {path}")
     wrong = [result.name for result in results if result.passed != expected(result.name)]
     if wrong:
-        say(f"other than expected: {', '.join(wrong)}")
+        say(f"not as expected: {', '.join(wrong)}")
         raise typer.Exit(1)
 
 
@@ -120,7 +120,7 @@ def _say_verdict(result: Result) -> None:
 
 
 def _require_pipeline(what: str) -> None:
-    """Say early what is wrong with a path or a name that is neither folder, class nor hub id."""
+    """Raise ValueError, before anything is loaded, for a path or a name that cannot be a pipeline."""
     import difflib
 
     from ..pipelines.conformance.conform import TINY
@@ -146,7 +146,7 @@ def _call(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise ValueError(f"{word!r} is no KEY=VALUE")
+            raise ValueError(f"{word!r} is not KEY=VALUE; write for example guidance_scale=4")
         if Path(value).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp"):
             found[key] = Picture(Path(value), key).read()
         else:
@@ -163,7 +163,7 @@ def _quiet() -> None:
     import diffusers
     import transformers
 
-    # What the libraries tell each other of their next versions.
+    # These warnings are about later versions of the libraries.
     warnings.filterwarnings("ignore", category=FutureWarning)
     for library in (diffusers.utils.logging, transformers.utils.logging):
         library.set_verbosity_error()

@@ -34,17 +34,19 @@ def plan(
     iteration: Annotated[int, typer.Option(min=0, help="Iteration whose tree is drawn.")] = 0,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Card of the estimate: h100, h200, a100, l40s or 4090; that of the hardware part."),
+        typer.Option(help="Card of the estimate: h100, h200, a100, l40s or 4090; by default as in the hardware part."),
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="How many; those of the hardware part.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Number of cards; by default as in the hardware part.")
+    ] = None,
     sharding: Annotated[
         str | None,
         typer.Option(
-            help="What they share out, for the estimate: fsdp2 (full weights and all that belongs to them) or zero2 "
-            "(gradients and optimizer)."
+            help="What is divided among the cards, for the estimate: fsdp2 (full weights and all that belongs to them) "
+            "or zero2 (gradients and optimizer)."
         ),
     ] = None,
-    utilisation: Annotated[float, typer.Option(help="Share of the card's peak, for the estimate of time.")] = 0.35,
+    utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = 0.35,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,
 ) -> None:
     """Print what a recipe will do and cost, without loading a model."""
@@ -75,10 +77,10 @@ def plan(
 
 
 def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
-    """The check that every run begins with; what a recipe of the package names and is not here is no fault of it.
+    """Make the check that every run begins with; files and rewards of a recipe of the package may be missing here.
 
     Raises:
-        ValueError: all that is wrong, a line each.
+        ValueError: the recipe has faults; the message has one line for each.
     """
     from ..configs.load import load_recipe
     from ..training.checking import check
@@ -112,13 +114,13 @@ def _print_counts(recipe: Recipe) -> None:
         f"images an iteration, {recipe.run.iterations} iterations"
     )
     if recipe.rollout.chunk is not None:
-        say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; what follows does not depend on it")
+        say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; the lines below do not depend on it")
     say(
         f"{expected.optimizer_steps} optimizer step(s) an iteration, {expected.on_policy_steps} of them strictly "
         "on-policy"
     )
     if (line := budget_line(recipe)) is not None:
-        say(f"before rounds; {line}")
+        say(f"samples come {line}; the other numbers leave rounds out")
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
@@ -155,9 +157,7 @@ def _print_estimate(
     for line in table(found):
         say(line)
     if sharding is not None and found.sharding is None:
-        why = (
-            "one GPU has everything" if gpus == 1 else "FSDP2 shares out full weights, and a LoRA is whole on each GPU"
-        )
+        why = "one GPU has everything" if gpus == 1 else "FSDP2 divides full weights, and each GPU has the whole LoRA"
         say(f"  note: {sharding} changes nothing here: {why}")
 
 
@@ -171,7 +171,7 @@ def _plan_text(recipe: TextRecipe) -> None:
         f"{longest} tokens each, {recipe.run.iterations} iterations"
     )
     if (line := budget_line(recipe)) is not None:
-        say(f"before rounds; {line}")
+        say(f"samples come {line}; the other numbers leave rounds out")
     say(f"{optimizer.updates * optimizer.epochs} optimizer step(s) an iteration, 1 of them strictly on-policy")
     say(f"at most {texts * longest:,} tokens sampled an iteration, and scored {optimizer.epochs} time(s)")
     for found in (search_line(recipe), parts_line(recipe)):
@@ -203,13 +203,13 @@ def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> 
 
 
 def recipes() -> None:
-    """List the recipes that come with the package, and the parts that can be put on them."""
+    """List the recipes that come with the package, and the parts that can be added to them."""
     from ..configs.layers import KINDS, parts
     from ..configs.load import recipe_names
 
     for name, line in recipe_names().items():
         say(f"{name:<20} {line}")
-    say("\nparts, one of a kind, put on a recipe as in flow_grpo+sd35_medium+ocr+gpus8:")
+    say("\nparts that can be added to a recipe, at most one of each kind, as in flow_grpo+sd35_medium+ocr+gpus8:")
     for kind in KINDS:
         for part in parts().values():
             if part.kind == kind:

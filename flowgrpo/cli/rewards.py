@@ -1,4 +1,4 @@
-"""`flowgrpo rewards`: what rewards there are, and what an author of one needs."""
+"""`flowgrpo rewards`: the list of rewards, and tools for the author of a reward."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def serve_reward(
     reward: Annotated[str, typer.Argument(help="Name, path/to/file.py:name or package.module:name.")],
     options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8765,
-    token_env: Annotated[str | None, typer.Option(help="Environment variable with the token to ask for.")] = None,
-    waiting: Annotated[int, typer.Option(min=0, help="Most requests that wait for the one being scored.")] = 4,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 8765,
+    token_env: Annotated[
+        str | None, typer.Option(help="Environment variable that holds the token that a client must send.")
+    ] = None,
+    waiting: Annotated[int, typer.Option(min=0, help="Most requests that may wait while another is scored.")] = 4,
     max_mb: Annotated[int, typer.Option(min=1, help="Megabytes of the largest request.")] = 512,
     max_side: Annotated[int, typer.Option(min=1, help="Pixels of the longest side of an image.")] = 8192,
 ) -> None:
@@ -76,9 +78,9 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 @rewards_app.command("new")
 def new_reward(
-    name: Annotated[str, typer.Argument(help="Of the reward: letters, digits and underscores.")],
+    name: Annotated[str, typer.Argument(help="Name of the reward: letters, digits and underscores.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the package; NAME if left out.")] = None,
-    text: Annotated[bool, typer.Option("--text", help="It scores completions, and not images.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="The reward scores completions, not images.")] = False,
 ) -> None:
     """Write a small package with a reward, its entry point, a test and a README."""
     from ..kit.package import new_package
@@ -94,24 +96,26 @@ def new_reward(
 @rewards_app.command("check")
 def check_reward_command(
     reward: RewardArgument,
-    images: Annotated[Path | None, typer.Option(help="Folder of pictures to try it on as well.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of pictures, to be scored as well.")] = None,
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name, for --images.")] = None,
     options: Annotated[list[str] | None, typer.Option("--options", help="key=value; as often as needed.")] = None,
-    data: Annotated[str | None, typer.Option(help="Prompt file; of text also one with a column completion.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Prompt file; for text it may have the completions in a column completion.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=0, help="Prompts that the embedded model samples; 0: none.")] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Samples of each prompt.")] = 8,
-    most: Annotated[int, typer.Option(min=2, help="Most pictures of the folder.")] = 64,
+    most: Annotated[int, typer.Option(min=2, help="Largest number of pictures taken from the folder.")] = 64,
     against: Annotated[list[str] | None, typer.Option(help="Another reward to compare with.")] = None,
-    declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie there.")] = None,
-    accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is meant.")] = None,
+    declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie between.")] = None,
+    accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is intended.")] = None,
     time_limit: Annotated[
         float | None, typer.Option(help="Seconds that one call may take; no limit if left out.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="images or text, where the reward does not tell.")] = None,
+    task: Annotated[str | None, typer.Option(help="images or text, if the reward does not say.")] = None,
     json: Annotated[Path | None, typer.Option(help="JSON file for the report.")] = None,
-    optimise: Annotated[bool, typer.Option("--optimise", help="Train for it, and show what it prefers.")] = False,
-    iterations: Annotated[int, typer.Option(min=1, help="Of that training.")] = 30,
-    out: Annotated[Path | None, typer.Option(help="Run folder of that training.")] = None,
+    optimise: Annotated[bool, typer.Option("--optimise", help="Train for it; show what it prefers.")] = False,
+    iterations: Annotated[int, typer.Option(min=1, help="--optimise: number of iterations.")] = 30,
+    out: Annotated[Path | None, typer.Option(help="--optimise: run folder.")] = None,
 ) -> None:
     """Look for faults of a reward before any training; exit status 1 if there is one."""
     from ..kit.check import CheckPlan, check_reward
@@ -130,7 +134,7 @@ def check_reward_command(
         None if declared is None else parse_range(declared), accept or [], task,
     )  # fmt: skip
     _quiet()
-    # Seen on a terminal only, and gone afterwards.
+    # The status is shown only on a terminal, and disappears afterwards.
     with console.status("") as status:
         report = check_reward(spec, plan, status.update)
     say(report.text())
@@ -147,13 +151,15 @@ def compare_rewards_command(
     images: Annotated[Path | None, typer.Option(help="Folder of pictures.")] = None,
     votes: Annotated[
         Path | None,
-        typer.Option(help="File of `flowgrpo gallery --vote` to compare with; one reward will do."),
+        typer.Option(help="File of `flowgrpo gallery --vote` to compare with; then one reward is enough."),
     ] = None,
     metadata: Annotated[Path | None, typer.Option(help="Prompt file with a column file_name.")] = None,
-    most: Annotated[int, typer.Option(min=0, help="Pictures shown on which two rewards differ most.")] = 8,
+    most: Annotated[
+        int, typer.Option(min=0, help="Number of pictures to show for each two rewards: where they differ most.")
+    ] = 8,
     json: Annotated[Path | None, typer.Option(help="JSON file for all scores.")] = None,
 ) -> None:
-    """Compare rewards on a folder of pictures: agreement, and where they differ most; or with people's choices."""
+    """Compare rewards with each other on a folder of pictures, or with people's choices."""
     from ..kit.agreement import agreement_with, as_json
     from ..kit.compare import compare_rewards
     from ..kit.entries import parse_reward

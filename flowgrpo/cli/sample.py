@@ -1,4 +1,4 @@
-"""`flowgrpo sample` and `flowgrpo evaluate`: what a model makes, of its own accord or of a run's held-out prompts."""
+"""`flowgrpo sample` and `flowgrpo evaluate`: samples of a model, and its scores on held-out prompts."""
 
 from __future__ import annotations
 
@@ -25,40 +25,51 @@ ONLY = {
 def sample(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts.")] = None,
     file: Annotated[
-        Path | None, typer.Option(help="A prompt file, as `data.train` of a recipe, in place of PROMPTS.")
+        Path | None, typer.Option(help="A prompt file, like `data.train` of a recipe, in place of PROMPTS.")
     ] = None,
     model: Annotated[
         str, typer.Option(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
     ] = "scenes",
-    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
     task: Annotated[
-        str | None, typer.Option(help="`images` or `text`; told by the model, but for hub ids, which are of images.")
+        str | None, typer.Option(help="`images` or `text`; by default the model's own task, for a hub id `images`.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
-    seed: Annotated[int, typer.Option(help="Of the first sample of a prompt; the next ones have the next seeds.")] = 0,
-    count: Annotated[int, typer.Option(min=1, help="Samples of a prompt.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="Seed of a prompt's first sample; its next samples have the next seeds.")
+    ] = 0,
+    count: Annotated[int, typer.Option(min=1, help="Number of samples of each prompt.")] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Images: denoising steps; as in the run's evaluations, or 10.")
+        int | None, typer.Option(min=1, help="Images: denoising steps; by default as in the run's evaluations, or 10.")
     ] = None,
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(help="Text: 0 or more; 0 takes the likeliest token; as the run's, or 1.")
+        float | None,
+        typer.Option(help="Text: 0 or more; 0 takes the likeliest token; by default as in the run, or 1."),
     ] = None,
-    top_p: Annotated[float | None, typer.Option(help="Text: only the likeliest tokens of this mass.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Text: only the likeliest so many tokens.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Text: longest completion; as the run's, or 256.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights; as the run's, or float32.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Text: sample from the likeliest tokens with this total probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="Text: sample from this many of the likeliest tokens.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Text: longest completion; by default as in the run, or 256.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Dtype of the weights; by default as in the run, or float32.")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option(min=1, help="Samples made at once; as in the run, or 8 images or 64 texts.")
+        int | None, typer.Option(min=1, help="Samples made at once; by default as in the run, or 8 images or 64 texts.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="KEY=VALUE of a recipe, as model.call.guidance_scale=4; as in the run if left out."),
+        typer.Option(
+            "--set", help="KEY=VALUE of a recipe, such as model.call.guidance_scale=4; by default as in the run."
+        ),
     ] = None,
 ) -> None:
-    """Sample images or completions with a model, base or trained, in the way in which its run evaluates it."""
+    """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
         "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "max_tokens": max_tokens,
@@ -69,7 +80,7 @@ def sample(
     }  # fmt: skip
     output_folder(out)
     _check_run(model)
-    # typer's `min` lets "nan" through in some versions.
+    # typer's `min` accepts "nan" in some versions.
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
@@ -95,7 +106,7 @@ def sample(
 
 
 def _check_run(model: str) -> None:
-    """Read the recipe of a run before anything else of it; raises ValueError for what `load_recipe` refuses."""
+    """Read the recipe of a run before anything else is read; raise ValueError if `load_recipe` refuses the recipe."""
     from ..configs.load import load_recipe
 
     config = Path(model) / "config.yaml"
@@ -104,10 +115,10 @@ def _check_run(model: str) -> None:
 
 
 def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
-    """What is to be sampled.
+    """The task of the model.
 
     Raises:
-        ValueError: the model makes something else, or an option belongs to the other task.
+        ValueError: `task` is unknown or is not the model's task, or an option belongs to the other task.
     """
     from ..inference.text_inference import task_of
 
@@ -129,7 +140,7 @@ def _rows(prompts: list[str] | None, file: Path | None) -> list[PromptRow]:
     from ..training.data import PromptRow, read_prompts
 
     if file is not None and prompts:
-        raise ValueError("prompts are given, and --file as well; use one of them")
+        raise ValueError("both prompts and --file are given; give only one of the two")
     if file is not None:
         return read_prompts(str(file))
     if not prompts:
@@ -144,8 +155,8 @@ def _plain(rows: list[PromptRow]) -> list[str]:
     for row in rows:
         if row.messages is not None:
             raise ValueError(
-                f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which language models "
-                "alone read; write its words as `prompt`"
+                f"{row.place or 'the prompts'}: prompt {row.id + 1} is a conversation, which only language "
+                "models can read; write its words as `prompt`"
             )
     return [row.text for row in rows]
 
@@ -169,18 +180,18 @@ def evaluate(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A recipe, whose prompts and rewards are taken, and key=value overrides; a run has its own."
+            help="A recipe that gives the prompts and rewards, and key=value overrides; a run has its own recipe."
         ),
     ] = None,
-    base: Annotated[bool, typer.Option("--base", help="Of a run, the model before training.")] = False,
+    base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
     ] = None,
 ) -> None:
     """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
 
-    A run is evaluated by its own recipe, if no other is named, and samples are made as in it: with its dtype, steps,
-    batch and arguments of the call. What is no run needs a recipe.
+    A run is evaluated by its own recipe, if no other is named. Samples are made as in the run: with its dtype, steps,
+    batch and arguments of the call. A model that is not from a run needs a recipe.
     """
     output_folder(out)
     source, overrides = split(words)

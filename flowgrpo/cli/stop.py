@@ -1,4 +1,4 @@
-"""What `train` and `resume` do with signals and full disks: they say how the run goes on."""
+"""How `train` and `resume` end after a signal or on a full disk: they say how to go on."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def stoppable(run: Path) -> Iterator[Stop]:
-    """Within the block a signal ends the run where nothing is lost, or the command at once where nothing is under way.
+    """End the run of the block after a signal, at a point where nothing is lost; without a run, end at once.
 
-    The exit status is then 128 and the number of the signal.
+    The exit status is then 128 plus the number of the signal.
 
     Raises:
-        ValueError: the disk is full; says how the run goes on once it is not.
+        ValueError: the disk is full; the message says how to go on later.
     """
     from ..training.folder.files import FULL, explained
     from ..training.stopping import Stop, Stopped

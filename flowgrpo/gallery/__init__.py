@@ -1,1 +1,1 @@
-"""A static page that shows, prompt by prompt and seed by seed, what a run changed."""
+"""A static page that shows what a run changed, for each prompt and each seed."""

@@ -1,8 +1,8 @@
-"""Building the gallery: a page and its data, opened from disk without a server or a network.
+"""Builds the gallery: a page and its data, which can be opened from disk without a server or a network.
 
-Style and script stand in the page, data in scripts of their own, images beside them. The content-security policy
-admits our own script and style by their hashes and no other inline code, so that even a fault in the page's escaping
-could not make a prompt or a completion run.
+The page contains the style and the script. The data are in separate scripts, and the images are beside them. The
+content-security policy admits our own script and style by their hashes, and no other inline code. So even a fault in
+the page's escaping cannot make a browser run code from a prompt or a completion.
 """
 
 import base64
@@ -31,19 +31,18 @@ def build_gallery(
 ) -> Path:
     """Write the gallery of runs, finished or still running, and return the path of its `index.html`.
 
-    Building again replaces the files of the last build that changed and nothing else; each file appears whole,
-    under its final name, or not at all.
+    A second build replaces only the files that have changed. Each file is written whole before it gets its final name.
 
     Args:
         runs: run folders (`config.yaml`, `samples/index.jsonl`, `metrics.jsonl`).
-        out: where to write. By default, of one run, `run/gallery`, whose page shows the images in
-            `run/samples`. Any other folder gets copies of the images, and can be published by itself.
-        link: show the images in the runs' folders from any `out`, without copies.
+        out: where to write. The default for one run is `run/gallery`, whose page shows the images in `run/samples`.
+            Any other folder gets copies of the images, and can be published by itself.
+        link: do not copy images; the page in `out` shows the images in the runs' folders.
         live: the page looks for newer data every few seconds.
 
     Raises:
-        ValueError: a folder is no run or has no samples, a record is malformed, runs of images and of text stand
-            together, several runs have no `out`, or the output folder holds something that is not a gallery.
+        ValueError: a folder is no run or has no samples, a record is malformed, some runs are of images and some of
+            text, several runs are given without `out`, or the output folder holds something that is not a gallery.
     """
     folders = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     home = folders[0] / "gallery" if len(folders) == 1 else None
@@ -54,7 +53,7 @@ def build_gallery(
     contents = read_runs(folders)
     previous = previous_files(out) | _thumbnails_in(out)
     remove_stale(out)
-    # Listed before they are written: a build cut short is still known as ours, and the next one cleans up.
+    # Files are listed before they are written, so that the next build knows a build that was cut short, and cleans up.
     out.mkdir(parents=True, exist_ok=True)
     write_marker(out, previous | {"index.html", CACHE})
 
@@ -75,7 +74,7 @@ def build_gallery(
     thumbnails.save()
     for name, source in copies.items():
         copy_file(source, out / name)
-    # The page and the list of files come last: what they name is there.
+    # The page and the list of files come last, so that every file that they name exists.
     for name in sorted(files, key=lambda name: name == "data/site.js"):
         write_bytes(out / name, files[name])
     write_bytes(out / "index.html", render().encode())
@@ -89,7 +88,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """Read run folders, each once.
 
     Raises:
-        ValueError: there is none, one is malformed, or some are of images and some of text.
+        ValueError: no run is given, a run is malformed, or some runs are of images and some of text.
     """
     if not folders:
         raise ValueError("no run was named; give the folders that `flowgrpo train` wrote")
@@ -98,7 +97,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     if odd is not None:
         kinds = ("completions", "images") if odd.text else ("images", "completions")
         raise ValueError(
-            f"{odd.folder} is a run of {kinds[0]}, and {runs[0].folder} one of {kinds[1]}; build a gallery of each"
+            f"{odd.folder} is a run of {kinds[0]}, and {runs[0].folder} is a run of {kinds[1]}; build one gallery each"
         )
     return runs
 
@@ -121,11 +120,11 @@ def samples_url(run: Run, out: Path) -> str:
 
 
 def render(embedded: dict[str, Any] | None = None) -> str:
-    """The page. With `embedded`, its data by file name stand in it, and it loads nothing."""
+    """The page. With `embedded` (data by file name), the page contains its data and loads no file."""
     here = resources.files(__package__)
     style = here.joinpath("style.css").read_text(encoding="utf-8")
     code = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
-    # Of a page opened from disk some browsers take `'self'` for nothing, hence `file:`.
+    # For a page opened from disk, `'self'` matches nothing in some browsers, hence `file:`.
     own, images = ("", "data:") if embedded is not None else ("'self' file: ", "'self' file:")
     parts = {
         "policy": (
@@ -140,12 +139,12 @@ def render(embedded: dict[str, Any] | None = None) -> str:
         ),
     }
     template = here.joinpath("index.html").read_text(encoding="utf-8")
-    # One pass, so that a prompt that looks like a marker stays a prompt.
+    # All markers are replaced in one pass, so that a prompt that looks like a marker is not replaced.
     return re.sub(r"@@(\w+)@@", lambda match: parts[match[1]], template)
 
 
 def _thumbnails_in(out: Path) -> set[str]:
-    """Thumbnails on disk: a build that was cut short may not have listed all of its own."""
+    """Thumbnails on disk, because a build that was cut short may not have listed all of its thumbnails."""
     found = (path.relative_to(out).as_posix() for path in out.glob("thumbs/*/*.webp"))
     return {name for name in found if re.fullmatch(r"thumbs/[0-9a-f]{2}/[0-9a-f]{22}\.webp", name)}
 

@@ -2,7 +2,7 @@
 const PAGE = 60;
 const cards = { shown: [], written: null, shows: 0 };
 
-// The sets a card shows, first and last being those compared.
+// The sets that a card shows; the first and the last are compared.
 async function chosenSets() {
   if (state.phase === "train") {
     const sets = setsOf("train").filter((info) => !state.at || sourceKey(info) === state.at);
@@ -13,7 +13,7 @@ async function chosenSets() {
   let infos = earlier === later ? [later] : [earlier, later];
   if (state.view === "training") infos = evaluated.filter((info) => info.run === later.run);
   if (state.view === "runs") {
-    // Each run as far into training as the later one, or at its last evaluation before that.
+    // Each run is shown at the later set's iteration, or at the run's last evaluation before that iteration.
     const at = (run) => evaluated.filter((info) => info.run === run && info.iteration <= later.iteration).pop();
     infos = [earlier, ...store.site.runs.map((_, run) => at(run)).filter((info) => info && info !== earlier)];
   }
@@ -21,7 +21,7 @@ async function chosenSets() {
   return { earlier: a, later: b, sets };
 }
 
-// Notes and completions are in files of their own, read for the first search.
+// Notes and completions are in separate files, which are read for the first search.
 async function writtenTexts(ends) {
   const cells = ends.flatMap(([, before, after]) => [before, after]).filter(Boolean);
   return new Map(await Promise.all(cells.map(async (cell) => {
@@ -86,7 +86,7 @@ function card(end, details) {
     el("p", { class: "about muted small" }, ...about.map((text) => el("span", {}, text))));
 }
 
-// Pictures do not wait for what is written about them; completions are what is written.
+// Pictures are shown before their notes are read. Completions are in the same files as the notes.
 async function drawCards(turn) {
   const pages = Math.max(1, Math.ceil(cards.shown.length / PAGE));
   const page = Math.min(pages, Math.max(1, Number.parseInt(state.p, 10) || 1));
@@ -119,7 +119,7 @@ function countCards(start, length, pages, page) {
   const kind = state.phase === "train" || state.a === state.b ? (store.site.text ? "completion" : "image") : "pair";
   byId("count").textContent = total
     ? `${plural(total, kind)}${pages > 1 ? `, showing ${start + 1} to ${start + length}` : ""}`
-    : "Nothing matches. Shorten the search or lift a filter.";
+    : "Nothing matches. Shorten the search or remove a filter.";
   const turn = (text, step) => button(text, () => turnPage(step), { disabled: page + step < 1 || page + step > pages });
   byId("pages").replaceChildren(...(pages > 1
     ? [turn("Previous", -1), el("span", {}, `Page ${page} of ${pages}`), turn("Next", 1)] : []));

@@ -23,7 +23,7 @@ function range(values) {
     low = Math.min(low, value);
     high = Math.max(high, value);
   }
-  // What differs by rounding alone is the same.
+  // Values that differ only by rounding count as equal.
   if (high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low))) {
     const pad = Math.abs(high) * 0.1 || 1;
     return [low - pad, high + pad];
@@ -32,8 +32,8 @@ function range(values) {
   return [low - pad, high + pad];
 }
 
-// A straight line fitted to about a fifteenth of the curve around each iteration, since single iterations are mostly
-// sampling noise: away from the ends it is the plain mean, and at the ends it neither lags nor jumps.
+// Smooths a curve, since single iterations are mostly sampling noise: at each iteration, a straight line is fitted to
+// about a fifteenth of the curve. Away from the ends this is the plain mean; at the ends it neither lags nor jumps.
 function smooth(values) {
   const reach = Math.floor(values.length / 30);
   if (reach < 1) return values;
@@ -71,10 +71,10 @@ function path(xs, values, px, py) {
 const CHART = { width: 360, height: 178, left: 48, right: 12, top: 8, bottom: 24 };
 const COLOURS = 6;
 
-// Colour of a series: of one run, training and held-out differ; of several, the runs do.
+// Colour of a series. With one run, training and held-out have different colours; with several runs, the runs have.
 const lineClass = (one) => `${one.colour ?? (store.site.runs.length > 1 ? `c${one.run % COLOURS}` : one.dots ? "held" : "trained")}`;
 
-// Scales from data to the drawing. xs and ys are all values there are.
+// Scales from data to the drawing. xs and ys hold the values of all series.
 function scales(xs, ys) {
   const { width, height, left, right, top, bottom } = CHART;
   const [low, high] = range(ys);
@@ -117,7 +117,7 @@ function curve(one, { px, py }) {
   return [...raw, svg("path", { class: kind, d: line(smoothed, every) }), ...single];
 }
 
-// series: [{label, run, xs, values, dots, colour}], null where there is no value. `seen` hears of the chosen point.
+// series: [{label, run, xs, values, dots, colour}]; a missing value is null. `seen` is called with the chosen point.
 function chart(title, series, { whole = true, unit = "", seen = null }) {
   const scale = scales(series.flatMap((one) => one.xs), series.flatMap((one) => one.values));
   const cursor = svg("line", { class: "cursor", y1: CHART.top, y2: CHART.height - CHART.bottom, hidden: true });
@@ -145,7 +145,7 @@ function nearest(values, wanted) {
   return best;
 }
 
-// Pointer and arrow keys choose a place; the values there stand beside the title.
+// Pointer and arrow keys choose a place; the values there are shown beside the title.
 function follow(drawing, cursor, readout, series, { px }, unit, seen) {
   const points = series.map((one) => one.xs.map((x, at) => [x, at]).filter(([, at]) => one.values[at] !== null));
   const known = [...new Set(points.flat().map(([x]) => x))].sort((a, b) => a - b);
@@ -179,7 +179,7 @@ function follow(drawing, cursor, readout, series, { px }, unit, seen) {
   for (const leaving of ["pointerleave", "blur"]) drawing.addEventListener(leaving, () => show(-1));
 }
 
-// Counts in bins of equal width. series: [{label, values, colour}]; `pick` hears of the chosen bin's ends and series.
+// Counts in bins of equal width. series: [{label, values, colour}]; `pick` is called with the ends of the chosen bin.
 function histogram(title, series, { seen, pick }) {
   const all = series.flatMap((one) => one.values);
   const [low, high] = [Math.min(...all), Math.max(...all)];

@@ -32,7 +32,7 @@ function changed(redraw) {
   guarded(showCards());
 }
 
-// A column for people, and no structure for a reward.
+// Whether a value is short and for people to read, not a structure for a reward.
 const plainWord = (value) => value.length <= 40 && !/^[[{]/.test(value);
 
 function columnChoices() {

@@ -1,7 +1,7 @@
 
 const curvesData = { drawn: null };
 
-// Values of a metric of a run, with their places on the chosen axis. What is evaluated stands before its iteration's work.
+// Values of a metric of a run, with their places on the chosen axis. An evaluation comes before its iteration's work.
 function metricOf(run, curves, key) {
   const { iterations, series } = curves.metrics;
   const found = series.find(([name]) => name === key);
@@ -58,7 +58,7 @@ function rewardCharts(all, unit) {
   })));
   const others = keys.filter((key) => !/^(reward|eval|time)\//.test(key)).map((key) => {
     const parts = all.map((curves, run) => metricOf(run, curves, key));
-    // A ratio that should be exactly 1 is read by how far it is from it.
+    // For a ratio that should be exactly 1, the distance from 1 is shown.
     const near = key === "ratio/mean" && parts.every((one) => !one || one.values.every((value) => value === null || Math.abs(value - 1) < 1e-3));
     const shown = parts.map((one, run) => one && { ...one, label: runName(run),
       values: near ? one.values.map((value) => (value === null ? null : value - 1)) : one.values });
@@ -109,9 +109,9 @@ function diversityCharts(all) {
     ...store.site.rewards.map((name, at) => draw(`${name}, standard deviation`, (group) => group.spread[at] ?? null))].filter(Boolean);
 }
 
-// Statistics by trained step: of one run over thirds of the training, of several a mean each.
+// Statistics by trained step: for one run, the mean of each third of the training; for several runs, one mean each.
 function stepCharts(all) {
-  // Older runs recorded the log-ratio alone: half its mean square is the mean of r − 1 − log r to second order.
+  // Older runs recorded only the log-ratio: half its mean square is the mean of r − 1 − log r to second order.
   const square = (found) => ("log_ratio_var" in found ? 0.5 * (found.log_ratio_var + (found.log_ratio_mean ?? 0) ** 2) : null);
   const measures = [["mean ratio − 1", (found) => ("ratio_mean" in found ? found.ratio_mean - 1 : null)],
     ["clip share", (found) => found.clip_share ?? null], ["KL, mean of r − 1 − log r", (found) => found.approx_kl ?? square(found)],

@@ -1,7 +1,7 @@
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const SAME = 1e-6; // gains up to this size count as no change, as in figures.py
+const SAME = 1e-6; // gains up to this size count as no change, as in run_figures.py
 
 // Text reaches the document only as text nodes and attribute values; nothing here parses markup.
 function fill(node, attributes, children) {

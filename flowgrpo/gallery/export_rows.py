@@ -1,4 +1,4 @@
-"""Which pairs an export shows: those that gained most, lost most, or look like cheats."""
+"""The pairs that an export shows: the pairs that gained most, lost most, or look like cheating."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ORDERS = ("gained", "lost", "cheating", "high", "low", "file")
 
 @dataclass(frozen=True)
 class Row:
-    """One prompt and seed: the first evaluation of the first run, then the last of every run."""
+    """Samples of one prompt and seed: from the first evaluation of the first run, and from the last of every run."""
 
     shots: tuple[Sample | None, ...]
 
@@ -23,7 +23,7 @@ class Row:
         return next(shot for shot in self.shots if shot is not None)
 
     def gain(self, reward: str) -> float | None:
-        """Of the last run over the first evaluation; None where the reward does not apply to both."""
+        """Score in the last run minus score in the first evaluation; None if the reward does not apply to both."""
         base, tuned = self.shots[0], self.shots[-1]
         if not (base and tuned and reward in base.rewards and reward in tuned.rewards):
             return None
@@ -40,7 +40,7 @@ def rows_of(runs: Sequence[Run]) -> list[Row]:
     for number, run in enumerate(runs):
         evaluated = run.iterations("eval")
         if not evaluated:
-            raise ValueError(f"{run.folder} has no evaluation samples, which exports show; evaluate in the run")
+            raise ValueError(f"{run.folder} has no evaluation samples to export; evaluate in the run")
         for iteration in (evaluated[0], evaluated[-1]) if number == 0 else (evaluated[-1],):
             columns.append(samples_at(run, iteration))
     shared = [key for key in columns[0] if all(key in column for column in columns)]
@@ -52,10 +52,10 @@ def choose(rows: Sequence[Row], rewards: Sequence[str], reward: str | None, orde
 
     Args:
         rows: see `rows_of`.
-        rewards: all there are.
-        reward: what gained, lost, high and low mean; the first if None.
-        order: one of ORDERS. `cheating`: the reward gained while another fell; gain and fall are each in units
-            of their root mean square over the rows, and added.
+        rewards: the names of all rewards.
+        reward: the reward that gained, lost, high and low refer to; the first if None.
+        order: one of ORDERS. `cheating` takes rows in which the reward rose while another reward fell. It sorts them by
+            the sum of rise and fall, each in units of its root mean square over the rows.
         count: at least 1.
 
     Raises:
@@ -103,7 +103,10 @@ def _size(values: Sequence[float]) -> float:
 
 
 def samples_at(run: Run, iteration: int) -> dict[tuple[str, str, int], Sample]:
-    """By prompt, seed, and which of the pairs of those it is: prompt numbers differ where prompt files do."""
+    """Samples by prompt, seed, and number among the pairs of that prompt and seed.
+
+    The prompt's text is the key, because its number depends on the prompt file.
+    """
     found: dict[tuple[str, str, int], Sample] = {}
     counts: dict[tuple[str, str], int] = {}
     for pair in run.pairs:

@@ -1,4 +1,4 @@
-"""What leaves the gallery: a contact sheet, an animated comparison, one file, a dataset folder."""
+"""Exports of the gallery: a contact sheet, an animated comparison, a single HTML file, a dataset folder."""
 
 import base64
 import json
@@ -24,10 +24,12 @@ SUFFIXES = {".gif": "GIF", ".webp": "WEBP"}
 
 
 def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
-    """A contact sheet (PNG): a row for each of the chosen prompts and seeds, base first, then every run's last.
+    """Write a contact sheet (PNG).
+
+    Each chosen prompt and seed has a row: the sample of the base model, then the last sample of every run.
 
     Raises:
-        ValueError: see `choose`; or the runs are of text, or the file exists or is not named .png.
+        ValueError: see `choose`; or the runs are of text; or the file exists or is not named .png.
     """
     if path.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a PNG file; name it {path.with_suffix('.png')}")
@@ -51,10 +53,12 @@ def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: 
 
 
 def write_animation(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
-    """An animated comparison (WebP or GIF): the chosen prompts and seeds in a grid, base and every run's last in turn.
+    """Write an animated comparison (WebP or GIF) of the chosen prompts and seeds, in a grid.
+
+    The first frame shows the samples of the base model. Then each run has a frame with its last samples.
 
     Raises:
-        ValueError: see `choose`; or the runs are of text, or the file exists or has another suffix.
+        ValueError: see `choose`; or the runs are of text; or the file exists or has another suffix.
     """
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
@@ -78,7 +82,7 @@ def write_animation(folders: Sequence[Path], path: Path, reward: str | None, ord
 
 
 def write_single(folders: Sequence[Path], path: Path) -> Path:
-    """The whole gallery as one HTML file. Of images it holds the thumbnails.
+    """Write the whole gallery as one HTML file; images are included as thumbnails only.
 
     Raises:
         ValueError: see `build_gallery`; or the file exists.
@@ -94,11 +98,11 @@ def write_single(folders: Sequence[Path], path: Path) -> Path:
 
 
 def write_dataset(folders: Sequence[Path], path: Path) -> Path:
-    """All samples as a folder that `datasets.load_dataset` reads: `metadata.jsonl` (text: `data.jsonl`) and images.
+    """Write all samples as a folder for `datasets.load_dataset`: images and `metadata.jsonl`; for text, `data.jsonl`.
 
-    Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase`, `iteration`;
-    a `reward_NAME` for each reward and a `column_NAME` for each column of the prompt file, null where there is
-    none; and `notes`, a text.
+    Every row has `file_name` (text: `completion`), `prompt`, `prompt_id`, `seed`, `run`, `phase` and `iteration`. It
+    has `reward_NAME` for each reward and `column_NAME` for each column of the prompt file; a missing value is null. The
+    text `notes` holds the notes of the rewards.
 
     Raises:
         ValueError: see `build_gallery`; or the folder exists.
@@ -121,7 +125,7 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
         for number, phase, shot in samples:
             row: dict[str, Any] = {"completion": shot.completion}
             if shot.image:
-                # No word in the name that the reader would take for that of a split.
+                # A word in the name could be taken for the name of a split when the folder is read.
                 row = {"file_name": f"images/{len(lines):06d}{Path(shot.image).suffix.lower()}"}
                 (folder / "images").mkdir(exist_ok=True)
                 shutil.copyfile(runs[number].samples / shot.image, folder / row["file_name"])
@@ -154,7 +158,7 @@ def _label(run: Run) -> str:
 
 
 def _cell(shot: Sample | None, run: Run) -> Image.Image:
-    """The image within a square; the square alone where there is none."""
+    """The image within a square, or an empty square if there is no readable image."""
     cell = Image.new("RGB", (CELL, CELL), "#eef1f2")
     if shot is None or shot.image is None:
         return cell
@@ -175,7 +179,7 @@ def _scores_line(shot: Sample | None) -> str:
 
 
 def _fit(pen: ImageDraw.ImageDraw, text: str, width: int, font: Any) -> str:
-    """One line of text, its end left out where it is too long."""
+    """The text as one line; the end of a line that is too long is replaced by an ellipsis."""
     line = " ".join(text[:400].split())
     while line and pen.textlength(line, font) > width:
         line = line[: len(line) * 9 // 10].rstrip("…") + "…" if len(line) > 2 else ""

@@ -23,10 +23,10 @@ function caption(cell, scored = true) {
 function sideBySide(row, cells, files, open) {
   const figures = cells.map((cell, at) => {
     if (!cell) return el("figure", {}, el("span", { class: "frame" }, el("span", { class: "absent" }, "not sampled")));
-    // The prompt opens the same view, so the images need no tab stop of their own.
+    // The prompt opens the same view, so the images need no tab stop.
     const frame = open ? button(picture(row, cell, files[at]), open, { class: "frame", tabindex: -1 })
       : el("span", { class: "frame" }, picture(row, cell, files[at]));
-    return el("figure", {}, frame, caption(cell, cells.length > 2)); // of two, the table below says more
+    return el("figure", {}, frame, caption(cell, cells.length > 2)); // with two cells, the table below gives the scores
   });
   return el("div", { class: cells.length === 1 ? "frames one" : cells.length > 2 ? "frames many" : "frames" }, ...figures);
 }
@@ -57,7 +57,7 @@ function slider(row, [before, after], files) {
   return el("div", { class: "frames one" }, el("figure", {}, frame, range, ends));
 }
 
-// One over the other in turn: by pointer, by click, or all at once (key B, or the Blink button).
+// Shows the two images in turn at the same place: by pointer, by click, or all at once (key B, or the Blink button).
 function blinker(row, [before, after], files) {
   const label = el("figcaption", {});
   const frame = el("button", { type: "button", class: "frame stack blink" }, picture(row, before, files[0]),
@@ -103,9 +103,9 @@ function pictures(row, cells, files = [], open = null) {
   return sideBySide(row, cells, files, open);
 }
 
-const compared = new WeakMap(); // details of the later completion → those of the earlier one, and the pieces of both
+const compared = new WeakMap(); // details of the later completion → details of the earlier one, and the pieces of both
 
-// Heading and text of one completion; in the last of two or more what differs from the first is marked.
+// Heading and text of one completion. In the last of several completions, differences from the first are marked.
 function passage(cell, at, details, room) {
   const [own, first, last] = [details[at], details[0], details[details.length - 1]];
   if (!cell || !own) return el("figure", {}, el("div", { class: "words absent" }, "not sampled"));

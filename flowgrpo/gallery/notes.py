@@ -1,4 +1,4 @@
-"""What of a run cannot be shown: lines that cannot be read, pictures that are missing or damaged."""
+"""Notes on the parts of a run that cannot be shown: unreadable lines, and missing or damaged pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from .run_reading import Run
 
 
 def notes_on(runs: Sequence[Run]) -> list[str]:
-    """Lines that say how much of runs is left out, and where; none if all of it is shown."""
+    """Lines of text that say what is left out of the gallery, and where; no line if everything is shown."""
     notes = []
     for run in runs:
         index, metrics = run.samples / "index.jsonl", run.folder / "metrics.jsonl"
@@ -27,7 +27,7 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
 def _lines(path: Path, unread: list[int]) -> list[str]:
     with path.open("rb") as file:
         lines = file.read().split(b"\n")
-    # A run that is still going has not written its last line to the end.
+    # A run that still goes on may not have finished its last line.
     found = [number for number in unread if number < len(lines)]
     if not found:
         return []

@@ -2,7 +2,7 @@
 const rewardIndex = () => Math.max(0, store.site.rewards.indexOf(state.reward));
 const guardIndex = () => store.site.rewards.indexOf(state.guard);
 
-// How far each reward moves over these rows, so that scales compare.
+// The root mean square gain of each reward over these rows, to compare rewards of different scales.
 function spreadsOf(ends) {
   return store.site.rewards.map((_, reward) => {
     const gains = ends.map(([before, after]) => gainOf(before, after, reward)).filter((gain) => gain !== null);
@@ -10,7 +10,7 @@ function spreadsOf(ends) {
   });
 }
 
-// The reward's gain and the guard's fall, added in units of their spread; null unless the one rose and the other fell.
+// Sum of the reward's gain and the guard's fall, in units of their spreads; null unless one rose and the other fell.
 function cheating(before, after, spreads) {
   const [chosen, guard] = [rewardIndex(), guardIndex()];
   const gain = gainOf(before, after, chosen);
@@ -22,7 +22,7 @@ function cheating(before, after, spreads) {
 
 const collator = new Intl.Collator(undefined, { numeric: true });
 
-// [row, earlier cell, later cell] of what passes the filters, in order.
+// [row, earlier cell, later cell] of the rows that pass the filters, in the chosen order.
 function arranged(rows, earlier, later) {
   const ends = rows.map((row) => [row, cellOf(row, earlier), cellOf(row, row.only ?? later)])
     .filter(([row, before, after]) => after && (row.only || before));
@@ -41,7 +41,7 @@ function arranged(rows, earlier, later) {
   return sorted(kept, spreads);
 }
 
-// Those in which every word of the search occurs: in the prompt, or in what was written of it (by place).
+// The rows in which every word of the search occurs: in the prompt, or in the notes and completions (`written`).
 function matching(ends, query, written) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return ends.filter(([row, before, after]) => {

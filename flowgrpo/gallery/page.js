@@ -37,7 +37,7 @@ function balance(row) {
   return el("td", { class: "wide" }, bar, el("span", { class: "muted small" }, text));
 }
 
-// How each run changed its rewards on what was held out.
+// How training changed the held-out rewards of each run.
 function summaries() {
   const item = store.site.text ? "completion" : "image";
   const found = store.site.runs.flatMap((run, at) => run.summary.map((row) => [at, row]));
@@ -88,7 +88,7 @@ function go(page) {
   guarded(showPage());
 }
 
-// A live run's page asks for the list of files every few seconds, and draws again what has changed.
+// While a run goes on, its page asks for the list of files every few seconds, and draws again what has changed.
 async function live() {
   let failures = 0;
   while (store.site.live && failures < 20) {
@@ -104,13 +104,13 @@ async function live() {
       drawHead();
       await redraw();
     } catch {
-      failures += 1; // a file may be away for the moment in which it is replaced
+      failures += 1; // a file may be missing for the moment in which it is replaced
     }
   }
   byId("live").hidden = true;
 }
 
-// Draws again without moving what is being looked at or typed.
+// Draws the page again, but leaves an open picture alone and keeps the cursor in the search field.
 async function redraw() {
   const typed = document.activeElement?.id === "search";
   store.stale = byId("picture").open; // until it is closed
@@ -123,7 +123,7 @@ function theme(next) {
   if (next === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = next;
   byId("theme").textContent = { auto: "Theme: auto", light: "Theme: light", dark: "Theme: dark" }[next];
-  try { localStorage.setItem("flowgrpo-theme", next); } catch { /* not every browser keeps anything for a page from disk */ }
+  try { localStorage.setItem("flowgrpo-theme", next); } catch { /* some browsers store nothing for a page from disk */ }
 }
 
 function chosenTheme() {

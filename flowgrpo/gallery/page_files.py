@@ -1,4 +1,4 @@
-"""Files of a gallery: each appears whole under its final name, and only our own are ever replaced or removed."""
+"""Files of a gallery. Each is written whole before it gets its final name. Only our own are replaced or removed."""
 
 import errno
 import json
@@ -19,9 +19,9 @@ def previous_files(out: Path) -> set[str]:
     """Names of the files that the last build left in `out`.
 
     Raises:
-        ValueError: the folder is somebody else's.
+        ValueError: the folder was not written by the gallery.
     """
-    # A build that was killed before it listed its files leaves nothing but temporaries.
+    # A build that was killed before it listed its files leaves only temporary files.
     if not out.exists() or (out.is_dir() and all(_TEMPORARY.fullmatch(path.name) for path in out.iterdir())):
         return set()
     try:
@@ -44,7 +44,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Call `write` with a temporary name in the same folder, and rename what it made to `path`.
 
     Raises:
-        OSError: it could not be written; names a file.
+        OSError: the file could not be written; the error has a file name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     owner = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
@@ -53,7 +53,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         os.replace(temporary, path)
     except OSError as error:
-        # That of a file which is open names none.
+        # An error while writing to an open file has no file name.
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
@@ -70,7 +70,7 @@ def remove_stale(out: Path) -> None:
 
 
 def _alive(process: int) -> bool:
-    """Whether another process of this number may be running."""
+    """Whether another process with this number may be running."""
     if process == os.getpid():
         return False
     if os.name == "nt":  # there a signal of 0 would end it
@@ -85,7 +85,7 @@ def _alive(process: int) -> bool:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file, unless it has this content: what did not change keeps its time."""
+    """Write a file, unless it has this content already; then the file keeps its time."""
     if path.is_file() and path.stat().st_size == len(content) and path.read_bytes() == content:
         return
     write_whole(path, lambda temporary: temporary.write_bytes(content))
@@ -95,7 +95,7 @@ def write_new(path: Path, write: Callable[[Path], object]) -> Path:
     """Write an export.
 
     Raises:
-        ValueError: there is something of that name: it may be the user's.
+        ValueError: the path exists already; the file may be the user's own.
     """
     if path.exists():
         raise ValueError(f"{path} exists; name a new file, or remove it first")
@@ -104,7 +104,7 @@ def write_new(path: Path, write: Callable[[Path], object]) -> Path:
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """Copy an image, unless an equal copy (by size and time) is there from the last build."""
+    """Copy an image, unless the last build left a copy of equal size and time."""
     kept, fresh = path.stat() if path.is_file() else None, source.stat()
     if kept and (kept.st_size, kept.st_mtime_ns) == (fresh.st_size, fresh.st_mtime_ns):
         return

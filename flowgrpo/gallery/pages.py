@@ -1,9 +1,9 @@
 """The data of a gallery: small files, each read by the page when it is needed.
 
-`site` holds what is known of the runs and the list of the other files. Of each run `pairs` holds prompts and seeds,
-`curves` the metrics; each evaluation, and each iteration of which training samples were saved, has a file of scores and
-thumbnails by pair, and files of MORE samples each with what is only looked at one by one. Names given by users are list
-entries, never keys, so none can shadow a property.
+`site` holds facts about the runs, and the list of the other files. For each run, `pairs` holds prompts and seeds, and
+`curves` holds the metrics. Each evaluation, and each iteration with saved training samples, has a file of scores and
+thumbnails by pair. The details of its samples, which are looked at one by one, are in further files of MORE samples
+each. Names given by users are list entries, never keys, so that no name can shadow a property.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ def site_files(
 
     Args:
         runs: the run folders' contents.
-        thumbnails: for each run, by `Sample.image`.
+        thumbnails: for each run, its thumbnails by `Sample.image`.
         bases: for each run, the relative URL of its samples, ending in a slash.
-        live: whether the page is to look for newer data.
+        live: whether the page should look for newer data.
     """
     shots = [shot for run in runs for pair in run.pairs for shot in pair.shots.values()]
     rewards = names([shot.rewards for shot in shots] + [shot.notes for shot in shots])
@@ -58,10 +58,10 @@ def site_files(
 
 
 def script(name: str, data: object) -> bytes:
-    """A data file: a script that hands the page its JSON, since a page opened from disk may not fetch.
+    """A data file: a script that gives the page its JSON, because a page opened from disk may not fetch files.
 
-    The JSON is handed on as a string: it is parsed, never run, so that no key means anything to the language. A
-    server that takes the file for a page finds no markup in it.
+    The JSON is a string in the script: it is parsed, never run, so no key has a meaning in JavaScript. The file holds
+    no markup, in case a server takes the file for a page.
     """
     return f"flowgrpoGallery({_json(name)},{_json(inline_json(data))});\n".encode()
 
@@ -69,14 +69,14 @@ def script(name: str, data: object) -> bytes:
 def inline_json(data: object) -> str:
     """JSON that can stand inside a script element.
 
-    Plain ASCII: U+2028, U+2029 and lone surrogates come out as escapes, and so do the three characters that
-    could end the element, open a comment in it, or start an entity.
+    It is plain ASCII. U+2028, U+2029 and lone surrogates are written as escapes. So are the three characters that could
+    end the element, open a comment in it, or start an entity.
     """
     return _json(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def digest(data: object) -> str:
-    """Of the content, as the page compares it."""
+    """A hash of the content, by which the page sees that a file has changed."""
     return hashlib.sha256(_json(data).encode()).hexdigest()[:16]
 
 
@@ -113,7 +113,7 @@ def _describe(
 
 
 def _part(chosen: Any) -> str:
-    """A part of a recipe on one line: its name, and those of its options that are numbers or words."""
+    """A part of a recipe on one line: its name, and its options whose values are numbers or words."""
     if not isinstance(chosen, dict):
         return str(chosen)
     options = {key: value for key, value in chosen.items() if key != "name" and isinstance(value, int | float | str)}
@@ -122,7 +122,7 @@ def _part(chosen: Any) -> str:
 
 
 def remake(run: Run) -> dict[str, Any]:
-    """What of the recipe decides how its samples were made: `model`, `steps`, `evaluation_steps`, `sampler`, `call`."""
+    """The recipe's values that decide how samples are made: `model`, `steps`, `evaluation_steps`, `settings`."""
 
     def section(name: str) -> dict[str, Any]:
         value = run.config.get(name)

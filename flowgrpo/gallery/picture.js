@@ -1,5 +1,5 @@
 
-// One prompt and seed: everything that is known of it.
+// The view of one prompt and seed, with everything that is known about its samples.
 function rowOf(key) {
   const [run, pair, iteration] = key.split(".").map(Number);
   if (!store.pairs[run]?.pairs[pair]) return null;
@@ -24,7 +24,7 @@ function closePicture() {
   if (store.stale) guarded(redraw());
 }
 
-// All samples of a row: through the evaluations of every run, or the one of a training iteration.
+// All samples of a row: one from each evaluation of each run, or a single sample of a training iteration.
 async function shotsOf(row) {
   const infos = store.site.sets.filter((info) => row.where[info.run] !== undefined
     && (row.iteration === undefined ? info.phase === "eval" : info.phase === "train" && info.iteration === row.iteration));
@@ -140,7 +140,7 @@ function groupStrip(group) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
-// A command line of the same model; how it is called stands in its run. Control characters are not for a shell.
+// A command line for the same model; its run holds the arguments of the call. A shell must not get control characters.
 function remakeLines(row, cell, details) {
   const run = store.site.runs[cell.set.run];
   const { model, steps, evaluation_steps: evaluated, settings } = run.remake;
@@ -156,10 +156,10 @@ function remakeLines(row, cell, details) {
   const options = `${trained ? "" : " --base"}${evaluation || !steps ? "" : ` --steps ${steps}`}${again ? ` --noise ${details.noise}` : ""}`;
   const command = store.site.text ? `flowgrpo resume ${quoted(run.folder)}`
     : `flowgrpo sample ${quoted(clean)} --model ${quoted(run.folder)}${options}`;
-  const weights = trained ? `the weights the run ended with${last ? "" : ", not those of this evaluation"}` : "the model the run began with";
-  const exact = again && (last || !trained) ? " On such a device it is this very image, if one process evaluated the run."
-    : " The very image follows from the recipe, its seed and the iteration.";
-  const remark = store.site.text ? "Completions follow from the recipe, its seed and the iteration."
+  const weights = trained ? `the final weights of the run${last ? "" : ", not the weights of this evaluation"}` : "the model before training";
+  const exact = again && (last || !trained) ? " On the same kind of device it gives exactly this image, if one process evaluated the run."
+    : " To get exactly this image, repeat the run: it follows from the recipe, its seed and the iteration.";
+  const remark = store.site.text ? "To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration."
     : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;
   return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
     el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark));

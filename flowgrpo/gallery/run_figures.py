@@ -1,4 +1,4 @@
-"""Figures of a run that are made once, when the gallery is built."""
+"""Statistics of a run that are computed once, when the gallery is built."""
 
 import math
 from collections import defaultdict
@@ -14,14 +14,14 @@ SAME = 1e-6  # gains up to this size count as no change, here and in the page
 
 
 def summarize(run: Run, reward: str) -> dict[str, Any] | None:
-    """How one reward moved from the first evaluated iteration to the last, over samples of the same seed.
+    """The change of one reward from the first evaluation to the last, over samples of the same seed.
 
-    The standard error is that of the mean gain over prompts, the seeds of a prompt being averaged first:
-    they are not independent. Pairs in which the reward does not apply to one sample are left out. `whole`
-    holds the trainer's own means of those two evaluations, which may cover more samples than were saved.
+    `error` is the standard error of the mean gain over prompts. The seeds of a prompt are averaged first, because they
+    are not independent. Pairs in which the reward does not apply to one of the samples are left out. `whole` holds the
+    trainer's own means of the two evaluations, which may cover more samples than were saved.
 
     Returns:
-        The statistics, or None when no pair has this reward at both ends.
+        The statistics, or None if no pair has this reward in both evaluations.
     """
     evaluated = run.iterations("eval")
     if not evaluated:
@@ -55,10 +55,10 @@ def summarize(run: Run, reward: str) -> dict[str, Any] | None:
 
 
 def diversity_of_colours(colours: Sequence[bytes]) -> float:
-    """How far the images of a group differ: root mean square over places and channels of the standard deviation
-    of their coarse colours, as a share of the full range.
+    """How far the images of a group differ, as a share of the full range of colours; 0 for equal images.
 
-    0 for equal images. For two images it is the root mean square difference over √2.
+    It is the root mean square, over places and channels, of the standard deviation of the coarse colours. For two
+    images it is their root mean square difference divided by √2.
 
     Args:
         colours: at least two, of equal length, see `Thumbnail.colours`.
@@ -72,22 +72,22 @@ def diversity_of_colours(colours: Sequence[bytes]) -> float:
 
 
 def diversity_of_texts(texts: Sequence[str]) -> float:
-    """How far the completions of a group differ: (distinct - 1) / (all - 1); 0 all equal, 1 no two equal."""
+    """How far the completions of a group differ: (distinct - 1) / (all - 1); 0 if all are equal, 1 if no two are."""
     return (len(set(texts)) - 1) / (len(texts) - 1)
 
 
 def group_spreads(
     pairs: Iterable[SamplePair], rewards: Sequence[str], thumbnails: Mapping[str, Thumbnail | None]
 ) -> list[dict[str, Any]]:
-    """Diversity within the groups of each phase and iteration: the samples of one prompt, two at least.
+    """Diversity within the groups of each phase and iteration. A group is two or more samples of one prompt.
 
     Args:
-        pairs: of one run.
-        rewards: names.
-        thumbnails: by `Sample.image`.
+        pairs: the pairs of one run.
+        rewards: names of rewards.
+        thumbnails: the thumbnails by `Sample.image`.
 
     Returns:
-        By phase and iteration: `groups`, how many there are; `looks`, the mean diversity of their images or
+        For each phase and iteration: `groups`, the number of groups; `looks`, the mean diversity of their images or
         texts; `spread`, for each reward the mean standard deviation within a group.
     """
     groups: dict[tuple[str, int], dict[tuple[str, str], list[Sample]]] = defaultdict(lambda: defaultdict(list))
@@ -112,7 +112,7 @@ def group_spreads(
 
 
 def short(value: float | None) -> float | None:
-    """Nine digits: enough to tell a ratio of 1 from one that is off by a float32 rounding."""
+    """The number with nine digits, enough to tell a ratio of 1 from a ratio with a float32 rounding error."""
     return None if value is None else float(f"{value:.9g}")
 
 

@@ -1,4 +1,4 @@
-"""Reading a run folder: its recipe, metrics and samples, lined up by prompt and seed."""
+"""Reads a run folder: the recipe, the metrics, and the samples, grouped by prompt and seed."""
 
 import re
 from collections import defaultdict
@@ -16,7 +16,7 @@ _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 
 @dataclass(frozen=True)
 class SamplePair:
-    """The samples of one prompt and one seed through training, all of one phase."""
+    """The samples of one prompt and one seed at several iterations, all of one phase."""
 
     phase: str
     shots: dict[int, Sample]  # by iteration, increasing
@@ -29,7 +29,7 @@ class SamplePair:
 
 @dataclass(frozen=True)
 class Run:
-    """What the gallery needs of a run folder."""
+    """What the gallery needs from a run folder."""
 
     folder: Path
     name: str
@@ -46,7 +46,7 @@ class Run:
         return self.folder / "samples"
 
     def iterations(self, phase: str) -> tuple[int, ...]:
-        """Iterations of which there are samples of a phase, increasing."""
+        """Iterations at which there are samples of a phase, in increasing order."""
         return tuple(sorted({at for pair in self.pairs if pair.phase == phase for at in pair.shots}))
 
 
@@ -57,7 +57,7 @@ def read_run(folder: Path) -> Run:
         folder: holds `config.yaml`, `samples/index.jsonl` and, usually, `metrics.jsonl`.
 
     Raises:
-        ValueError: the folder is not a run, has no samples, or holds a record that is not as documented.
+        ValueError: the folder is not a run, has no samples, or holds a record that does not follow the documentation.
     """
     config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
     if not config_file.is_file():
@@ -87,9 +87,9 @@ def read_run(folder: Path) -> Run:
 def read_metrics(
     path: Path,
 ) -> tuple[tuple[dict[str, float], ...], tuple[tuple[int, int, dict[str, float]], ...], int]:
-    """The finite numbers of `metrics.jsonl` by iteration, those by trained step, and how many lines were unreadable.
+    """The finite numbers of `metrics.jsonl`: by iteration, and by trained step; and the number of unreadable lines.
 
-    An iteration written twice (before and after a resume) keeps its later values.
+    If an iteration was written twice (before and after a resume), the later values count.
     """
     if not path.is_file():
         return (), (), 0
@@ -116,15 +116,15 @@ def read_metrics(
 def pair_samples(samples: list[Sample]) -> tuple[SamplePair, ...]:
     """Line up the samples that share phase, prompt and seed over the iterations.
 
-    When a prompt has several samples of one seed they are matched in the order of their `sample` index. A
-    sample recorded twice (before and after a resume) counts once, as last written.
+    If a prompt has several samples of one seed, they are matched in the order of their `sample` index. If a sample was
+    recorded twice (before and after a resume), the last record counts.
 
     Returns:
-        The pairs in the order in which they first appear: a run that goes on appends to them.
+        The pairs in the order of their first appearance, so that a run that goes on only appends to them.
     """
     by_key: dict[tuple[str, str, str, str], dict[int, dict[int, Sample]]] = defaultdict(lambda: defaultdict(dict))
     for sample in samples:
-        # The text belongs to the key: a prompt file edited between runs may reuse a number.
+        # The text is part of the key, because a prompt file that was edited between runs may reuse a number.
         key = (sample.phase, sample.prompt_id, sample.seed, sample.prompt)
         by_key[key][sample.iteration][sample.sample] = sample
     pairs = []
@@ -137,7 +137,7 @@ def pair_samples(samples: list[Sample]) -> tuple[SamplePair, ...]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """A copy of a configuration fit to publish: keys that hold credentials are blanked."""
+    """A copy of a configuration that may be published: values of keys that name credentials are hidden."""
     if isinstance(value, dict):
         return {
             key: "(hidden)"

@@ -1,7 +1,7 @@
-"""The samples of a run: reading `samples/index.jsonl`, and checking every field on the way in.
+"""The samples of a run: reads `samples/index.jsonl`, and checks every field.
 
-Every value read here may have been written by a stranger (prompts, notes, reward names) or cut short by a crash,
-so nothing downstream has to check again.
+A value may come from a stranger (prompts, notes, reward names), or a crash may have cut it short. All checks are made
+here, so later code need not check again.
 """
 
 import json
@@ -25,7 +25,7 @@ class Sample:
     prompt_id: str
     seed: str  # as text: 64-bit seeds do not survive JavaScript's numbers
     sample: int  # index among the samples of this call
-    image: str | None  # relative to samples/, with forward slashes; None when the file is gone and for text
+    image: str | None  # relative to samples/, with forward slashes; None for text, and if the file is missing
     completion: str | None = None  # what a language model wrote; None for images
     rewards: dict[str, float] = field(default_factory=dict)  # finite scores only
     sub_scores: dict[str, dict[str, float]] = field(default_factory=dict)  # reward -> name -> score
@@ -33,14 +33,15 @@ class Sample:
     columns: dict[str, str] = field(default_factory=dict)  # the prompt file's other columns, as text
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
-    missing: str | None = None  # what `image` would be, where its file is gone
+    missing: str | None = None  # what `image` would be, if its file is missing
 
 
 def read_samples(index: Path) -> tuple[list[Sample], int]:
-    """The samples of `samples/index.jsonl`, in the order of the file, and how many lines were unreadable.
+    """The samples of `samples/index.jsonl`, in the order of the file, and the number of unreadable lines.
 
     Raises:
-        ValueError: there are none, a record is not as documented, or images and completions stand together.
+        ValueError: there are no samples, a record does not follow the documentation, or the file mixes images and
+            completions.
     """
     records, skipped = read_jsonl(index)
     known = [(f"{index}, line {line}", record) for line, record in records if record.get("phase") in PHASES]
@@ -57,7 +58,7 @@ def read_samples(index: Path) -> tuple[list[Sample], int]:
             found, first = ("an `image`", "a `completion`") if text else ("a `completion`", "an `image`")
             raise ValueError(
                 f"{where}: the record has {found}, and the first of the run has {first}. "
-                "A run is either of images or of text; give each a folder of its own."
+                "A run makes either images or text; use a separate folder for each."
             )
     return samples, skipped
 
@@ -67,12 +68,12 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
 
     Args:
         record: the decoded JSON object.
-        samples: the folder that its image is relative to, links resolved.
+        samples: the folder that the path of the image is relative to, with links resolved.
         where: file and line, for the error message.
 
     Raises:
-        ValueError: a field is missing or of a wrong type, the image lies outside `samples`, or there is not
-            exactly one of `image` and `completion`.
+        ValueError: a field is missing or has a wrong type, the image lies outside `samples`, or the record has both or
+            neither of `image` and `completion`.
     """
     for key, kinds in (("iteration", int), ("prompt", str), ("prompt_id", (int, str)), ("seed", int)):
         if not isinstance(record.get(key), kinds) or isinstance(record.get(key), bool):
@@ -117,7 +118,7 @@ _EXPECTED = {
 
 
 def finite_numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The finite numbers among `values`: a reward that does not apply is NaN or null."""
+    """The finite numbers among `values`; a reward that does not apply is NaN or null, and is left out."""
     return {
         key: value
         for key, value in values.items()

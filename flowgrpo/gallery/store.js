@@ -1,5 +1,5 @@
 
-// A page opened from disk may not fetch, so data come as scripts that call this with a name and their JSON.
+// A page opened from disk may not fetch files, so data come as scripts that call this function with a name and JSON.
 const waiting = new Map();
 window.flowgrpoGallery = (name, text) => {
   const found = waiting.get(name);
@@ -20,12 +20,12 @@ function readScript(name, version) {
     };
     waiting.set(name, done(resolve));
     tag.addEventListener("error", () => done(reject)(
-      new Error(`data/${name}.js cannot be read. Keep the folder of the page together, and build it again if need be.`)));
+      new Error(`data/${name}.js cannot be read. Keep all files of the gallery's folder together, or build the gallery again.`)));
     document.head.append(tag);
   });
 }
 
-// A data file, read once for each content it has.
+// A data file. It is read again only when its content has changed.
 function readData(name) {
   const digest = store.digests.get(name);
   const known = store.files.get(name);
@@ -36,7 +36,7 @@ function readData(name) {
   return promise;
 }
 
-// Takes up a newer list of files; what did not change stays.
+// Takes over a newer list of files, and keeps the data of files that did not change.
 async function adopt(site) {
   store.site = site;
   store.digests = new Map(site.files);
@@ -56,7 +56,7 @@ async function loadSet(name) {
 }
 
 const setsOf = (phase) => store.site.sets.filter((set) => set.phase === phase);
-// Rewards that samples of a phase have: training and evaluation may be scored by different ones.
+// The rewards of a phase's samples; training and evaluation may have different rewards.
 const rewardsOf = (phase) => store.site.rewards.filter((_, at) => setsOf(phase).some((set) => set.scored.includes(at)));
 const runName = (run) => {
   const { name, folder } = store.site.runs[run];
@@ -71,7 +71,7 @@ function sourceName(info) {
   return store.site.runs.length > 1 ? `${runName(info.run)}, ${moment(info)}` : moment(info);
 }
 
-// The prompts and seeds of all runs. Runs are lined up by prompt and seed: numbers differ where prompt files do.
+// The prompts and seeds of all runs. Runs are matched by the prompt's text, because its number depends on the file.
 function evaluationRows() {
   if (store.rows) return store.rows;
   const rows = new Map();
@@ -97,7 +97,7 @@ function described(run, pair) {
   return { prompt: file.prompts[prompt], id: file.ids[prompt], seed, columns: file.columns[prompt] };
 }
 
-// The training samples of sets that are loaded, a row each.
+// The training samples of the loaded sets, one row for each sample.
 function trainingRows(sets) {
   return sets.flatMap((set) => set.pairs.filter((pair) => store.pairs[set.run].pairs[pair]).map((pair) => {
     const where = [];

@@ -1,9 +1,9 @@
 
 const BREAK = /\r\n|[\n-\r\u0085\u2028\u2029]/g;
-// Words as the reader's language has them, never half an emoji; without it (browsers before 2024) nothing is marked.
+// Splits text into words, and never splits an emoji. Browsers before 2024 lack it; then no difference is marked.
 const segmenter = Intl.Segmenter ? new Intl.Segmenter("en", { granularity: "word" }) : null;
-const LONGEST = 20000; // characters of a text that is compared
-const LARGEST = 250000; // words times words of the parts that differ: milliseconds for each of a page's cards
+const LONGEST = 20000; // a text with more characters is not compared
+const LARGEST = 250000; // limit of the product of the numbers of words that differ: some milliseconds for each card
 
 function wordsOf(text) {
   const found = [];
@@ -42,12 +42,12 @@ function common(a, b) {
   return [inA, inB];
 }
 
-// Each text as [part, differs] pieces; null when they are equal, too long, or share less than half of their words:
-// marks all over the place would show nothing.
+// Each text as pieces [part, differs]; null if the texts are equal, too long, or share less than half of their words,
+// because marks on most words would not help a reader.
 function difference(before, after) {
   if (!segmenter || before === after || Math.max(before.length, after.length) > LONGEST) return null;
   const words = [before, after].map(wordsOf);
-  const numbers = new Map(); // far faster to compare than words are; white space after a word is no difference
+  const numbers = new Map(); // numbers are compared faster than words; white space after a word does not count
   const shared = common(...words.map((list) => list.map((word) => {
     const known = word.trimEnd();
     if (!numbers.has(known)) numbers.set(known, numbers.size);
@@ -67,7 +67,7 @@ function difference(before, after) {
   });
 }
 
-// The nodes of pieces between two places of their text.
+// The nodes of the pieces between two positions in their text.
 function nodesOf(pieces, from, to) {
   let at = 0;
   return pieces.flatMap(([text, differs]) => {
@@ -78,11 +78,11 @@ function nodesOf(pieces, from, to) {
   });
 }
 
-// Where the middle of a text that needs more than `room` characters begins and ends, or null when it needs no fold.
+// Start and end of the middle part of a text that is to be folded, or null if the text fits into `room` characters.
 function middleOf(text, room) {
   const lines = room / 50;
   const breaks = (part) => [...part.matchAll(BREAK)].map((match) => match.index + match[0].length);
-  // Between words if one ends near, and never inside a character of two code units.
+  // The cut is between words if a word ends nearby, and never inside a character of two code units.
   const between = (at) => {
     const gap = text.slice(Math.max(0, at - 30), at).search(/\s\S*$/);
     if (gap >= 0) return Math.max(0, at - 30) + gap + 1;
@@ -97,7 +97,7 @@ function middleOf(text, room) {
   return small ? null : [from, to];
 }
 
-// A text with its middle folded away. Its end stays in sight: that is where an answer stands.
+// A text whose middle is hidden until a click. The end stays visible, because answers are at the end.
 function folded(pieces, room) {
   const text = pieces.map(([part]) => part).join("");
   if (!text.trim()) return el("div", { class: "words absent" }, text ? "only white space" : "empty");

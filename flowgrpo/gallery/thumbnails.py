@@ -1,4 +1,4 @@
-"""Small copies of images, written once and named by what they show."""
+"""Small copies of images, each written once and named by the content of its image."""
 
 import base64
 import hashlib
@@ -16,15 +16,15 @@ from .page_files import NO_ROOM, write_bytes, write_whole
 
 CACHE = ".flowgrpo-thumbnails.json"
 SIDE = 256  # pixels
-LONGEST = 1024  # of a strip, such as the frames of a video side by side
-EXACT = 128  # up to this size pixels are kept as they are
-COLOURS = 8  # the mean colours of this many rows and columns stand for an image where images are compared
+LONGEST = 1024  # longest side of a strip in pixels; a strip is, for example, the frames of a video side by side
+EXACT = 128  # images up to this size keep their exact pixels
+COLOURS = 8  # images are compared by their mean colours in this many rows and columns
 _FORMAT = "thumb-2"  # part of every name: change it when the same image would make another thumbnail
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A thumbnail, and what is known of its image."""
+    """A thumbnail, and facts about its image."""
 
     name: str  # digest of the image: the file is `thumbs/NN/NNNN….webp`
     width: int  # of the image
@@ -40,11 +40,12 @@ class Thumbnail:
 class Thumbnails:
     """The thumbnails in a gallery folder.
 
-    What an image shows decides its name, so equal images share one, a moved or copied image makes none, and a
-    changed one makes a new one. An image whose size and time did not change is not read again.
+    The content of an image decides the name of its thumbnail. So equal images share a thumbnail, a moved or copied
+    image needs no new thumbnail, and a changed image gets a new one. An image whose file size and time did not change
+    is not read again.
 
     Args:
-        out: the gallery.
+        out: the gallery folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -58,14 +59,14 @@ class Thumbnails:
         """Thumbnails of images that exist; None for a file that is no readable image.
 
         Raises:
-            OSError: there is no room for one.
+            OSError: the disk has no room for a thumbnail.
         """
         paths = list(dict.fromkeys(images))
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             return dict(zip(paths, pool.map(self._make, paths)))
 
     def save(self) -> None:
-        """Remember for the next build the images of this one."""
+        """Save what is known of the images of this build, for the next build."""
         names = sorted({entry[2] for entry in self._fresh.values()})
         known = {
             name: [found.width, found.height, base64.b64encode(found.colours).decode()]
@@ -114,14 +115,14 @@ class Thumbnails:
 
 
 def small_size(width: int, height: int) -> tuple[int, int]:
-    """Size of the thumbnail of an image: within a square of SIDE; of a strip, half of that high, up to LONGEST wide."""
+    """Size of a thumbnail: within a square of SIDE; for a strip, up to SIDE / 2 high and up to LONGEST wide."""
     shorter, longer = sorted((width, height))
     scale = min(1.0, max(SIDE / longer, min(SIDE / 2 / shorter, LONGEST / longer)))
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
 def _read_cache(path: Path) -> tuple[dict[str, list[Any]], dict[str, Thumbnail]]:
-    """The cache of the last build; nothing if it is missing, of another format, or spoiled."""
+    """The cache of the last build; empty if the file is missing, damaged, or of another format."""
     try:
         cache = json.loads(path.read_text(encoding="utf-8"))
         if cache["format"] != _FORMAT:

@@ -1,5 +1,5 @@
 
-// The rollout tree of a group: samples that share a prefix of denoising steps hang from one branch. Each branch shows the
+// The rollout tree of a group. Samples that share their first denoising steps are on one branch. Each branch shows the
 // mean reward of its samples.
 function treeOf(group) {
   const root = { step: 0, children: new Map(), leaves: [] };
@@ -30,7 +30,7 @@ function branch(node, root) {
   const scores = leavesOf(node).map((one) => scoreOf(one.cell, rewardIndex())).filter((score) => score !== null);
   const label = root ? "from the start" : `from step ${node.step}`;
   const children = [...node.children.values()];
-  // A branch of one sample is its leaf.
+  // A branch with one sample is drawn as a leaf.
   const single = (child) => !child.children.size && child.leaves.length === 1;
   return el("li", {}, el("span", { class: "muted small" }, `${label}: mean ${number(mean(scores))} of ${scores.length}`),
     el("ul", { class: "tree" }, ...node.leaves.map((one) => leaf(one, null)),

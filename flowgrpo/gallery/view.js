@@ -1,5 +1,5 @@
 
-// What is shown, all of it in the address, so that every view has a link.
+// The state of the view. All of it is in the address, so that every view has a link.
 const PLAIN = { page: "pictures", phase: "eval", view: "side", sort: "gain", show: "all", q: "", guard: "", seed: "",
   min: "", max: "", p: "1", open: "", at: "", axis: "iteration" };
 const state = { ...PLAIN, a: "", b: "", reward: "", columns: [] };
@@ -37,7 +37,7 @@ function readAddress() {
   state.columns = store.site.columns.map((name) => given.get(`c.${name}`) ?? "");
 }
 
-// The chosen reward, if samples of the phase have it; else their first.
+// Keeps the chosen reward if samples of the phase have it, and else takes their first reward.
 function settleReward() {
   const known = rewardsOf(state.phase);
   if (!known.includes(state.reward)) state.reward = known[0] ?? "";
@@ -55,7 +55,7 @@ function address() {
   return `#${state.page}${text ? `?${text}` : ""}`;
 }
 
-// Writes the view into the address. A view worth going back to gets a place in the browser's history.
+// Writes the view into the address. With `back`, the view gets a place in the browser's history.
 function remember(back = false) {
   const next = address();
   if (next === location.hash) return;

@@ -1,5 +1,5 @@
 
-// Of the samples this page knows nothing but their side: the server keeps which set each is of.
+// This page knows only the side of each sample. Only the server knows which set a sample is from.
 
 const CHOICES = [
   ["left", "Left", "←", ["arrowleft"]],
@@ -28,7 +28,7 @@ function fault(error) {
   byId("fault").hidden = error === null;
 }
 
-// One thing at a time: what is asked for while an answer is awaited is a key pressed too soon.
+// Only one request at a time: an action while another waits for its answer comes from a key that was pressed too soon.
 function act(action) {
   return async (...words) => {
     const turn = (state.turn += 1);
@@ -52,7 +52,7 @@ function enable() {
   byId("back").disabled = !state.ready || state.at === 0;
 }
 
-// Its image when it is there to be judged, or words in its place.
+// The image of a side once it is loaded, or a message if it cannot be shown.
 async function picture(address, side) {
   const image = el("img", { alt: `${side} picture`, draggable: "false" });
   image.src = address;
@@ -98,7 +98,7 @@ async function showNumber(turn, number) {
   state.results = false;
   count();
   state.ready = true;
-  // A reader of the screen hears the new prompt; a focus left on a button would choose again with the space bar.
+  // A screen reader reads the new prompt. If the focus stayed on a button, the space bar would choose again.
   byId("prompt").focus({ preventScroll: true });
   if (state.at + 1 < state.progress.total && pair.left.picture) {
     for (const side of ["left", "right"]) new Image().src = `pictures/${state.at + 1}/${side}`;
@@ -169,7 +169,7 @@ async function showResults(turn) {
   if (turn !== state.turn) return;
   const ended = state.progress.next === null;
   const parts = [el("h2", { id: "results-title" }, ended ? "All pairs are done" : "Results so far")];
-  if (ended) parts.push(el("p", { class: "muted" }, "Every choice is saved. This page can be closed, and the command ended."));
+  if (ended) parts.push(el("p", { class: "muted" }, "Every choice is saved. You can close this page and end the command."));
   if (report.comparisons.length) parts.push(el("div", { class: "scroll" }, resultTable(report)));
   else parts.push(el("p", {}, "No votes yet."));
   parts.push(...report.notes.map((note) => el("p", { class: "muted small" }, `${note}.`)));

@@ -1,4 +1,4 @@
-"""People's choices as a folder of preferences, with copies of their images, for other programs to learn from."""
+"""Writes people's choices as a folder of preferences, with copies of the images, for use by other programs."""
 
 import json
 import shutil
@@ -15,13 +15,13 @@ from .vote_pairs import folder_of
 def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[Path, list[str]]:
     """Write the preferences among these runs as a folder that `datasets.load_dataset` reads.
 
-    Rows are `prompt`, `chosen`, `rejected`, `seed`; `chosen_run`, `chosen_iteration`, and the same of the rejected;
-    `session` and `time`; a `column_NAME` for each column of the prompt file. Text: `data.jsonl`. Images:
-    `metadata.jsonl`, whose `chosen_file_name` and `rejected_file_name` the reader `imagefolder` opens as `chosen`
-    and `rejected`, and each image once.
+    A row has `prompt`, `chosen`, `rejected` and `seed`; `chosen_run`, `chosen_iteration`, `rejected_run` and
+    `rejected_iteration`; `session` and `time`; and `column_NAME` for each column of the prompt file. The rows of text
+    are in `data.jsonl`. The rows of images are in `metadata.jsonl`, and each image is copied once. Such a row has
+    `chosen_file_name` and `rejected_file_name`, which the reader `imagefolder` opens as `chosen` and `rejected`.
 
     Returns:
-        The folder, and lines on what was left out.
+        The folder, and lines that say what was left out.
 
     Raises:
         ValueError: see `read_runs` and `read_votes`; the folder exists; or there is no preference to write.
@@ -35,8 +35,8 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
     rows = [one for one in here if one.vote.left.unchanged(path.parent) and one.vote.right.unchanged(path.parent)]
     if not rows:
         raise ValueError(
-            f"{path} has no preference to write: {len(every)} in all, {len(here)} among these runs, and none of those "
-            "with both samples as they were; vote first, or name the runs that were voted on"
+            f"{path} has no preference to write: {len(every)} in all, {len(here)} on these runs, and in none of these "
+            "both samples are unchanged; vote first, or name the runs that were voted on"
         )
     columns = sorted({column for one in rows for column in one.vote.columns})
 
@@ -49,7 +49,7 @@ def write_preferences(folders: Sequence[Path], path: Path, out: Path) -> tuple[P
     if len(every) > len(here):
         notes.append(f"left out: {len(every) - len(here)} preferences on other runs")
     if len(here) > len(rows):
-        notes.append(f"left out: {len(here) - len(rows)} preferences whose images are gone or changed since the vote")
+        notes.append(f"left out: {len(here) - len(rows)} preferences whose images are missing or have changed")
     try:
         return write_new(out, write), notes
     finally:
@@ -63,7 +63,7 @@ def _row(one: Preference, folder: Path, columns: Sequence[str]) -> dict[str, Any
     assert sides is not None
     for word, sample, side in zip(("chosen", "rejected"), one[1:3], sides):
         if isinstance(sample, Path):
-            # By content: an image that stood in many pairs is there once, and no name hints at a split.
+            # The name comes from the content, so an image of many pairs is copied once, and no name hints at a split.
             name = f"images/{side.sha256[:32]}{sample.suffix.lower()}"
             (folder / "images").mkdir(exist_ok=True)
             if not (folder / name).exists():

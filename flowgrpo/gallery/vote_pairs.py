@@ -1,4 +1,4 @@
-"""Which pairs people are asked about, in which order, and which of the two stands where."""
+"""The pairs that people are asked about: their order, and which of the two samples is on which side."""
 
 import filecmp
 import hashlib
@@ -32,17 +32,17 @@ class Candidate:
 
     @property
     def file(self) -> Path | None:
-        """Its image; None for completions."""
+        """The sample's image file; None for a completion."""
         return self.source.run.samples / self.shot.image if self.shot.image else None
 
     def side(self, home: Path) -> Side:
-        """What is kept of it in a file of votes.
+        """The sample as a file of votes records it.
 
         Args:
-            home: the folder of that file.
+            home: the folder of the file of votes.
 
         Raises:
-            OSError: its image cannot be read.
+            OSError: the image cannot be read.
         """
         content = self.file.read_bytes() if self.file else (self.shot.completion or "").encode(errors="surrogatepass")
         return Side(
@@ -59,13 +59,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ballot:
-    """Two samples of one prompt and seed, and where they stand."""
+    """Two samples of one prompt and seed, and the side of each."""
 
     left: Candidate
     right: Candidate
 
     def key(self, home: Path) -> Key:
-        """As `Vote.key`."""
+        """The same key as `Vote.key` of a vote on these samples."""
         return frozenset(
             (folder_of(its.source.run, home), its.source.iteration, its.shot.prompt_id, its.shot.sample, its.shot.seed)
             for its in (self.left, self.right)
@@ -78,12 +78,12 @@ def folder_of(run: Run, home: Path) -> str:
 
 
 def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
-    """The sets that stand against each other.
+    """The sets that are compared with each other.
 
     Args:
         runs: at least one.
-        chosen: words with commas between: `base`, the first evaluation of the first run; `last`, the last one of
-            every run; a number, the evaluation after so many iterations of every run that has it.
+        chosen: words separated by commas. `base` is the first evaluation of the first run. `last` is the last
+            evaluation of every run. A number is the evaluation after that many iterations, of every run that has it.
 
     Raises:
         ValueError: an unknown word, a number that no run has, a run without evaluations, or fewer than two sets.
@@ -115,20 +115,20 @@ def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
 
 
 def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int]:
-    """All pairs of all two sets, in the order and on the sides that `order` seeds.
+    """All pairs of samples of every two sets. The seed `order` gives their order and their sides.
 
-    Two sets' pairs are shuffled. In every four of them in turn, each set stands on the left twice, so whoever stops
-    early has still seen both on both sides. Several pairs of sets take turns.
+    The pairs of two sets are shuffled. Among each four successive pairs, each set is on the left twice. So a voter who
+    stops early has still seen both sets on both sides. If there are more than two sets, the pairs of sets take turns.
 
     Args:
         sources: see `sources_of`.
         order: seed; equal for equal sets and samples.
 
     Returns:
-        The ballots, and how many pairs were left out because nothing tells the two apart.
+        The ballots, and the number of pairs that were left out because both samples are equal.
 
     Raises:
-        ValueError: nothing is left.
+        ValueError: no pair is left.
     """
     dice = random.Random(order)
     queues, same = [], 0
@@ -150,7 +150,7 @@ def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int
 
 
 def _pairs(first: Source, second: Source) -> tuple[list[tuple[Candidate, Candidate]], int]:
-    """The pairs of two sets that can be told apart, and how many cannot."""
+    """The pairs of two sets whose samples differ, and the number of pairs whose samples are equal."""
     shots = [samples_at(source.run, source.iteration) for source in (first, second)]
     both = [(Candidate(first, shots[0][key]), Candidate(second, shots[1][key])) for key in shots[0] if key in shots[1]]
     there = [pair for pair in both if all(its.shot.image or its.shot.completion is not None for its in pair)]
@@ -165,12 +165,12 @@ def _equal(a: Candidate, b: Candidate) -> bool:
 
 
 def _sides(count: int, dice: random.Random) -> list[bool]:
-    """For each of `count` pairs whether its sides are exchanged, in balanced blocks of at most four."""
+    """For each of `count` pairs, whether its sides are exchanged, in balanced blocks of at most four."""
     turned: list[bool] = []
     while len(turned) < count:
         left = count - len(turned)
         block = [False, True] * min(2, left // 2) or [dice.random() < 0.5]
         dice.shuffle(block)
         turned += block
-    # Ballots are taken from the end, so an odd one out comes first there; reversed, it comes last.
+    # Ballots are taken from the end. Without the reversal, the block of a single pair would be taken first.
     return turned[::-1]

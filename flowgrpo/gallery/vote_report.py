@@ -1,4 +1,4 @@
-"""What people's choices say: win rates with intervals, ties, and whether the side mattered."""
+"""Statistics of people's choices: win rates with intervals, ties, and whether the side mattered."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from ..votes.interval import wilson
 from .run_reading import Run
 from .vote_pairs import folder_of
 
-LEAST = 10  # votes that a part of the prompts needs to be reported by itself
+LEAST = 10  # a part of the prompts is reported on its own if it has at least this number of votes
 
 
 @dataclass
 class Tally:
-    """Votes between two things."""
+    """Counts of the votes between two sets, or between the two sides."""
 
     wins: int = 0
     losses: int = 0
@@ -24,11 +24,11 @@ class Tally:
 
     @property
     def votes(self) -> int:
-        """Those that judged: without skipped pairs."""
+        """Number of votes without skipped pairs."""
         return self.wins + self.losses + self.ties
 
     def as_json(self) -> dict[str, Any]:
-        """The counts, `rate` (wins over wins and losses; None without any) and `interval` (95 %) of it."""
+        """The counts, `rate` (share of wins among wins and losses; None without any), and its 95 % `interval`."""
         decided = self.wins + self.losses
         return {
             "wins": self.wins,
@@ -42,26 +42,26 @@ class Tally:
 
 @dataclass
 class VoteComparison:
-    """Votes between two sets. A win is one of the later set, `second`, over the earlier one, `first`."""
+    """Votes between two sets. A vote for the later set, `second`, over the earlier set, `first`, is a win."""
 
     first: str
     second: str
     tally: Tally = field(default_factory=Tally)
-    parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by column and value, LEAST votes at least
+    parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by column and value; at least LEAST votes each
 
 
 @dataclass(frozen=True)
 class VoteReport:
-    """Of the choices that count, see `latest`."""
+    """A report on the choices that count; `latest` says which choices count."""
 
     comparisons: tuple[VoteComparison, ...]
-    position: Tally  # a win is one of the left side
+    position: Tally  # a vote for the left side is a win
     sessions: int
     elsewhere: int  # votes on other runs, not counted
-    unreadable: int  # lines
+    unreadable: int  # lines of the file that could not be read
 
     def as_json(self) -> dict[str, Any]:
-        """For the page."""
+        """The report as the page reads it."""
         return {
             "comparisons": [
                 {
@@ -80,7 +80,7 @@ class VoteReport:
         }
 
     def notes(self) -> list[str]:
-        """What a reader of the rates has to know."""
+        """Notes that a reader of the rates has to know."""
         found = []
         if self.sessions > 1:
             found.append(f"{self.sessions} sessions; the intervals take all votes as independent")
@@ -96,7 +96,7 @@ class VoteReport:
         return found
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """The report as lines for a terminal."""
         found = []
         for one in self.comparisons:
             found.append(f"{one.second} against {one.first}: {_words(one.tally)}")
@@ -107,7 +107,7 @@ class VoteReport:
 
 
 def report_on(runs: Sequence[Run], path: Path) -> VoteReport:
-    """Read a file of votes, and count those on these runs.
+    """Read a file of votes, and count the votes on these runs.
 
     Raises:
         ValueError: see `read_votes`.
@@ -120,8 +120,8 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
     """Count votes.
 
     Args:
-        votes: of one file.
-        runs: those that count. Of two sets the later run is `second`, and of one run the later evaluation.
+        votes: votes of one file.
+        runs: the runs whose votes count. `second` is the set of the later run, or the later evaluation of one run.
         home: the folder of the file.
         unreadable: lines of the file that held no vote.
     """
@@ -164,7 +164,7 @@ def _count(tally: Tally, vote: Vote, won: bool | None) -> None:
 
 
 def _name(runs: Sequence[Run], place: int, iteration: int) -> str:
-    """A set in words: of the run as much as tells it from the others."""
+    """A set in words, with only as much of the run's name and folder as is needed to tell the runs apart."""
     run = runs[place]
     if len(runs) == 1:
         return f"iteration {iteration}"

@@ -1,8 +1,9 @@
 """The page of `flowgrpo gallery --vote`: a server for this machine alone, and one person's ballots.
 
 Other pages of the same browser, and other programs of the machine, can reach a local port. So every address begins
-with a random token, the Host must be ours (a name that an attacker's server points at this machine is not), and a
-choice comes as JSON, which no form of another site can send. What the page is sent does not tell the sets apart.
+with a random token. The Host must be ours, because an attacker may point a name of their own at this machine. A choice
+must come as JSON, which a form of another site cannot send. The data for the page do not say which sample is from which
+set.
 """
 
 import hmac
@@ -24,7 +25,7 @@ from .vote_pairs import Ballot, Source, ballots_of
 from .vote_report import report_on
 
 LONGEST = 1024  # bytes of a request's body
-DRAINED = 1 << 20  # bytes of a body too long that are still read, so that the answer arrives
+DRAINED = 1 << 20  # a body that is too long is still read up to this number of bytes, so that the answer arrives
 TYPES = {
     ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
     ".avif": "image/avif",
@@ -41,7 +42,7 @@ PARTS = {
 
 
 class VoteRefused(Exception):
-    """An answer other than yes: its status, and words for the page."""
+    """A request that is refused, with a status and a message for the page."""
 
     def __init__(self, status: int, words: str) -> None:
         super().__init__(words)
@@ -59,17 +60,18 @@ class Booth:
         session: str | None = None,
         again: bool = False,
     ) -> None:
-        """Read the file, and go on where its session was left.
+        """Read the file, and continue the session where it stopped.
 
         Args:
-            runs: for the report.
+            runs: the runs that the report covers.
             sources: see `sources_of`.
-            path: file of votes, new or not.
-            session: whose votes; seeds the order. By default that of the last vote in the file, or a new one.
-            again: show pairs that the session has voted on as well.
+            path: file of votes; it need not exist yet.
+            session: name of the session, which seeds the order. The default is the session of the last vote in the
+                file, or a new session.
+            again: also show pairs that the session has voted on.
 
         Raises:
-            ValueError: there is nothing to vote on, or the file holds something else than votes.
+            ValueError: there is nothing to vote on, or the file holds something that is not a vote.
         """
         if session is not None and not re.fullmatch(r"[\w.-]{1,64}", session):
             raise ValueError(f"the session is {session!r}; use up to 64 letters, digits, '_', '.' and '-'")
@@ -83,12 +85,12 @@ class Booth:
         self._turn = threading.Lock()
 
     def progress(self) -> dict[str, Any]:
-        """How many ballots there are and were voted on, and the number of the next one, None after the last."""
+        """Number of ballots, of ballots that were voted on, and of equal pairs; and the next ballot (None: no more)."""
         following = next((number for number in range(len(self.ballots)) if number not in self.choices), None)
         return {"total": len(self.ballots), "voted": len(self.choices), "next": following, "same": self.same}
 
     def show(self, number: int) -> dict[str, Any]:
-        """A ballot as the page gets it: the prompt, the two samples by side, and the choice made before."""
+        """A ballot as the page gets it: the prompt, the samples on the left and right, and the choice so far."""
         ballot = self._ballot(number)
         sides: dict[str, Any] = {}
         for side, its in (("left", ballot.left), ("right", ballot.right)):
@@ -105,10 +107,10 @@ class Booth:
         return file
 
     def choose(self, number: int, choice: str) -> None:
-        """Keep a choice in the file.
+        """Save a choice in the file.
 
         Raises:
-            Refused: the images cannot be read, or the file cannot be written. The choice then does not count.
+            VoteRefused: the images cannot be read, or the file cannot be written. The choice then does not count.
         """
         ballot, home = self._ballot(number), self.path.parent
         with self._turn:
@@ -125,7 +127,7 @@ class Booth:
                 )
                 append_vote(self.path, vote)
             except OSError as error:
-                # Without the file's name: that of an image would tell its set.
+                # The message leaves the file's name out, because the name of an image would reveal its set.
                 raise VoteRefused(
                     500, f"the choice was not saved: {error.strerror or 'the disk may be full'}"
                 ) from error
@@ -141,8 +143,8 @@ class VoteServer(ThreadingHTTPServer):
     """Serves a booth on 127.0.0.1.
 
     Args:
-        booth: whose ballots.
-        port: 0 for any that is free.
+        booth: the booth.
+        port: port to listen at; 0 for any free port.
     """
 
     daemon_threads = True
@@ -153,7 +155,7 @@ class VoteServer(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A page that was closed before its answer came is no fault."""
+        """Report an error, unless the page was only closed before its answer came."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -177,18 +179,18 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self._post)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """As the base class calls it; in our words and under our policy."""
+        """Answer errors of the base class as JSON, with the headers of all other answers."""
         self._send_json(code, {"error": message or "refused"})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the addresses hold the token."""
+        """Log nothing, because the addresses hold the token."""
 
     def _answer(self, act: Any) -> None:
         try:
             act(self._place())
         except VoteRefused as refused:
             self._send_json(refused.status, {"error": str(refused)})
-        except ValueError as error:  # of the file of votes, which somebody may have changed meanwhile
+        except ValueError as error:  # somebody may have changed the file of votes meanwhile
             self._send_json(500, {"error": str(error)})
 
     def _place(self) -> list[str]:
@@ -202,7 +204,7 @@ class Handler(BaseHTTPRequestHandler):
             raise VoteRefused(403, "another site may not use this page")
         start, token, *rest = self.path.partition("?")[0].split("/")
         if start or not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
-            raise VoteRefused(403, "the address is not that of this session; open the one that the command printed")
+            raise VoteRefused(403, "the address is not from this session; open the address that the command printed")
         return rest
 
     def _get(self, place: list[str]) -> None:
@@ -246,13 +248,13 @@ class Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()) or "Transfer-Encoding" in self.headers:
-            raise VoteRefused(411, "a choice comes with its length")
+            raise VoteRefused(411, "a choice must be sent with a Content-Length")
         if int(length[:12]) > LONGEST:
             if int(length[:12]) <= DRAINED:
                 self.rfile.read(int(length))
             raise VoteRefused(413, f"the body is longer than {LONGEST} bytes")
         if self.headers.get_content_type() != "application/json":
-            raise VoteRefused(415, "a choice is sent as application/json")
+            raise VoteRefused(415, "a choice must be sent as application/json")
         return self.rfile.read(int(length))
 
     def _send_json(self, status: int, data: dict[str, Any]) -> None:
@@ -266,7 +268,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Referrer-Policy", "no-referrer")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        # The page asks for the next pictures while one looks at these; the token makes every start's addresses new.
+        # The page loads the next pictures in advance. Each start has a new token, so no kept picture can be stale.
         self.send_header("Cache-Control", "private, max-age=86400" if kept else "no-store")
         self.end_headers()
         self.wfile.write(content)

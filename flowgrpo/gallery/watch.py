@@ -1,4 +1,4 @@
-"""Following runs that are still going."""
+"""Keeps the gallery up to date while runs go on."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,15 +13,15 @@ def watch(
 ) -> Path:  # fmt: skip
     """Build the gallery again whenever a run has written something, until all runs have ended.
 
-    Only files whose content changed are written; the page finds them by itself. When the last run has made its
-    final evaluation, or `wait` raises KeyboardInterrupt, the page is told to look no more.
+    Only files whose content changed are written, and the page finds them by itself. When the last run has made its
+    final evaluation, or `wait` raises KeyboardInterrupt, the page is told to stop looking for newer data.
 
     Args:
-        folders: run folders; those without samples yet are waited for.
-        out: as of `build_gallery`.
-        wait: called between looks.
-        report: told what was done, a line each.
-        link: as of `build_gallery`.
+        folders: run folders; the function waits for the first samples of every run.
+        out: see `build_gallery`.
+        wait: called between two readings.
+        report: called with a line of text for everything that was done.
+        link: see `build_gallery`.
     """
     for folder in folders:
         if not (folder / "config.yaml").is_file():

@@ -22,14 +22,14 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True)
 class Agreement:
-    """One reward on the pairs of a file.
+    """How often one reward agrees with the pairs of a file of votes.
 
     Attributes:
-        name: of the reward.
+        name: name of the reward.
         right: pairs whose chosen sample it scores higher.
         wrong: pairs whose chosen sample it scores lower.
-        equal: pairs to which it gives one score.
-        absent: pairs of which it scores one sample or none.
+        equal: pairs whose two samples get the same score.
+        absent: pairs of which it scores only one sample, or no sample.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Agreement:
 
     @property
     def share(self) -> float | None:
-        """Of the pairs that it tells apart, those on which it agrees; None without any."""
+        """Share of right pairs among the pairs with two different scores; None if there is no such pair."""
         told = self.right + self.wrong
         return self.right / told if told else None
 
     def text(self) -> str:
-        """For people."""
+        """The agreement as a line of text."""
         told = self.right + self.wrong
         rest = f"; {self.equal} with equal scores, {self.absent} not scored"
         if self.share is None:
@@ -54,19 +54,19 @@ class Agreement:
         return f"{self.name}: agrees on {self.share:.0%} of {told} pairs (95 %: {low:.0%} to {high:.0%}){rest}"
 
     def record(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """The agreement as a dictionary for JSON."""
         low, high = wilson(self.right, self.right + self.wrong)
         counts = {"right": self.right, "wrong": self.wrong, "equal": self.equal, "absent": self.absent}
         return {"reward": self.name, **counts, "share": self.share, "low": low, "high": high}
 
 
 def agreement_with(specs: Sequence[RewardSpec], votes: Path) -> list[Agreement]:
-    """Each reward on the pairs that people decided: without ties, skipped pairs and choices taken back.
+    """Compare each reward with the pairs that people decided; ties, skipped pairs and revoked choices do not count.
 
-    A prompt's columns reach the reward as the votes have them: JSON where it is some, and else text.
+    The reward gets a prompt's columns from the votes. A value that is valid JSON is decoded; any other stays text.
 
     Raises:
-        ValueError: see `read_votes`; the file holds no decided pair, or an image is gone; or a reward cannot be made,
+        ValueError: see `read_votes`; the file holds no decided pair; an image is missing; or a reward cannot be made,
             or fails.
         MissingDependency: a reward needs a package that is not installed.
     """
@@ -121,7 +121,7 @@ def _pictures(preferences: Sequence[Preference]) -> list[Material]:
     found: list[LabelledPicture] = []
     for (file, prompt), columns in _sides(preferences).items():
         if not Path(file).is_file():
-            raise ValueError(f"{file}, which was voted on, is gone; put it back, or vote on runs that are there")
+            raise ValueError(f"{file}, which was voted on, is missing; put it back, or vote on another run")
         found.append(picture_of(Path(file), prompt, columns))
     return list(materials(found))
 

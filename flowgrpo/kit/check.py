@@ -1,4 +1,4 @@
-"""`flowgrpo rewards check`: everything that can be known of a reward before it is trained for."""
+"""`flowgrpo rewards check`: finds what can be known about a reward before a model is trained for it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class CheckPlan:
 
     Attributes:
         images: a folder of pictures.
-        metadata: its prompts; by default a file in it, or the file names.
+        metadata: the file with the prompts of the pictures; by default a file in the folder, or else the file names.
         data: prompts for the samples of the embedded model, or rows with a column `completion`.
-        prompts, seeds: how many samples of the embedded model; none if `prompts` is 0.
-        most: most pictures of the folder.
+        prompts: number of prompts that the embedded model samples; 0 for no samples.
+        seeds: number of samples of each prompt.
+        most: largest number of pictures that are taken from the folder.
         against: other rewards to compare with.
         declared: least and greatest score that the author declares.
-        accepted: codes of findings that are meant.
+        accepted: codes of findings that the author intends.
         task: "images" or "text"; by default what the reward's signature says.
     """
 
@@ -49,7 +50,7 @@ class CheckPlan:
 
 
 def _say_nothing(text: str) -> None:
-    """Used where nobody watches."""
+    """Drop a line of progress; the default of `tell`."""
 
 
 def check_reward(spec: RewardSpec, plan: CheckPlan, tell: Callable[[str], object] = _say_nothing) -> Report:
@@ -58,13 +59,13 @@ def check_reward(spec: RewardSpec, plan: CheckPlan, tell: Callable[[str], object
     Args:
         spec: the reward.
         plan: what it is tried on.
-        tell: is told what is being done.
+        tell: is called with a line of text before each step.
 
     Returns:
         A report; see `Report.count` for the number of faults.
 
     Raises:
-        ValueError: the reward cannot be made, or its samples cannot be had; a folder, file or option is wrong.
+        ValueError: the reward or its samples cannot be made; a folder, file or option is wrong.
         MissingDependency: the reward needs a package that is not installed.
     """
     tell("making the reward")
@@ -85,7 +86,7 @@ def check_on(
     report: Report,
     tell: Callable[[str], object] = _say_nothing,
 ) -> Report:
-    """All checks, on material that is there; the first set serves for those that need only a few samples."""
+    """Run all checks on given material; checks that need only a few samples take them from the first set."""
     name, material = next(iter(sets.items()))
     trial.require_columns(material)
     few = material.few()
@@ -109,7 +110,7 @@ def check_on(
             compare_with_ordinary(scored.values, report)
         _agreement(trial, material, scored.values, plan, report, name)
     if report.has("random", "state"):
-        report.skipped["noise"] = "its scores change by themselves; mend that first"
+        report.skipped["noise"] = "its scores change from call to call; mend that first"
     else:
         tell("versions that look alike")
         material = next(iter(sets.values()))
@@ -147,7 +148,7 @@ def _note_folder(pictures: list[LabelledPicture], taken: Material, report: Repor
         )  # fmt: skip
     if len(taken) < len(pictures):
         report.add(
-            "sizes", WARNING, f"{len(taken)} of {len(pictures)} pictures were used: those of the most frequent size",
+            "sizes", WARNING, f"{len(taken)} of {len(pictures)} pictures, all of the most frequent size, were used",
             "A call holds pictures of one size; sort the folder by size.",
         )  # fmt: skip
 
@@ -173,16 +174,16 @@ def _agreement(trial: Trial, material: Material, values: Tensor, plan: CheckPlan
 
 
 def _check_prompt_use(trial: Trial, few: Material, values: Tensor, report: Report) -> None:
-    """Whether the words of a prompt matter, and whether the last of many still do."""
+    """Check whether the words of a prompt change the scores, and whether the last words of a long prompt still do."""
     if len(set(few.prompts)) < 2:
         return
     turned = trial.score(few.asked(few.prompts[::-1]))
     if turned.failed:
         return
     if torch.equal(turned.values.nan_to_num(), values.nan_to_num()):
-        report.add("prompt", NOTE, "its scores do not depend on the words of the prompts (columns were kept)")
+        report.add("prompt", NOTE, "its scores do not depend on the words of the prompts (tried with equal columns)")
         return
     beginning = " ".join([few.prompts[0]] * (400 // max(len(few.prompts[0].split()), 1)))
     ends = [trial.score(few.asked([f"{beginning} {end}"] * len(few))) for end in few.prompts[:: len(few) - 1]]
     if not any(scored.failed for scored in ends) and torch.equal(*(scored.values.nan_to_num() for scored in ends)):
-        report.add("prompt", NOTE, "the end of a prompt of 400 words does not change its scores: it may be cut before")
+        report.add("prompt", NOTE, "the end of a 400-word prompt does not change its scores: it may cut long prompts")

@@ -1,4 +1,4 @@
-"""What `flowgrpo rewards check --optimise` does, after its words are read."""
+"""The work of `flowgrpo rewards check --optimise`, without the reading of the command line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .sheet import write_sheet
 
 
 def check_optimised(spec: RewardSpec, report: Report, iterations: int, folder: Path, reporter: Reporter) -> list[Path]:
-    """Train for a reward, and add what that did to the report.
+    """Train for a reward, and add the changes that training made to the report.
 
     Returns:
-        What was written for people: `preference.json` in the run folder, and of pictures `preference.png`.
+        The files written: `preference.json` in the run folder, and for pictures also `preference.png`.
 
     Raises:
         ValueError: the folder is not empty, or the reward does not fit the embedded model's prompts.
         RewardError: the reward fails.
     """
-    # The report of the run is its own: what was found before is printed already.
+    # The run gets a report of its own, because the earlier findings are printed already.
     found = Report(report.reward, report.task, report.accepted)
     run = optimise(spec, report.task, report.reward, iterations, folder, reporter)
     samples = read_samples(run)

@@ -39,7 +39,7 @@ class RewardComparison:
     grouping: str
 
     def standing(self, name: str) -> Tensor:
-        """[B], each score's distance from the mean of its group, over the spread within groups: its advantage."""
+        """Advantages [B]: each score's distance from the mean of its group, divided by the spread within groups."""
         values, spread = self.scores[name], within_spread(self.scores[name], self.groups)
         found = torch.full_like(values, math.nan)
         for group in set(self.groups):
@@ -48,8 +48,8 @@ class RewardComparison:
         return found / spread if spread > 0 else found
 
     def pairs(self) -> list[dict[str, Any]]:
-        """Pearson's and Spearman's correlation of every two rewards, and the share of the pairs of a group that both
-        order alike; None where there is none."""
+        """Agreement of every two rewards: Pearson's and Spearman's correlation, and the share of the pairs within a
+        group that both rewards order alike. An undefined number is None."""
         rows = []
         for first, second in combinations(self.scores, 2):
             one, other = self.scores[first], self.scores[second]
@@ -85,7 +85,7 @@ class RewardComparison:
         return found
 
     def text(self, most: int) -> str:
-        """For people."""
+        """The comparison as text."""
         lines = [f"{len(self.files)} pictures, {self.grouping}"]
         for name, values in self.scores.items():
             found = describe(values, self.groups)

@@ -1,4 +1,4 @@
-"""Checks of what training takes for granted: one number a sample, which depends on that sample alone, every time."""
+"""Checks of what training takes for granted: each sample gets one number, always the same, from that sample alone."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .spread import farthest
 from .trial import NewTensors, PeakMemory, Trial, TrialScores, generator_states, seeded
 
 EXACT, SMALL = 1e-4, 0.05
-"""Differences up to `EXACT` of the spread are rounding; up to `SMALL` of it they are worth a note."""
+"""Shares of the spread: a difference up to `EXACT` is rounding, and a difference up to `SMALL` is worth a note."""
 ALONE = 6
 COARSE = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-_REPAIR = "A score may depend on nothing but its own sample (declare `whole_group = True` to compare within groups)."
+_REPAIR = "A score may depend only on its own sample (declare `whole_group = True` to compare within groups)."
 
 
 def check_contract(trial: Trial, material: Material, report: Report) -> TrialScores:
-    """All checks of this module.
+    """Run all checks of this module.
 
     Args:
         trial: the reward.
-        material: a few samples; the reward's scores of them come back.
+        material: a few samples.
         report: gets the findings.
 
     Returns:
-        The scores of the first call. Where they failed nothing else was checked.
+        The scores of the first call. If that call failed, nothing else was checked.
     """
     first = check_first_call(trial, material, report)
     if first.failed:
@@ -40,7 +40,7 @@ def check_contract(trial: Trial, material: Material, report: Report) -> TrialSco
     unsteady = report.has("random", "state")
     for code, check in (("order", _check_order), ("batch", _check_batch)):
         if unsteady or (code == "batch" and report.has("order")):
-            cause = "its scores change by themselves" if unsteady else "its scores depend on the order"
+            cause = "its scores change from call to call" if unsteady else "its scores depend on the order"
             report.skipped[code] = f"{cause}; mend that first"
         else:
             check(trial, material, values, report)
@@ -49,7 +49,7 @@ def check_contract(trial: Trial, material: Material, report: Report) -> TrialSco
 
 
 def check_first_call(trial: Trial, material: Material, report: Report) -> TrialScores:
-    """What a first call shows: whether it works, what it returns, and what it leaves of its arguments.
+    """Check a first call: whether it works, what it returns, and whether it changes its arguments.
 
     Returns:
         Its scores, or the failure: an exception, an unusable value, or no score at all.
@@ -67,14 +67,14 @@ def check_first_call(trial: Trial, material: Material, report: Report) -> TrialS
     absent = int(scored.values.isnan().sum())
     if absent == len(material):
         report.add(
-            "absent", FAULT, f"it applies to none of the samples: {absent} times NaN",
+            "absent", FAULT, f"it applies to none of the samples: all {absent} scores are NaN",
             "Give samples, prompts or columns that it can score (--data, --images).", absent=absent,
         )  # fmt: skip
         return TrialScores(scored.values, "it applies to none of the samples")
     if absent:
         report.add(
-            "absent", NOTE, f"it applies to {len(material) - absent} of {len(material)} samples; {absent} times NaN",
-            "Such samples get no advantage.", absent=absent,
+            "absent", NOTE, f"it applies to {len(material) - absent} of {len(material)} samples; {absent} scores are "
+            "NaN", "Samples with NaN get no advantage.", absent=absent,
         )  # fmt: skip
     _check_arguments(trial.watch.changed, report)
     if trial.watch.holds_graph or graphs:
@@ -111,7 +111,7 @@ def _check_arguments(changed: set[str], report: Report) -> None:
     if columns:
         report.add(
             "columns", FAULT, f"it writes into the values of the column{'s' * (len(columns) > 1)} "
-            f"{', '.join(columns)}", "Copy them first: the same objects come again with the next samples.",
+            f"{', '.join(columns)}", "Copy them first: the reward gets the same objects again with the next samples.",
         )  # fmt: skip
     inputs = sorted(changed & {"images", "completions", "prompts", "groups"})
     if inputs:
@@ -130,7 +130,7 @@ def _check_repetition(trial: Trial, material: Material, values: Tensor, report: 
     severity = graded(gap, values)
     if severity is None:
         if drawn:
-            report.add("draws", NOTE, "it draws from the global random generators, to no effect on its scores")
+            report.add("draws", NOTE, "it draws from the global random generators, without an effect on its scores")
         return
     code, why, advice = _cause_of_change(trial, material)
     seen = again.failure or f"scores of the same samples differ by up to {gap:.3g} ({_spread(gap, values)}): {why}"
@@ -162,7 +162,7 @@ def _cause_of_change(trial: Trial, material: Material) -> tuple[str, str, str]:
 
 
 def _agree(score: Callable[[], Tensor]) -> bool:
-    """Whether two scorings agree that start from equal states of the global generators."""
+    """Whether two scorings agree if both start from the same state of the global generators."""
     with seeded(1):
         one = score()
     with seeded(1):
@@ -196,9 +196,9 @@ def _check_batch(trial: Trial, material: Material, values: Tensor, report: Repor
         members: dict[int, list[int]] = {}
         for row, group in enumerate(material.groups):
             members.setdefault(group, []).append(row)
-        parts, what = list(members.values()), "when a group comes alone, and not with other groups"
+        parts, what = list(members.values()), "when a group comes alone, without other groups"
         if len(parts) == 1:
-            report.skipped["batch"] = "there is one group only"
+            report.skipped["batch"] = "there is only one group"
             return
     else:
         parts, what = [[row] for row in range(min(len(material), ALONE))], "when a sample comes alone"
@@ -209,14 +209,14 @@ def _check_batch(trial: Trial, material: Material, values: Tensor, report: Repor
             code = "scores" if scored.invalid else "batch"
             report.add(
                 code, FAULT, f"it fails {what}: {scored.failure}",
-                "A call holds one sample to `batch_size` of them; `squeeze()` without a dimension is a common cause.",
+                "A call holds 1 to `batch_size` samples; `squeeze()` without a dimension is a common cause.",
             )  # fmt: skip
             return
         worst = max(worst, farthest(values[rows], scored.values))
     severity = graded(worst, values)
     if severity:
-        gap = "becomes NaN, or a number" if math.isinf(worst) else f"changes by up to {worst:.3g}"
-        advice = _REPAIR if severity == FAULT else "Rounding of other batch sizes does this; compute in float32."
+        gap = "changes between a number and NaN" if math.isinf(worst) else f"changes by up to {worst:.3g}"
+        advice = _REPAIR if severity == FAULT else "Another batch size rounds in another way; compute in float32."
         report.add("batch", severity, f"a score {gap} ({_spread(worst, values)}) {what}", advice, gap=worst)
 
 
@@ -236,13 +236,13 @@ def _check_costs(trial: Trial, material: Material, report: Report) -> None:
         if size is not None:
             parts.append(f"{size / 1e6:.0f} MB {words}")
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        parts.append(f"{torch.cuda.max_memory_allocated() / 1e6:.0f} MB of the accelerator at most")
+        parts.append(f"at most {torch.cuda.max_memory_allocated() / 1e6:.0f} MB of the accelerator's memory")
     report.add("cost", NOTE, "; ".join(parts), "", **numbers)
     growth = [later - earlier for earlier, later in pairwise(sizes)]
     if all(step > 0 for step in growth):
         report.add(
             "memory", WARNING, f"it holds {growth[-1] / 1e6:.3g} MB more of tensors after each call with the very same "
-            "samples", "Keep no tensors between calls; a long run ends for lack of memory.", bytes=growth[-1],
+            "samples", "Keep no tensors between calls; a long run would run out of memory.", bytes=growth[-1],
         )  # fmt: skip
 
 

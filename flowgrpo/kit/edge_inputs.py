@@ -26,7 +26,7 @@ class EdgeInputs:
         self._names: dict[tuple[str, str, str, str], list[str]] = {}
 
     def look(self, code: str, name: str, scored: TrialScores, severity: str, advice: str) -> None:
-        """Note a failure, or a NaN for the first of the samples, that goes by the name."""
+        """Record a failure, or a NaN for the first sample, under the name of what was tried."""
         if scored.failed:
             message = " ".join(scored.failure.split())
             self._names.setdefault((code, severity, f": {message:.300}", advice), []).append(name)
@@ -42,7 +42,7 @@ class EdgeInputs:
 
 
 def check_edges(trial: Trial, material: Material, values: Tensor, report: Report) -> None:
-    """Whether the reward gives a number to samples that a model can make on its way.
+    """Check whether the reward gives a number to samples that a model can make during training.
 
     Args:
         trial: the reward.
@@ -75,7 +75,7 @@ def check_edges(trial: Trial, material: Material, values: Tensor, report: Report
 def _look_at_sizes(trial: Trial, part: Material, failures: EdgeInputs) -> None:
     height, width = part.images.shape[-2:]
     pair = part.take(range(min(2, len(part))))
-    advice = f"It is well for pictures of {width}×{height}; resize within the reward if it is to take others."
+    advice = f"It works for pictures of {width}×{height}; resize within the reward if it should take other sizes."
     for code, *size in edge_sizes(height, width):
         scored = trial.score(pair.changed(resize(pair.images, *size)))
         failures.look(code, f"{size[1]}×{size[0]} pixels", scored, WARNING, advice)
@@ -86,20 +86,20 @@ def _look_at_prompts(trial: Trial, part: Material, failures: EdgeInputs, report:
         scored = trial.score(part.asked([prompt] * len(part)))
         # A prompt file cannot hold an empty prompt.
         severity = WARNING if code == "no-prompt" else FAULT
-        advice = "Cut or clean the prompt within the reward: prompt files hold such lines."
+        advice = "Cut or clean the prompt within the reward: a prompt file may hold such prompts."
         if scored.failed:
             failures.look(code, f"a prompt ({name})", scored, severity, advice)
         elif scored.values.isnan().all():
-            report.add(code, NOTE, f"NaN for a prompt ({name})", "Well, if it is not meant to apply there.")
+            report.add(code, NOTE, f"NaN for a prompt ({name})", "This is fine if it is not meant to apply there.")
 
 
 def compare_with_ordinary(values: Tensor, report: Report) -> None:
-    """Which of the samples at the edge score above every ordinary one, whose scores are `values` [B]."""
+    """Report the samples at the edge that score above every ordinary sample; `values` [B] are the ordinary scores."""
     best = values[~values.isnan()].max().item()
     above = {name: value for name, value in report.tables["edges"].items() if value is not None and value > best}
     if above:
         listed = ", ".join(f"{name} {value:.4g}" for name, value in sorted(above.items(), key=lambda item: -item[1]))
         report.add(
-            "degenerate", NOTE, f"it prefers to every ordinary sample (best {best:.4g}): {listed}",
-            "A model that is trained for it may end there; list a guard beside it.", **above,
+            "degenerate", NOTE, f"these score above every ordinary sample (best {best:.4g}): {listed}",
+            "A model that is trained for it may come to make these; list a guard beside it.", **above,
         )  # fmt: skip

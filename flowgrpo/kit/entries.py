@@ -12,7 +12,7 @@ YARDSTICKS = {
     "images": (RewardSpec("gold", options={"dense": True}, label="gold_dense"), RewardSpec("proxy")),
     "text": (RewardSpec("answer"),),
 }
-"""Rewards that others are held against on samples of the embedded models; the first of a task says what is right."""
+"""Rewards to compare a reward with, on samples of the embedded models; the first of each task scores its true goal."""
 KEYS = ("name", "options", "label", "time_limit")
 
 
@@ -20,12 +20,12 @@ def parse_reward(text: str, options: Mapping[str, Any] | None = None, time_limit
     """A reward from a name, `file.py:name` or `module:name`, or an entry of a recipe, `{name: …, options: {…}}`.
 
     Args:
-        text: as said.
+        text: the name or the entry.
         options: further options.
-        time_limit: seconds that one call may take, where the entry does not say.
+        time_limit: seconds that one call may take, if the entry gives no limit.
 
     Raises:
-        ValueError: the entry is not one, or has another key.
+        ValueError: the text is not an entry of a recipe, or the entry has an unknown key.
     """
     if not text.lstrip().startswith("{"):
         return RewardSpec(text, options=dict(options or {}), time_limit=time_limit)

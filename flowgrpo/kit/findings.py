@@ -1,4 +1,4 @@
-"""What the checks of a reward have to say: findings with a severity, and a report of them."""
+"""The results of the checks of a reward: findings with a severity, and a report that collects them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Finding:
     """One thing that was seen.
 
     Attributes:
-        code: one word for what it is about, by which it can be accepted.
-        severity: "fault" (training would stop, or learn from wrong numbers), "warning" (it may), or "note".
+        code: one word that names the kind of finding; `--accept` takes this word.
+        severity: "fault" (training would stop or learn from wrong numbers), "warning" (training may do so), or "note".
         seen: what was seen, with numbers.
         advice: what to do; empty where there is nothing to do.
         numbers: the numbers again, for programs.
@@ -31,7 +31,7 @@ class Finding:
     numbers: Mapping[str, float | None] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The finding in a line, and the advice in another."""
+        """The finding on one line, and the advice on the next line."""
         line = f"{self.severity:<8} {self.code:<12} {self.seen}"
         return f"{line}\n{'':<21} {self.advice}" if self.advice else line
 
@@ -50,8 +50,8 @@ class Report:
     Attributes:
         reward: its name.
         task: "images" or "text".
-        accepted: codes that the author has declared to be meant; their findings become notes.
-        findings: as said.
+        accepted: codes of findings that the author intends; these findings become notes.
+        findings: the findings so far.
         skipped: check -> why it was not made.
         tables: name -> rows, for JSON.
         lines: the same tables in words, for people.
@@ -114,5 +114,5 @@ class Report:
 
 
 def finite(value: float | None) -> float | None:
-    """The number, or None in the place of one that JSON cannot carry."""
+    """The number, or None if it is not finite, because JSON has no such numbers."""
     return None if value is None or not math.isfinite(value) else float(value)

@@ -32,14 +32,16 @@ class LabelledPicture:
 
 
 def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPicture]:
-    """All pictures of a folder (with those below it), sorted by name; only their headers are read.
+    """All pictures of a folder and of the folders in it, sorted by name; only the headers of the files are read.
 
-    The prompts come from `metadata`, else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder, a
-    prompt file with a column `file_name` (or `file`, `image`, `path`), relative to it. Its other columns go to the
-    rewards. Without one, a file's name is its prompt: `a_red_circle-3.png` is "a red circle".
+    The prompts come from `metadata`, or else from `metadata.jsonl`, `metadata.csv` or `index.jsonl` in the folder. This
+    is a prompt file with a column `file_name` (or `file`, `image`, `path`): a path relative to the prompt file. The
+    other columns go to the rewards. If there is no such file, a picture's file name is its prompt:
+    `a_red_circle-3.png` is "a red circle".
 
     Raises:
-        ValueError: there is no folder, no picture, or a file that the metadata names; a file is no picture.
+        ValueError: the folder does not exist or holds no picture; the metadata names a file that does not exist; a
+            file is no picture.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; give one with pictures ({', '.join(ENDINGS)})")
@@ -60,7 +62,7 @@ def prompt_of(path: Path) -> str:
 
 
 def chosen(pictures: list[LabelledPicture], most: int) -> list[LabelledPicture]:
-    """At most `most` pictures, spread evenly over whole prompts, so that groups stay together."""
+    """At most `most` pictures: evenly spaced prompts, each with all of its pictures, so that groups stay together."""
     if len(pictures) <= most:
         return pictures
     members: dict[str, list[LabelledPicture]] = {}
@@ -74,7 +76,7 @@ def chosen(pictures: list[LabelledPicture], most: int) -> list[LabelledPicture]:
 
 
 def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Material]:
-    """The pictures as material, in parts of one size and about `most` pictures; a prompt stays in one part.
+    """The pictures as material, in parts of about `most` pictures of one size; a prompt is not divided.
 
     Parts of the most frequent size come first.
     """
@@ -125,7 +127,7 @@ def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> LabelledPict
     """A file as a picture to score.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not a picture.
     """
     try:
         with Image.open(path) as image:

@@ -26,7 +26,7 @@ class Material:
         columns: name -> B values.
         groups: B group ids.
         labels: B names of the samples, such as file names.
-        source: what they are, in words.
+        source: a description of the samples, for messages.
     """
 
     samples: Tensor | list[str]
@@ -41,13 +41,13 @@ class Material:
 
     @property
     def images(self) -> Tensor:
-        """The samples, where they are images."""
+        """The samples, which must be images."""
         assert isinstance(self.samples, Tensor)
         return self.samples
 
     @property
     def texts(self) -> list[str]:
-        """The samples, where they are completions."""
+        """The samples, which must be completions."""
         assert isinstance(self.samples, list)
         return self.samples
 
@@ -65,7 +65,7 @@ class Material:
         )
 
     def few(self, most: int = 12, of_each: int = 4) -> Material:
-        """At most `of_each` samples of a group, and `most` in all, but for one that is alone in a larger set."""
+        """At most `most` samples, and at most `of_each` of a group if there are several groups."""
         if len(set(self.groups)) == 1:
             return self.take(range(min(len(self), most)))
         counted: Counter[int] = Counter()
@@ -77,16 +77,16 @@ class Material:
         return self.take(rows[:most])
 
     def changed(self, samples: Tensor | list[str]) -> Material:
-        """The same with other samples."""
+        """This material with other samples."""
         return replace(self, samples=samples)
 
     def asked(self, prompts: Sequence[str]) -> Material:
-        """The same with other prompts; columns stay."""
+        """This material with other prompts and the same columns."""
         return replace(self, prompts=list(prompts))
 
 
 def groups_of(prompts: Sequence[str]) -> tuple[list[int], str]:
-    """Group ids by equal prompts, and how they were made; all in one group if no prompt comes twice."""
+    """Group ids, and how the groups were made: equal prompts are a group; if all prompts differ, all are one group."""
     numbers = {prompt: k for k, prompt in enumerate(dict.fromkeys(prompts))}
     if len(numbers) == len(prompts):
         return [0] * len(prompts), "as one group, since no prompt comes twice"
@@ -94,7 +94,7 @@ def groups_of(prompts: Sequence[str]) -> tuple[list[int], str]:
 
 
 def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Material:
-    """Pictures of the embedded scenes model: `seeds` of each of the first `prompts` of a prompt file.
+    """Pictures of the embedded scenes model: `seeds` pictures for each of the first `prompts` prompts of a file.
 
     Raises:
         ValueError: the prompt file cannot be read or the model is not installed.
@@ -109,7 +109,7 @@ def scene_samples(data: str, prompts: int, seeds: int, *, steps: int = 10) -> Ma
 
 
 def arithmetic_samples(data: str, prompts: int, seeds: int) -> Material:
-    """Completions of the embedded language model: `seeds` of each of the first `prompts` of a prompt file.
+    """Completions of the embedded language model: `seeds` of them for each of the first `prompts` prompts of a file.
 
     Raises:
         ValueError: the prompt file cannot be read, the model is not installed, or a prompt cannot be encoded.
@@ -160,7 +160,7 @@ def _of_rows(samples: Tensor | list[str], rows: list[PromptRow], labels: list[st
 
 
 def replaced(images: Tensor, row: int, picture: Tensor) -> Tensor:
-    """A copy of the images [B, 3, H, W] with another picture [3, H, W] in one place."""
+    """A copy of the images [B, 3, H, W] with `picture` [3, H, W] at position `row`."""
     copy = images.clone()
     copy[row] = picture.to(torch.float32)
     return copy

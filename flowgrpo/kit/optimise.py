@@ -23,9 +23,9 @@ from .entries import YARDSTICKS
 from .findings import NOTE, WARNING, Report
 
 CLEAR = 2.0
-"""Standard errors from which a change counts."""
+"""A change counts if it is more than this number of standard errors."""
 VISIBLE = 1e-4
-"""Least change of a feature that is told; less is rounding."""
+"""Smallest change of a feature that is reported; a smaller change is rounding."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
     Args:
         spec: the reward.
         task: "images" or "text".
-        iterations: how many.
-        label: under which the reward is reported.
+        iterations: number of iterations.
+        label: the name under which the reward is reported.
 
     Raises:
         RecipeError: an option has no place in a recipe.
@@ -93,7 +93,7 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
             "sampler.plan.window.interval": max(1, iterations // 4),
             "optimizer.ema": None,
             "optimizer.schedule": "constant",
-            # Rewards under check are of any size.
+            # A reward under check may have any scale.
             "advantage.scale": "group",
             "evaluate.prompts": 24,
             "evaluate.seeds": 2,
@@ -118,7 +118,8 @@ def optimise(spec: RewardSpec, task: str, label: str, iterations: int, folder: P
 
 
 def read_samples(run: RunFolder) -> list[OptimisedSample]:
-    """The held-out samples of a run, those of the first evaluation beside those of the last, of equal seeds.
+    """The held-out samples of a run: each sample of the first evaluation beside the sample with the same prompt and
+    seed of the last evaluation.
 
     Raises:
         ValueError: the run has fewer than two evaluations.
@@ -176,7 +177,7 @@ def report_change(samples: list[OptimisedSample], task: str, label: str, report:
     elif gold is not None and right != label and gold.clear and gold.change < 0:
         report.add(
             "hacking", WARNING, f"it rose ({_told(own)}) while {right} fell ({_told(gold)})",
-            "Look at the samples. If they get worse by what you want as well, list a guard beside it, or bound it.",
+            "Look at the samples. If they look worse to you too, list a guard beside the reward, or bound the reward.",
             reward=own.change, gold=gold.change,
         )  # fmt: skip
     features = _features(samples, task)
@@ -186,7 +187,7 @@ def report_change(samples: list[OptimisedSample], task: str, label: str, report:
         report.tables.setdefault("features", {})[name] = vars(change)
         if change.clear and abs(change.change) > VISIBLE:
             told.append(f"{name} {_told(change)}")
-    report.add("preference", NOTE, f"what changed in the samples: {'; '.join(told) or 'no plain feature, clearly'}")
+    report.add("preference", NOTE, f"what changed in the samples: {'; '.join(told) or 'no plain feature clearly'}")
 
 
 def _told(change: Change) -> str:

@@ -28,7 +28,7 @@ def check_name(name: str) -> None:
     """Refuse a name that cannot be a reward's.
 
     Raises:
-        ValueError: it is no identifier, belongs to another reward, or its package would hide another.
+        ValueError: the name is no identifier, belongs to another reward, or its package would hide an installed one.
     """
     if not _usable(name):
         tidy = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_0123456789").lower()
@@ -47,12 +47,12 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
     """Write a package for a new reward.
 
     Args:
-        name: of the reward.
-        out: its folder, new or empty; by default one called `name` here.
+        name: name of the reward.
+        out: folder of the package, new or empty; by default `name` in the working directory.
         task: "images" or "text".
 
     Returns:
-        The files.
+        Paths of the files written.
 
     Raises:
         ValueError: the name cannot be used, the task is unknown, or the folder is not empty.
@@ -69,13 +69,13 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
         "module": f"flowgrpo_{name}",
         "title": _title(name),
         "task": task,
-        # The default recipe takes rewards as they are; those of a newcomer may be of any size.
+        # The default recipe does not scale rewards, and a new reward may have any scale.
         "recipe": "default advantage.scale=group" if task == "images" else "text",
         "yardstick": "gold" if task == "images" else "answer",
         "try_on": "--images FOLDER" if task == "images" else "--data FILE",
     }
     source = resources.files("flowgrpo.kit") / "template"
-    # Everything appears at once: a folder that is half written would be refused the next time.
+    # All files appear at once, because the next call would refuse a folder that is half written.
     final = folder.absolute()
     partial = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
@@ -96,7 +96,7 @@ def new_package(name: str, out: Path | None = None, task: str = "images") -> lis
 
 
 def _usable(name: str) -> bool:
-    """Whether name and class can stand in Python code."""
+    """Whether the name, and the class name made from it, are valid in Python code."""
     return bool(_NAME.fullmatch(name)) and not keyword.iskeyword(name) and not keyword.iskeyword(_title(name))
 
 

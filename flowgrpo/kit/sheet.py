@@ -1,4 +1,4 @@
-"""One picture of many: samples before and after, with what they scored."""
+"""A sheet of many pictures: samples before and after a run, with their scores."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def write_sheet(path: Path, samples: Sequence[OptimisedSample], names: Sequence[
     """Write the samples that gained most by the first of the rewards, before on the left and after on the right.
 
     Args:
-        path: of a PNG file.
-        samples: of pictures.
-        names: rewards whose scores are written below.
-        most: samples shown.
+        path: the PNG file to write.
+        samples: samples that are pictures.
+        names: rewards; the scores of the first ones are written below the pictures.
+        most: largest number of samples that are shown.
     """
     known = [sample for sample in samples if sample.gain(names[0]) == sample.gain(names[0])]
     shown = sorted(known, key=lambda sample: -sample.gain(names[0]))[:most]

@@ -1,6 +1,6 @@
-"""Figures of scores: their distribution, what of a group's spread is signal, and how far two rewards agree.
+"""Statistics of scores: their distribution, the share of a group's spread that is noise, and how far rewards agree.
 
-All take float64 [B], NaN where a reward does not apply, and leave such samples out.
+Scores are float64. A score is NaN where a reward does not apply, and every function leaves such samples out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Distribution:
-    """What B scores look like.
+    """The distribution of B scores.
 
     Attributes:
-        count: scores that are numbers; `absent`: the others.
-        mean, std, low, q05, median, q95, high: of the numbers.
-        distinct: different values.
+        count, absent: number of scores that are numbers, and number of scores that are NaN.
+        mean, std, low, q05, median, q95, high: statistics of the numbers; `low` is the least, `high` the greatest.
+        distinct: number of different values.
         within: root of the mean variance within groups of two or more.
         flat_groups: share of those groups in which all scores are equal; NaN without such groups.
         commonest: share of the most frequent value.
@@ -43,7 +43,7 @@ class Distribution:
 
 
 def describe(values: Tensor, groups: Sequence[int]) -> Distribution:
-    """The distribution of scores [B] in groups [B]; all figures are NaN if none is a number."""
+    """The distribution of scores [B] in groups [B]; if no score is a number, the statistics are NaN."""
     known = values[~values.isnan()]
     if not len(known):
         nan = math.nan
@@ -79,8 +79,8 @@ def noise_share(versions: Tensor, groups: Sequence[int]) -> float:
     """How much of the spread within groups is due to changes that should not matter.
 
     One minus the intraclass correlation ICC(3,1) for consistency (Shrout and Fleiss 1979), from mean squares pooled
-    over groups. In each group the scores are a table of n samples in V versions; what a version adds to all samples of
-    the group is no noise, since an advantage does not see it:
+    over groups. In each group the scores are a table of n samples in V versions. A constant that a version adds to all
+    samples of the group is no noise, since it does not change an advantage:
 
         noise = E / (S + E),    E = MS_error,    S = max(0, (MS_samples - MS_error) / V)
 
@@ -111,9 +111,9 @@ def noise_share(versions: Tensor, groups: Sequence[int]) -> float:
 
 
 def order_kept(first: Tensor, second: Tensor, groups: Sequence[int]) -> float:
-    """Share of the pairs of one group that `second` orders as `first` does; 1/2 is chance.
+    """Share of the pairs within a group that `second` orders as `first` does; 1/2 is chance.
 
-    Pairs that `first` holds equal do not count, and one that `second` holds equal counts 1/2.
+    A pair with equal scores in `first` does not count. A pair with equal scores only in `second` counts 1/2.
 
     Returns:
         A share in [0, 1]; NaN if `first` tells no two samples of a group apart.
@@ -137,13 +137,13 @@ def correlations(first: Tensor, second: Tensor) -> tuple[float, float]:
     if len(one) < 3:
         return math.nan, math.nan
     with warnings.catch_warnings():
-        # scipy warns of a constant input and returns NaN, which is what is wanted here.
+        # scipy warns about a constant input and returns NaN, and NaN is the right answer here.
         warnings.simplefilter("ignore")
         return float(stats.pearsonr(one, other).statistic), float(stats.spearmanr(one, other).statistic)
 
 
 def farthest(first: Tensor, second: Tensor) -> float:
-    """Largest distance of two scores of one sample; infinite where only one of them is a number, 0 where none is."""
+    """Largest distance between a sample's two scores; infinite if only one of them is a number, 0 if all are NaN."""
     if bool((first.isnan() != second.isnan()).any()):
         return math.inf
     gaps = (first - second).abs()

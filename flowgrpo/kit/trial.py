@@ -1,4 +1,4 @@
-"""A reward under observation: it is called as training calls it, and watched while it is."""
+"""A reward under observation: it is called in the same way as in training, and its calls are watched."""
 
 from __future__ import annotations
 
@@ -31,8 +31,13 @@ POLL_SECONDS = 0.002
 
 @dataclass(frozen=True)
 class TrialScores:
-    """Values [B] float64 with NaN where the reward does not apply; or the failure, in words, and whether the
-    returned value was to blame for it rather than an exception."""
+    """The scores of a call, or its failure.
+
+    Attributes:
+        values: [B] float64, NaN where the reward does not apply; all NaN after a failure.
+        failure: what went wrong, in words; empty if nothing did.
+        invalid: whether the failure was an unusable returned value, and not an exception.
+    """
 
     values: Tensor
     failure: str = ""
@@ -50,11 +55,11 @@ class Watch:
 
     Attributes:
         inner: the reward's function.
-        close_look: compare what was given with what is left of it, which costs a copy of it.
+        close_look: compare the arguments before and after a call, which costs a copy of the arguments.
         changed: names of the arguments that a call wrote into.
         dtypes: dtypes of the tensors and arrays that calls returned.
         holds_graph: whether a returned tensor could be differentiated, although gradients were off.
-        calls: number of calls; `samples`: of samples in them; `seconds`: spent in them.
+        calls, samples, seconds: number of calls, number of samples in them, and time spent in them.
     """
 
     inner: Callable[..., Any]
@@ -90,16 +95,16 @@ class Trial:
 
     Args:
         spec: a recipe's entry.
-        task: "images" or "text"; by default what its signature says, images if it says nothing.
+        task: "images" or "text"; by default "text" if the reward's signature has `completions`, and else "images".
 
     Attributes:
         reward: the scorer.
         watch: what was seen of its calls.
         low, high: least and greatest score so far.
-        loaded_bytes: how far the process grew while the reward was made.
+        loaded_bytes: by how many bytes the process grew while the reward was made; None where the system does not tell.
 
     Raises:
-        ValueError: the name or an option is wrong, or it cannot score such samples.
+        ValueError: the name or an option is wrong, or the reward cannot score samples of this task.
         MissingDependency: the reward needs a package that is not installed.
     """
 
@@ -112,7 +117,7 @@ class Trial:
         self.task = task or ("text" if "completions" in needed else "images")
         wrong = "images" if self.task == "text" else "completions"
         if wrong in needed:
-            raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and was to be checked on {self.task}")
+            raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and cannot be checked on {self.task}")
         self.watch = Watch(self.reward.function)
         self.reward.function = self.watch
         self._set = RewardSet([self.reward])
@@ -120,11 +125,11 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Under which it is reported."""
+        """The name under which the reward is reported."""
         return self.reward.name
 
     def require_columns(self, material: Material) -> None:
-        """Refuse material that lacks a column; raises ValueError saying which."""
+        """Raise ValueError if the material lacks a column that the reward needs; the error names the column."""
         kind = "completions" if self.task == "text" else "images"
         self.reward.check(kind, self._columns(material), grouped=True)
 
@@ -155,7 +160,7 @@ class Trial:
         return TrialScores(values)
 
     def _columns(self, material: Material) -> dict[str, list[Any]]:
-        """Those of the material; for a reward of the parts of completions their lines too."""
+        """The columns of the material; for a reward that scores parts, also the lines of each completion as parts."""
         columns = dict(material.columns)
         if "parts" in self.reward.needed and isinstance(material.samples, list):
             columns["parts"] = [text.splitlines(keepends=True) or [text] for text in material.samples]
@@ -171,7 +176,7 @@ class Trial:
 
 
 class PeakMemory:
-    """Measures how far this process grows while a block runs.
+    """Measures by how much this process grows while a block runs.
 
     Attributes:
         peak_bytes: the largest growth seen, in bytes; None where the system does not tell.
@@ -218,7 +223,7 @@ class NewTensors:
     """Tensors that were made in a block and are still alive."""
 
     def __enter__(self) -> NewTensors:
-        # What is there already is left out of every search, which would take most of a second otherwise.
+        # With the objects that exist already, every search would take most of a second.
         gc.freeze()
         return self
 
@@ -228,7 +233,7 @@ class NewTensors:
     def alive(self) -> tuple[int, int]:
         """Bytes of the tensors, and how many of them hold the graph of a computation."""
         gc.collect()
-        # Not isinstance: lazy modules answer for a class by importing it.
+        # `isinstance` asks an object for its class, and a lazy module would answer by importing what it replaces.
         tensors: list[Tensor] = [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
         size = sum(tensor.nelement() * tensor.element_size() for tensor in tensors)
         return size, sum(tensor.grad_fn is not None for tensor in tensors)

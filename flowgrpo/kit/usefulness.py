@@ -1,4 +1,4 @@
-"""How the scores are spread, how much of that is signal, and how they agree with other rewards."""
+"""Checks of scores: how they are spread, how much of the spread is signal, and how they agree with other rewards."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .trial import Trial
 from .versions import NEAR, NEAR_TEXT, OTHER
 
 NOISY, ONE_NOISY = 0.3, 0.5
-"""Shares of noise, in all near versions and in the worst, from which the spread within groups is a warning."""
+"""Shares of noise above which there is a warning: over all near versions together, and in the worst version alone."""
 DISTURBED = 0.75
-"""Share of pairs that keep their order, below which a version disturbs it; chance is 1/2."""
+"""A version disturbs the order if less than this share of the pairs keep their order; chance is 1/2."""
 SATURATED = 0.9
 _RESOLUTION = 1e-3
 
@@ -49,7 +49,7 @@ def check_distribution(material: Material, values: Tensor, report: Report, name:
     if found.commonest >= SATURATED:
         report.add(
             "saturated", WARNING, f"{found.commonest:.0%} of the scores are equal ({material.source})",
-            "Few groups have anything to learn from; ask for more, or give partial credit.", share=found.commonest,
+            "Few groups teach anything; give partial credit, or change what it asks for.", share=found.commonest,
         )  # fmt: skip
     elif found.flat_groups > 0:
         report.add(
@@ -57,7 +57,7 @@ def check_distribution(material: Material, values: Tensor, report: Report, name:
             f"({material.source})", "", share=found.flat_groups,
         )  # fmt: skip
     step = torch.finfo(torch.float32).eps * max(abs(found.low), abs(found.high))
-    # Groups that are equal within say nothing of the scale; how they differ from each other does.
+    # If no group has a spread, the spread between groups gives the scale.
     spread, where = (found.within, " within groups") if found.within else (found.std, "")
     if step > _RESOLUTION * spread:
         report.add(
@@ -71,7 +71,7 @@ def check_range(trial: Trial, declared: tuple[float, float] | None, report: Repo
     if declared is not None and not (declared[0] <= trial.low and trial.high <= declared[1]):
         report.add(
             "range", FAULT, f"scores from {trial.low:.6g} to {trial.high:.6g}, declared {declared[0]:g} to "
-            f"{declared[1]:g}", "Mend the reward or what it declares.", low=trial.low, high=trial.high,
+            f"{declared[1]:g}", "Mend the reward, or declare another range.", low=trial.low, high=trial.high,
         )  # fmt: skip
 
 
@@ -145,8 +145,8 @@ def _judge_noise(near: Mapping[str, Tensor], material: Material, values: Tensor,
     loud = share > NOISY or each[worst] > ONE_NOISY
     report.add(
         "noise", WARNING if loud else NOTE,
-        f"{share:.0%} of the spread within groups is noise: versions that look alike differ by it. Worst is "
-        f"“{worst}” with {each[worst]:.0%}, which keeps the order of {_percent(kept)} of the pairs",
+        f"{share:.0%} of the spread within groups is noise: versions that look alike differ by that much. The worst "
+        f"version is “{worst}” with {each[worst]:.0%}; it keeps the order of {_percent(kept)} of the pairs",
         "Advantages of such groups are illusory: make the reward blind to such changes, average it over them, use "
         "`win_rate` with a margin, or scale advantages by the batch." if loud else "",
         share=share, worst=each[worst], order_kept=kept,
@@ -157,7 +157,7 @@ def _judge_versions(table: Mapping[str, Mapping[str, float | None]], codes: Mapp
     advice = {
         "format": "Training scores floats, and saved pictures are 8-bit files: their scores would not agree.",
         "dtype": "Pipelines that decode in bfloat16 would give other winners; average over more pixels.",
-        "resize": "Train and evaluate at one size, or resize within the reward to one that it knows.",
+        "resize": "Train and evaluate at one size, or resize within the reward to a size that suits it.",
         "whitespace": "Strip the completion before it is scored.",
     }
     for name, figures in table.items():

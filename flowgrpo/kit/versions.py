@@ -39,13 +39,13 @@ def shifted(images: Tensor) -> Tensor:
 
 
 def grainy(images: Tensor) -> Tensor:
-    """Images with noise of one level of 255, the same noise on each."""
+    """Images plus Gaussian noise with a standard deviation of 1/255, the same noise on every image."""
     noise = torch.randn(images.shape[1:], generator=torch.Generator().manual_seed(0))
     return (images + noise / 255).clamp(0, 1)
 
 
 def scaled(factor: float) -> Callable[[Tensor], Tensor]:
-    """Images at `factor` times their size."""
+    """A function that resizes images to `factor` times their size."""
     return lambda images: resize(images, *(max(1, round(side * factor)) for side in images.shape[-2:]))
 
 
@@ -55,7 +55,7 @@ NEAR: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "shift by one pixel": ("", shifted),
     "noise of 1/255": ("", grainy),
 }
-"""Versions that nobody could tell from the picture, each with the code of the finding if it disturbs the order."""
+"""Versions that nobody could tell from the picture: name -> (code of the finding if it disturbs the order, change)."""
 
 OTHER: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "JPEG, quality 75": ("", lambda images: as_jpeg(images, 75)),
@@ -70,11 +70,11 @@ NEAR_TEXT: dict[str, tuple[str, Callable[[list[str]], list[str]]]] = {
     "space in front": ("whitespace", lambda texts: [" " + text for text in texts]),
     "spaces at the end": ("whitespace", lambda texts: [text + "  " for text in texts]),
 }
-"""Versions of completions that nobody could tell from them."""
+"""Versions of a completion that nobody could tell from the completion when reading it."""
 
 
 def edge_pictures(image: Tensor) -> list[tuple[str, str, Tensor]]:
-    """Pictures of the size of `image` [3, H, W] that a model can end in: (code, name, picture)."""
+    """Pictures of the size of `image` [3, H, W] that a model can come to make: (code, name, picture)."""
     height, width = image.shape[-2:]
 
     def plain(*colour: float) -> Tensor:
@@ -99,7 +99,7 @@ def edge_pictures(image: Tensor) -> list[tuple[str, str, Tensor]]:
 
 
 def edge_sizes(height: int, width: int) -> list[tuple[str, int, int]]:
-    """Sizes other than that of the pictures: (code, height, width)."""
+    """Sizes that differ from the size of the pictures: (code, height, width)."""
     huge = min(2048, max(1024, 4 * max(height, width)))
     return [("tiny", 8, 8), ("oblong", height, 2 * width + 1), ("huge", huge, huge)]
 
@@ -128,5 +128,5 @@ def edge_texts(text: str) -> list[tuple[str, str, str]]:
 
 
 def beside(texts: Sequence[str], row: int, text: str) -> list[str]:
-    """A copy of the texts with another in one place."""
+    """A copy of the texts with `text` at position `row`."""
     return [text if k == row else other for k, other in enumerate(texts)]

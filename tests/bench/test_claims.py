@@ -1,4 +1,4 @@
-"""The papers' claims: what is measured again and what not, keys, intervals and verdicts by hand, figures, report."""
+"""The papers' claims: which results are measured again, keys, intervals and verdicts by hand, figures, report."""
 
 import dataclasses
 import json
@@ -75,11 +75,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory, tiny: tuple[str, ...]) ->
 
 
 def silent(text: str) -> None:
-    """A report that nobody reads."""
+    """A `report` function that discards its lines."""
 
 
 def timeless(result: Result) -> Result:
-    """A result without what differs from run to run."""
+    """A result without the values that differ from run to run."""
     curves = {k: v for k, v in result["curves"].items() if not k.startswith("time/") and k != "seconds"}
     evaluation = {k: v for k, v in result["evaluation"].items() if k != "seconds"}
     return {"curves": curves, "evaluation": evaluation, "steps": result["steps"], "key": result["key"]}
@@ -196,7 +196,7 @@ def test_results_of_other_code_are_not_mixed_in_unless_asked_for(
     settings = dataclasses.replace(measured, results=tmp_path)
     found = find_run(measured, DEFAULT, 0)
     assert found is not None
-    # As an older schema wrote it: a key of today's is not there.
+    # As an older schema wrote it, without a key of the present schema.
     stored = yaml.safe_load(found["recipes"][0])
     del stored["rollout"]["decode_batch"]
     found["recipes"] = [yaml.safe_dump(stored)]
@@ -217,7 +217,7 @@ def test_results_of_other_code_are_not_mixed_in_unless_asked_for(
     assert find_run(dataclasses.replace(like_it, any_code=False), DEFAULT, 0) is None
     assert find_run(dataclasses.replace(like_it, scale=1.0), DEFAULT, 0) is None
     written = write_report(gather(like_it), tmp_path / "out").read_text()
-    assert "Results of other code, with an equal recipe, stand in for: default." in written
+    assert "These results come from other code, with an equal recipe: default." in written
 
 
 def test_a_broken_result_file_is_named(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_two_processes_do_not_do_the_same(tmp_path: Path, measured: Settings) ->
     name = f"default-seed0-{key_of([recipe_of(DEFAULT, 0, settings)])}"
     with claimed(tmp_path / "runs" / f"{name}.lock"):
         measure_run(settings, DEFAULT, 0, said.append)
-    assert said == ["default, seed 0: another process is at it"]
+    assert said == ["default, seed 0: another process is making this run"]
 
 
 def test_every_recipe_has_a_job_and_common_settings() -> None:
@@ -254,7 +254,7 @@ def test_every_recipe_has_a_job_and_common_settings() -> None:
 
 
 def test_every_recipe_is_read_back_from_its_result() -> None:
-    """One with infinite bounds too, which JSON has no number for."""
+    """Also an interval with infinite bounds, for which JSON has no number."""
     settings = Settings(Path("nowhere"))
     for job in jobs().values():
         recipe = recipe_of(job, 0, settings)
@@ -347,7 +347,7 @@ def made(label: str, score: list[float], seed: int = 0, **changed: Any) -> Resul
 
 
 def evidence(runs: dict[str, list[list[float]]], times: dict[str, tuple[float, ...]] | None = None) -> Evidence:
-    """Of held-out curves by label and seed, and of five timed iterations against 1 s of DanceGRPO."""
+    """Evidence of held-out curves by label and seed, and of five timed iterations against 1 s of DanceGRPO."""
     found = {label: {k: made(label, c, k) for k, c in enumerate(curves)} for label, curves in runs.items()}
     timed = {
         name: made(name, [0.0, 0.0], seconds={name: list(values), "dance_grpo": [1.0] * len(values)})
@@ -418,7 +418,7 @@ def test_scores_are_compared_where_both_have_spent_the_same() -> None:
     assert finding.holds
     # 0.44 is four tenths of the way to 0.5: after 4 of the other's 20.
     assert "gained on 2 of 2 seeds" in note.text
-    assert "reached what it ended with on 2 of those, there with 0.20 times the updates" in note.text
+    assert "final score on 2 of these seeds, with 0.20 times the updates" in note.text
     back, _ = at_equal(found, "other", "one", "updates")
     assert back.holds is False
 
@@ -467,7 +467,7 @@ def test_equal_exploration_is_compared_where_both_kernels_are() -> None:
 
 
 class FakeTrainer:
-    """Writes down when it is asked for which iteration."""
+    """Records the number of each iteration that it is asked for, in order."""
 
     def __init__(self, name: str, asked: list[tuple[str, int]]) -> None:
         self.name, self.asked, self.clock = name, asked, self
@@ -491,7 +491,7 @@ def test_timed_iterations_take_turns_and_span_the_run() -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes with little to do, all of them on a recipe that there is."""
+    """Probes with little work, all with a recipe that exists."""
     monkeypatch.setattr(claims_probes, "REPEATS", 2)
     monkeypatch.setattr(claims_probes, "EXPLORED", 1)
     monkeypatch.setattr(claims_probes, "DRAWN", 3)
@@ -517,7 +517,7 @@ def test_everything_about_one_method_is_measured_once(
     }
     # They took turns with the same iterations of the baseline.
     assert times["default"]["seconds"]["flow_grpo"] == times["mixgrpo"]["seconds"]["flow_grpo"]
-    assert "0 of 2 runs are there; the others need about" in "\n".join(said)
+    assert "0 of 2 runs have results; by the timings, the others need about" in "\n".join(said)
 
     explored = found.evidence.probes["exploration"]["kernels"]
     assert [entry["eta"] for entry in explored["flow_sde"]] == [0.1, 0.7]
@@ -529,7 +529,7 @@ def test_everything_about_one_method_is_measured_once(
     assert sum(squared["loo"]) < sum(squared["none"])
     spread = found.evidence.probes["gradient_spread"]["by_step"]
     assert len(spread["plain"]) == 1
-    # A probe of other code stands in only with the seeds that are asked for.
+    # A probe of other code is taken only if it has the seeds of the settings.
     lenient = dataclasses.replace(settings, any_code=True)
     with monkeypatch.context() as later:
         later.setattr(claims_probes, "_probe_code", lambda: "later")
@@ -551,7 +551,7 @@ def test_everything_about_one_method_is_measured_once(
     for place in ("trainings._train", "probes._loaded", "rises._rise"):
         monkeypatch.setattr(f"flowgrpo.bench.claims.{place}", refuse)
     claims(settings, names, tmp_path / "out", said.append)
-    assert "2 of 2 runs are there" in "\n".join(said)
+    assert "2 of 2 runs have results" in "\n".join(said)
 
 
 def test_a_rise_is_of_pairs_with_the_same_prompt_and_noise(tmp_path: Path) -> None:
@@ -748,7 +748,7 @@ def test_a_result_is_whole_or_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path: Path) -> None:
-    """Recipes of the results have the language of recipes of today: otherwise all would be measured again."""
+    """The recipes in the results follow the present schema; otherwise everything would be measured again."""
     record = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
     settings = Settings(record / "claims", any_code=True)
     found = gather(settings)
@@ -757,7 +757,7 @@ def test_the_results_on_record_are_found_and_make_the_report_on_record(tmp_path:
     assert set(found.rises) == set(found.evidence.times) == {job.method for job in jobs().values()}
     text = write_report(found, tmp_path).read_text(encoding="utf-8")
     lines, known = (
-        [line for line in page.splitlines() if not line.startswith(("Run on: ", "Results of other code"))]
+        [line for line in page.splitlines() if not line.startswith(("Run on: ", "These results come from other code"))]
         for page in (text, (record / "claims.md").read_text(encoding="utf-8"))
     )
     assert lines == known

@@ -1,4 +1,4 @@
-"""A run that is ended at a file operation, by whatever, goes on to the last bit or says clearly why it does not."""
+"""A run that ends at any file operation, in any way, goes on to the same bits, or says clearly why it does not."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, build
 
 pytestmark = pytest.mark.slow
 
-# In a process of its own, which has not used torch: its children would wait for threads that they do not have.
+# A new process, which has not used torch; otherwise its children would wait for threads that they do not have.
 SCRIPT = """
 import gc, json, sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from PIL import Image
 import flowgrpo.cli, flowgrpo.gallery.build
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.bench.kills import kills
-# What every child would do again: look for names, and through all that is imported for garbage.
+# Done once, so that not every child repeats it: finding names, and searching the imports for garbage.
 dir(transformers)
 Image.init()
 gc.freeze()

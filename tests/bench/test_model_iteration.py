@@ -71,7 +71,7 @@ def test_u_nets_are_refused(model: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [model for model in KNOWN if model not in UNETS])
 def test_every_known_transformer_has_a_class_that_takes_its_parts(model: str) -> None:
-    """At real size on `meta`: what the pipeline's constructor and its first look need is there."""
+    """At real size on `meta`, everything that the pipeline's constructor and the first self-check need exists."""
     name, config = architecture_of(model).denoiser
     with torch.device("meta"):
         pipe = random_pipeline(model, {}, torch.bfloat16, torch.device("meta"))

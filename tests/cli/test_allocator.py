@@ -1,4 +1,4 @@
-"""Freed memory is kept by the process, in processes of their own."""
+"""A process keeps freed memory; each test starts a new process."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The `flowgrpo` command: what it prints, and one message instead of a traceback for what a user can mend."""
+"""The `flowgrpo` command: what it prints, and one message, not a traceback, for an error that a user can mend."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from tests.conftest import Command
 
 
 def refused(answer: tuple[int, str, str]) -> str:
-    """The message of a command that was refused, after checking its form."""
+    """The message of a command that was refused; the form of the message is checked."""
     status, output, errors = answer
     assert status == 1
     assert "Traceback" not in output + errors
@@ -244,7 +244,7 @@ def test_the_package_runs_as_a_module_and_help_loads_no_tensor_library():
 def test_what_exits_within_a_command_is_a_failure_of_it(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Status 0 says that a command has done its work."""
+    """Status 0 must mean that a command has done its work."""
 
     def exits() -> dict[str, str]:
         raise SystemExit(0)

@@ -33,7 +33,7 @@ def test_the_embedded_world_is_estimated_only_if_a_card_is_named():
 
 def test_a_plan_in_chunks_has_the_same_counts():
     whole, chunks = plan("default", *SMALL), plan("default", *SMALL, "rollout.chunk=2")
-    line = "sampled and decoded 2 prompts at a time; what follows does not depend on it\n"
+    line = "sampled and decoded 2 prompts at a time; the lines below do not depend on it\n"
     assert line in chunks
     assert chunks.replace(line, "") == whole
 
@@ -49,7 +49,7 @@ def test_a_launch_with_shards_is_estimated_as_such():
     assert "estimate for 4 × H100 SXM, full weights in shards by FSDP2, from shapes alone" in output
     assert "changes nothing" not in output
     lora = plan("default", "--gpus", "4", "--sharding", "fsdp2", *SMALL)
-    assert "note: fsdp2 changes nothing here: FSDP2 shares out full weights, and a LoRA is whole on each GPU" in lora
+    assert "note: fsdp2 changes nothing here: FSDP2 divides full weights, and each GPU has the whole LoRA" in lora
     assert "note: zero2 changes nothing here: one GPU has everything" in plan("default", "--sharding", "zero2", *SMALL)
 
 

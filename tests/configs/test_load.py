@@ -1,4 +1,4 @@
-"""Reading recipes: names, files, overrides, and what each fault is told."""
+"""Reading recipes: names, files, overrides, and the message for each fault."""
 
 from pathlib import Path
 
@@ -94,7 +94,7 @@ def test_the_last_of_two_overrides_wins():
 
 @pytest.mark.parametrize("text", ["1e-3", "1.5e-3", "2E5", "+3e+2", ".5e1", "1.e2"])
 def test_an_exponent_is_a_number_in_files_and_overrides(tmp_path: Path, text: str):
-    """YAML 1.1 would read most of these as text, which free-form options would keep as text."""
+    """YAML 1.1 reads most of these as text, and free-form options would keep the text."""
     path = written(tmp_path, f"model: {{call: {{a: {text}}}}}\n{SMALLEST}")
     assert load_recipe(path).model.call == {"a": float(text)}
     assert load_recipe(None, [f"model.call.a={text}"]).model.call == {"a": float(text)}

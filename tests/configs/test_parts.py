@@ -68,14 +68,14 @@ CHOSEN = ("sampler", "combine", "advantage", "credit", "clamp", "select", "objec
 
 @pytest.mark.parametrize("method", METHODS)
 def test_hardware_leaves_the_optimizer_step_as_it_is(method: str):
-    """Groups are dealt to the processes and losses are counts of the whole step, so nothing else may change."""
+    """Groups are dealt to the processes, and losses are counts of the whole step, so no other value may change."""
     for model in OF["models"]:
         plain = load_image_recipe(f"{method}+{model}+ocr")
         for hardware in OF["hardware"]:
             found = load_image_recipe(f"{method}+{model}+ocr+{hardware}")
             for section in ("sampler", *CHOSEN, "objective", "penalties", "optimizer", "data", "rewards", "run"):
                 assert getattr(found, section) == getattr(plain, section)
-            # A prompt's samples are made in one process, and BranchGRPO has but 12 prompts.
+            # One process makes all samples of a prompt, and BranchGRPO has only 12 prompts.
             more = hardware == "gpus32" and method.startswith("branchgrpo")
             assert (found.rollout.prompts, found.rollout.group) == (
                 32 if more else plain.rollout.prompts,

@@ -24,7 +24,7 @@ def faults(**sections: Any) -> str:
 
 
 def found(**sections: Any) -> str:
-    """What the check before a run says of a recipe that the schema takes."""
+    """The findings of the check before a run, for a recipe that the schema accepts."""
     return "\n".join(check(recipe(**sections)).texts("fault"))
 
 

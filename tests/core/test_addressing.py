@@ -1,4 +1,4 @@
-"""Seeds by place: the numbers themselves, since every published figure and every resumed run rests on them."""
+"""Seeds by place. The exact numbers are tested, since every published figure and every resumed run depends on them."""
 
 from flowgrpo.core.addressing import address
 

@@ -1,4 +1,4 @@
-"""The rules every advantage obeys: order and names of rows, the NaN door, groups without a signal, types."""
+"""The rules that every advantage obeys: order and names of rows, missing scores, groups without a signal, types."""
 
 import pytest
 import torch

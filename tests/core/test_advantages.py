@@ -190,7 +190,7 @@ def test_what_one_row_alone_knows_stands_for_its_group_and_what_none_knows_for_n
 
 
 def test_gdpo_whitens_a_sum_of_zero_and_equal_sums_that_are_not_zero():
-    """Without a baseline the sums are 0, 1, 3, 3, of mean 7/4 and sample deviation 3/2."""
+    """Without a baseline the sums are 0, 1, 3, 3, with mean 7/4 and sample deviation 3/2."""
     rewards = torch.tensor([[0.0], [1.0], [3.0], [3.0]])
     got = multi_reward_advantages(rewards, [0, 0, 1, 1], [1.0], how="gdpo", baseline="none", scale="none", eps=0.0)
     close(got, torch.tensor([-1.75, -0.75, 1.25, 1.25]) / 1.5)
@@ -234,7 +234,7 @@ ANCHORED = torch.tensor([0.0, 2.0, 4.0, 4.0], dtype=torch.float64)  # mean 2.5, 
 
 
 def test_anchored_advantages_by_hand():
-    """a of the first group is s / S, of the second, which is silent by itself, 0."""
+    """a is s / S in the first group, and 0 in the second group, where all rewards are equal."""
     pairs = torch.tensor([0, 0, 1, 1])
     whole = 2.75**0.5
     a, level = 1 / whole, [-2.5 / whole, -0.5 / whole, 1.5 / whole]
@@ -262,7 +262,7 @@ def test_anchored_advantages_of_equal_values_are_zero_and_columns_are_apart():
 
 
 def test_a_sum_of_rewards_is_not_rounded_before_it_is_compared() -> None:
-    """One reward is ten thousand for all, the other differs by less than float32 tells beside it."""
+    """One reward is ten thousand for all samples; the other differs by less than float32 can resolve next to it."""
     small = torch.tensor([0.0, 1e-4, 2e-4, 3e-4])
     found = multi_reward_advantages(
         torch.stack([torch.full((4,), 1e4), small], dim=1), torch.zeros(4, dtype=torch.long), torch.ones(2), how="sum"

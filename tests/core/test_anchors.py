@@ -30,7 +30,7 @@ def edges(rewards: torch.Tensor = ONE, **more: object) -> list[float]:
 
 
 def test_tokens_are_compared_after_the_prefix_that_they_share() -> None:
-    """All begin from the prompt: 3/2 and -1/2 twice. After 5 rewards 1 and 0 differ; after 8 nothing does."""
+    """All begin from the prompt: 3/2, and -1/2 twice. After token 5, rewards 1 and 0 differ; after 8, none differ."""
     assert tokens() == [
         pytest.approx(row) for row in ([3, 1.5 + HALF, 1.5], [-1, -0.5 - HALF, -0.5], [-1, -0.5, 0], [-1, -0.5, 0])
     ]  # fmt: skip
@@ -40,7 +40,7 @@ def test_tokens_are_compared_after_the_prefix_that_they_share() -> None:
 
 
 def test_a_reward_is_worth_less_the_later_it_comes() -> None:
-    """Of the first, 1/4 at the prompt, whose mean is 1/16, and 1/2 after 5, whose mean is 1/4; nothing is divided."""
+    """The first has 1/4 at the prompt (mean 1/16), and 1/2 after token 5 (mean 1/4); nothing is divided."""
     found = tokens(discount=0.5, scale="none", weight=2.0)
     assert found[0] == pytest.approx([1.5 + 2 * 3 / 16, 1.5 + 2 / 4, 1.5])
     assert found[1] == pytest.approx([-0.5 - 2 / 16, -0.5 - 2 / 4, -0.5])
@@ -55,7 +55,7 @@ def test_a_reward_is_worth_less_the_later_it_comes() -> None:
 def test_only_completions_of_one_group_share_states() -> None:
     found = anchor_prefix_advantages([[5], [5], [5], [5]], ONE, [0, 0, 1, 1], episode(), eps=0.0)
     assert found[:, 0].tolist() == pytest.approx([1.5 + HALF, -0.5 - HALF, -0.5, -0.5])
-    # No two of a group: the completions' own.
+    # No two completions are of one group, so they keep their own advantages.
     assert anchor_prefix_advantages([[5, 6], [5]], ONE[:2], [0, 1], torch.tensor([3.0, 4.0])).tolist() == [
         [3, 3],
         [4, 0],
@@ -118,7 +118,7 @@ def test_a_tree_without_leaves_has_no_advantages() -> None:
 def test_leaves_without_a_reward_and_other_groups_are_left_out() -> None:
     rewards = torch.tensor([1.0, 0.0, NAN, 4.0])
     found = anchor_tree_advantages(PARENT, LEAF, rewards, [0, 0, 0, 1], torch.tensor([1.0, -1.0, NAN, 0.0]), eps=0.0)
-    # From the root the first two are compared alone; nodes above others have what these bring.
+    # From the root only the first two are compared; a node above other nodes has their mean.
     assert found.tolist() == pytest.approx([0, 0, 0, 1 + HALF, -1 - HALF, 0, 0])
     assert anchor_tree_advantages(torch.tensor([-1]), torch.tensor([0]), ONE[:1], [0], ONE[:1]).tolist() == [0]
 

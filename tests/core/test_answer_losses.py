@@ -1,4 +1,4 @@
-"""Losses of pairs and groups: closed forms, gradients by hand, and who is compared with whom."""
+"""Losses of pairs and groups: closed forms, gradients by hand, and which samples are compared."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Rewards that are added within bounds, by hand, and what they must not turn round."""
+"""Rewards that are added within bounds, by hand, and the signs that they must not change."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_an_auxiliary_reward_counts_among_the_correct_by_hand():
 
 def test_a_correct_sample_is_never_turned_negative():
     close(positive(3.0), [4, 0, -1, -1])
-    # All correct: -1 -3 -3 -3, the short one is encouraged and the long ones are left alone.
+    # All correct: -1 -3 -3 -3. The short one is encouraged, and the long ones do not change.
     everyone = torch.ones(4, dtype=torch.bool)
     close(positive(1.0, torch.tensor([-1.0, -3, -3, -3]), torch.ones(4), everyone), [3**0.5, 0, 0, 0])
 

@@ -50,7 +50,7 @@ def test_the_allocation_is_the_best_of_all(name, least, most):
 
 
 def test_knapsack_by_hand():
-    """Of p = 1/2 and p = 1/10, at two samples each: 1/8 (1/4) against 0.081 (0.9 0.1), later the rare one leads."""
+    """p = 1/2 and p = 1/10, at two samples each: 1/8 (1/4) against 0.081 (0.9 0.1); later the rare one leads."""
     assert knapsack_gain(0.5, 2) == pytest.approx(0.125 * 0.25)
     assert knapsack_gain(0.1, 2) == pytest.approx(0.1 * 0.81 * (0.01 * 0.9 + 0.81 * 0.1))
     sizes = allocate([0.5, 0.1, 1.0, 0.0], 40, least=2)

@@ -1,4 +1,4 @@
-"""Statistics of a step, by hand, and that they add over batches."""
+"""Statistics of a step, by hand, and as sums over batches."""
 
 import pytest
 import torch

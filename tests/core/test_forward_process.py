@@ -165,7 +165,7 @@ def test_a_good_image_becomes_likelier_and_a_bad_one_less_so(method):
 
 @pytest.mark.parametrize("method", [METHODS[1], METHODS[3]], ids=["awm", "flow_dpo"])
 def test_gradients_are_those_of_finite_differences(method):
-    """Of the two without detached factors; those of the others are checked by hand above."""
+    """Gradients of the two losses without detached factors; the tests above check the other losses by hand."""
     noised = random_rows()
     v, direction, h = noised.velocity.detach(), torch.randn(4, 2, 3), 1e-2
     loss, _ = method(noised)

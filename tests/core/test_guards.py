@@ -1,4 +1,4 @@
-"""Guards of single tokens: which are reached, by how much, and that nothing else is."""
+"""Guards of single tokens: which tokens they change, by how much, and that no other token changes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a surrogate says of itself, that a bound leaves an entry without a gradient, against autograd."""
+"""A surrogate reports the entries that its bound leaves without a gradient; the report is compared with autograd."""
 
 from functools import partial
 
@@ -84,7 +84,7 @@ def test_beyond_the_limit_of_what_is_computed(name: str):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_shares_by_step_are_those_of_the_loss(name: str, level: str):
-    """A surrogate that pools by itself is of tokens."""
+    """A surrogate that pools by itself works on tokens."""
     log_ratio, adv, logp, mask = rollout()
     old = logp - log_ratio
     held = held_columns(logp, old, adv, mask, surrogate=CASES[name], level=level)
@@ -99,7 +99,7 @@ def test_shares_by_step_are_those_of_the_loss(name: str, level: str):
 
 
 def test_gmpo_bounds_the_log_ratio_and_cispo_holds_nothing_back():
-    """They used to be counted as clips of the ratio at 1.4 and 6, by the names of their hyper-parameters."""
+    """These were once counted as clips of the ratio at 1.4 and 6, because of the names of their hyper-parameters."""
     log_ratio, adv = torch.tensor([[0.39, 0.41, 2.0]]), torch.ones(1, 3)
     zeros = torch.zeros(1, 3)
     assert held_columns(log_ratio, zeros, adv, surrogate=gmpo).tolist() == [[False, True, True]]

@@ -1,4 +1,4 @@
-"""`core` imports torch alone, keeps tensors on their device, and has the names that it gives out."""
+"""`core` imports only torch, keeps tensors on their device, and has all the names that it exports."""
 
 import ast
 import sys

@@ -227,7 +227,7 @@ def test_a_rejected_entry_may_hold_anything(name, value, side):
 
 @pytest.mark.parametrize(("value", "counted"), [(-500.0, -20), (500.0, 20), (NAN, 0), (INF, 0), (-INF, 0)])
 def test_a_rejected_entry_enters_the_rows_ratio_within_limits(value, counted):
-    """Beside a log-ratio of 0 the row's mean is half of what the rejected entry counts for."""
+    """The row's other log-ratio is 0, so the row's mean is half of the rejected entry's value."""
     logp = torch.tensor([[value, -1.0]], dtype=torch.float64)
     options = {"surrogate": partial(clip, low=INF, high=INF), "level": "sequence", "reduce": "sum"}
     loss, grad, _ = run(logp, torch.full_like(logp, -1.0), torch.ones(1), weight=torch.tensor([[0.0, 1.0]]), **options)

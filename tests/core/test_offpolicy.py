@@ -1,4 +1,4 @@
-"""Surrogates for older samples: hand-computed values and gradients, and what `policy_loss` asks of all of them."""
+"""Surrogates for older samples: hand-computed values and gradients, and what `policy_loss` requires from all."""
 
 import math
 from functools import partial
@@ -147,7 +147,7 @@ def test_nft_is_the_papers_loss_on_group_scaled_advantages(rate, floor):
     w, share = math.sqrt((1 - rate) / rate), (1 - rate * ratio) / (1 - rate)
     bounded = share.clamp(min=floor)
     close(value, torch.where(rewards > 0, -w * ratio.log(), -w * bounded.log()))
-    # The bound holds the value; the gradient passes, over the bounded share.
+    # The bound limits the value. The gradient still passes, divided by the bounded share.
     close(
         grad, torch.where(rewards > 0, torch.tensor(-w, dtype=torch.float64), w * rate / (1 - rate) * ratio / bounded)
     )

@@ -77,7 +77,7 @@ def test_consistency_within_one_group_is_the_groups_advantage_times_its_weight()
 
 
 def test_consistency_takes_the_outcomes_it_is_given():
-    # Two wrong answers that differ are no agreement.
+    # Two different wrong answers do not agree.
     rewards, groups, outcomes = torch.tensor([0.0, 0, 1, 1]), torch.tensor([0, 0, 1, 1]), [3, 4, 5, 5]
     found = consistency_advantages(rewards, groups, sharpness=1.0, threshold=0.0, outcomes=outcomes, eps=0.0)
     level = 0.5**0.5

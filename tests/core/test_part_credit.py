@@ -27,7 +27,7 @@ def test_what_came_before_credits_no_part():
 
 
 def test_parts_of_one_place_are_compared():
-    """Second parts are 2 and 4 in the first group; only one of its rows has a third, and the second group one row."""
+    """In the first group, second parts are 2 and 4, and only one row has a third part. The second group has one row."""
     returns = torch.tensor([[1.0, 2, 9], [1, 4, NAN], [3, 3, 3]])
     found = part_advantages(returns, [0, 0, 1], eps=0.0)
     half = math.sqrt(0.5)
@@ -36,7 +36,7 @@ def test_parts_of_one_place_are_compared():
 
 
 def test_all_parts_of_a_group_are_compared():
-    """Mean of 1, 2, 9, 1 and 4 is 3.4; the other group is a row of equal parts."""
+    """The mean of 1, 2, 9, 1 and 4 is 3.4; the other group is a row with equal parts."""
     returns = torch.tensor([[1.0, 2, 9], [1, 4, NAN], [3, 3, 3]])
     found = part_advantages(returns, [0, 0, 1], among="group", scale="none")
     close(found, [[-2.4, -1.4, 5.6], [-2.4, 0.6, 0], [0, 0, 0]])

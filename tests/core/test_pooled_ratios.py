@@ -89,7 +89,7 @@ def test_the_graph_stays_per_column():
 
 
 def of_sentences(units, entropy, mean, **options):
-    """SSPO with what a run gives it."""
+    """SSPO with the arguments that a run gives it."""
     return partial(sspo, units=units, entropy=entropy, mean_entropy=mean, **options)
 
 

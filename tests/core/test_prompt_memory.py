@@ -1,4 +1,4 @@
-"""What is remembered of prompts: by hand, and over a checkpoint."""
+"""The memory of prompts: by hand, and through a checkpoint."""
 
 import io
 import math
@@ -72,7 +72,7 @@ def test_probabilities_by_hand():
     total = 0.25 + 0.09
     got = known.probabilities(["even", "rare", "solved"])
     assert got == pytest.approx([0.4 / 3 + 0.6 * 0.25 / total, 0.4 / 3 + 0.6 * 0.09 / total, 0.4 / 3])
-    # One that is new counts as the best that is known.
+    # A new prompt counts as the best known prompt.
     got = known.probabilities(["new", "rare", "solved"])
     assert got == pytest.approx([0.4 / 3 + 0.3, 0.4 / 3 + 0.3, 0.4 / 3])
     assert known.probabilities(["even", "new"]) == pytest.approx([0.5, 0.5])

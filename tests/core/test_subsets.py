@@ -110,7 +110,7 @@ def test_balanced_judges_groups_apart_and_never_keeps_a_missing_reward():
 
 
 def test_the_baseline_comes_from_all_that_were_drawn():
-    """One success of eight: its advantage is 7/8, whatever is kept; of the kept four it would be 3/4."""
+    """One success of eight: its advantage is 7/8, whichever are kept. Among only the four kept it would be 3/4."""
     rewards = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
     kept = balanced(rewards, [0] * 8, 4)
     advantages = group_advantages(rewards, [0] * 8, scale="none")[kept]

@@ -1,4 +1,4 @@
-"""What is remembered of a prompt's rewards, by hand and over a checkpoint."""
+"""The memory of a prompt's rewards: by hand, and through a checkpoint."""
 
 import io
 import math

@@ -16,7 +16,7 @@ def close(got, want, tol=1e-6):
 
 
 def mean_given_truth(weight):
-    """Of a weight of a failed and a passed verdict, for a sample that is wrong and for one that is right."""
+    """Expected weight of a wrong sample and of a right sample, from the weights of a failed and a passed verdict."""
     return torch.stack([(1 - FP) * weight[0] + FP * weight[1], FN * weight[0] + (1 - FN) * weight[1]])
 
 
@@ -34,7 +34,7 @@ def test_forward_correction_is_the_clean_reward_less_one_up_to_a_factor():
 
 
 def test_both_give_the_direction_of_the_clean_gradient():
-    """Three answers of which the first two are right, by enumeration of answers and verdicts."""
+    """Three answers, the first two right, by enumeration of answers and verdicts."""
     logits = torch.tensor([0.3, -0.5, 0.9], dtype=torch.float64)
     p, truth = logits.softmax(0), torch.tensor([1, 1, 0])
 

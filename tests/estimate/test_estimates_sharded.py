@@ -36,7 +36,7 @@ MODEL = Model(
 def memory(
     sharding: str | None, processes: int, numbers: Model = MODEL, **sections: Any
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """What stays and what passes, of a run with an average and a reference; the states of the rollout left out."""
+    """Lasting and passing memory of a run with an average and a reference, without the rollout's states."""
     made = recipe(**{"model": FULL, "penalties": [{"name": "kl", "weight": 0.1}], "rollout": ROLLOUT, **sections})
     shares = Shares.of(made, processes, sharding)
     stays = resting(made, numbers, forecast(made), 1, shares)
@@ -58,7 +58,7 @@ def test_without_shards_every_process_has_everything() -> None:
 
 
 def test_fsdp2_shares_out_weights_and_all_that_belongs_to_them_and_gathers_block_by_block() -> None:
-    """A share is 1000 / 8 = 125 numbers, 500 bytes; two blocks and what is in none are 700 numbers, 2800 bytes."""
+    """A share is 1000 / 8 = 125 numbers, 500 bytes. Two blocks and the other weights are 700 numbers, 2800 bytes."""
     stays, passes = memory("fsdp2", 8)
     assert stays == {
         "denoiser": 100 + 500, "masters": 0, "LoRA": 0, "gradients": 500, "optimizer": 1000, "averages": 500,
@@ -113,7 +113,7 @@ def test_an_unknown_sharding_is_refused() -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[DeviceMesh]:
-    """Eight processes, of which this is one and the others send nothing: what is allocated is real."""
+    """Eight processes: this one, and seven that send nothing. The allocated memory is real."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     yield init_device_mesh("cpu", (8,))
     dist.destroy_process_group()

@@ -101,7 +101,7 @@ def real(name: str, rows: int = 1) -> tuple[nn.Module, dict[str, Any]]:
 
 @contextmanager
 def kept_storages(module: nn.Module) -> Iterator[dict[int, int]]:
-    """Bytes of the storages autograd keeps, those of the weights left out, by their addresses."""
+    """Bytes of the storages that autograd keeps, without the weights, which are known by their addresses."""
     tables = [v for part in module.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
     weights = {p.untyped_storage().data_ptr() for p in (*module.parameters(), *module.buffers(), *tables)}
     found: dict[int, int] = {}
@@ -162,7 +162,7 @@ def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name:
         family = FAMILIES[name]
         found = footprint(plain, family.inputs(plain.config, latent_of(name), TEXT, 1), alike=family.alike)
     assert found.forward == pytest.approx(products + attention(name), rel=0.01)
-    # Of every product the gradient takes two, of the inputs and of the weights; the embeddings' inputs want none.
+    # For every product the gradient needs two, for inputs and weights; the embeddings' inputs need none.
     assert found.backward == pytest.approx(2 * found.forward + 0.5 * attention(name), rel=0.05)
     # A U-Net has convolutions between its blocks.
     assert (0.85 if name.startswith("UNet") else 0.9) * found.forward < found.recompute < found.forward
@@ -170,7 +170,7 @@ def test_operations_are_two_for_each_parameter_and_token_and_the_attention(name:
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_frozen_base_makes_the_gradient_cheaper(name: str):
-    """Only the inputs of frozen layers want a gradient, so it costs little more than the prediction."""
+    """In frozen layers only the inputs need a gradient, so it costs little more than the prediction."""
     found = counted(name)
     assert found.backward < 1.6 * found.forward
 
@@ -203,7 +203,7 @@ def test_kept_bytes_are_those_alive_after_a_real_evaluation(name: str, checkpoin
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", TINY)
 def test_no_more_is_allocated_than_was_counted(name: str, checkpointing: bool, tmp_path: Path):
-    """Sampling takes what was counted. Training takes less: what is kept and what is being computed overlap."""
+    """Sampling takes the counted memory. Training takes less, because kept and computed tensors overlap."""
     module, given = real(name, 2)
     adapted(module).gradient_checkpointing(checkpointing)
 

@@ -41,7 +41,7 @@ def picture(path: Path, colour: tuple[int, int, int] = (200, 30, 40), size: tupl
 
 
 def add_records(folder: Path, records: list[dict[str, Any]]) -> None:
-    """Append to the index, with an image for each record, of a colour of its own."""
+    """Append records to the index, and write an image for each record, each with another colour."""
     index = folder / "samples" / "index.jsonl"
     start = len(index.read_text().splitlines()) if index.exists() else 0
     with index.open("a") as log:
@@ -63,7 +63,7 @@ def write_run(
 
 
 class Elements(HTMLParser):
-    """What a browser's parser makes of the page: tags, attributes, the text in each script and style."""
+    """The page as a browser parses it: tags, attributes, the text in each script and style."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Elements(HTMLParser):
 
     @property
     def written(self) -> str:
-        """All text that stands on the page: not that of scripts and styles."""
+        """All text on the page, without scripts and styles."""
         return "\n".join(text for (tag, _), text in zip(self.tags, self.texts) if tag not in ("script", "style"))
 
     def text(self, tag: str, **attributes: str) -> str:

@@ -17,7 +17,8 @@ from flowgrpo.gallery.exports import write_single
 from tests.gallery.folders import HOSTILE, Elements, add_records, record, write_run, written
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open pages with")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open pages with")
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 class Page(Elements):
@@ -137,7 +138,7 @@ def test_a_picture_has_all_that_is_known_of_it(run: Path, see: Callable[..., Pag
         assert part in text
     # An evaluation after training: the trained weights, called as the run calls them.
     assert f"--model '{run.name}'" in text
-    assert "the weights the run ended with" in text
+    assert "the final weights of the run" in text
     assert not {"--base", "--steps"} & set(text.split())
     assert "../samples/iter-000010/eval-2-0-0.png" in page.pictures
 
@@ -200,7 +201,7 @@ def test_a_spoiled_folder_says_what_to_do(run: Path, see: Callable[..., Page]) -
 
 @pytest.fixture
 def serve() -> Iterator[Callable[[Path, Callable[[], None]], str]]:
-    """Serves a folder on this machine; the second reading of the list of files is preceded by a call."""
+    """Serves a folder on this machine; calls a function before the list of files is read the second time."""
     servers: list[ThreadingHTTPServer] = []
 
     def serve(folder: Path, between: Callable[[], None]) -> str:

@@ -252,7 +252,7 @@ def test_runs_of_images_and_of_text_do_not_mix(tmp_path: Path) -> None:
         write_run(tmp_path / "images", [record(0, 1, 7, 0.1)]),
         write_run(tmp_path / "text", [written(0, 1, "six")]),
     ]
-    with pytest.raises(ValueError, match=r"text is a run of completions, and .*images one of images"):
+    with pytest.raises(ValueError, match=r"text is a run of completions, and .*images is a run of images"):
         build_gallery(runs, tmp_path / "site")
     assert not (tmp_path / "site").exists()
 

@@ -72,7 +72,7 @@ def test_images_and_completions_do_not_mix(tmp_path: Path, first: str) -> None:
     image, text = record(0, 1, 7, 1.0), written(0, 1, "six")
     ordered = [image, text] if first == "image" else [text, image]
     run = write_run(tmp_path / "run", [ordered[0], ordered[0], ordered[1]])
-    with pytest.raises(ValueError, match=r"index\.jsonl, line 3: .*`(image|completion)`.*either of images or of text"):
+    with pytest.raises(ValueError, match=r"index\.jsonl, line 3: .*`(image|completion)`.*makes either images or text"):
         read_run(run)
 
 

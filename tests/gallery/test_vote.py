@@ -20,7 +20,7 @@ from flowgrpo.gallery.vote_pairs import ballots_of, sources_of
 from flowgrpo.gallery.vote_server import LONGEST, Booth, VoteServer
 from flowgrpo.votes.file import latest, read_votes
 from tests.gallery.folders import HOSTILE, Elements, picture, write_run, written
-from tests.gallery.test_browser import CHROMIUM
+from tests.gallery.test_browser import CHROMIUM, needs_chromium
 from tests.gallery.voting import Client, asked, booth, write_mine, write_other
 
 
@@ -302,7 +302,8 @@ def see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Elemen
     return see
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open pages with")
+@pytest.mark.slow
+@needs_chromium
 def test_keys_choose_in_a_browser_and_nothing_runs(
     run: Path, tmp_path: Path, serve: Callable[[Booth], Client], see: Callable[..., Elements]
 ) -> None:
@@ -325,7 +326,8 @@ def test_keys_choose_in_a_browser_and_nothing_runs(
     assert not re.search(r"iter-|eval-|mine", shown)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open pages with")
+@pytest.mark.slow
+@needs_chromium
 def test_texts_are_shown_as_text_and_the_end_shows_the_report(
     tmp_path: Path, serve: Callable[[Booth], Client], see: Callable[..., Elements]
 ) -> None:

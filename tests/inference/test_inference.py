@@ -32,7 +32,7 @@ FAMILIES = [
     ("WanPipeline, 2.2 with two experts", "lora"),
     ("StableDiffusionXLPipeline", "full"),
 ]
-# No run of theirs is possible: one has no encode_prompt, one leaves the range of colours with random weights.
+# These cannot have a run: one has no encode_prompt, and one leaves the range of colours with random weights.
 NO_RUN = {"OmniGenPipeline", "PRXPixelPipeline"}
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "pipelines.json"
 EVERY = [
@@ -56,7 +56,7 @@ def require_the_runs_own(run: Path, folder: Path) -> None:
     for iteration, base in ((0, True), (2, False)):
         records = evaluations(run, iteration)
         assert len({record["noise"] for record in records}) == len(records) == 6
-        # One in a full batch, and one in the last batch, which is not.
+        # One sample is in a full batch, and one is in the last batch, which is not full.
         for record in (records[1], records[-1]):
             out = folder / f"{iteration}-{record['sample']}"
             [path] = sample_images(str(run), [record["prompt"]], out, noise=record["noise"], base=base)

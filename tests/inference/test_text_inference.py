@@ -90,7 +90,7 @@ def test_records_have_the_fields_of_a_runs_own(finished: Path, prompts: Path, tm
     assert (first["phase"], first["rewards"]) == ("sample", {})
     assert len(records) == 6
     assert {r["iteration"] for r in records} == {3}
-    # As long as the run's own, and not as those of a plain model.
+    # As long as the run's completions, and not as long as a plain model's.
     assert max(len(r["completion"]) for r in records) <= 6
 
 

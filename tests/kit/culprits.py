@@ -1,4 +1,4 @@
-"""Rewards with one fault each, and what they would be without it."""
+"""Rewards with one fault each, and the same rewards without the fault."""
 
 import itertools
 

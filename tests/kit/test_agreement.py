@@ -105,5 +105,5 @@ def test_what_cannot_be_compared(tmp_path: Path, source: Path) -> None:
     vote_on_pictures(tmp_path, 1, 200, 10, "left")
     (tmp_path / "samples" / "1-left.png").unlink()
     votes.write_text(votes.read_text().splitlines(keepends=True)[-1])
-    with pytest.raises(ValueError, match=r"1-left\.png, which was voted on, is gone"):
+    with pytest.raises(ValueError, match=r"1-left\.png, which was voted on, is missing"):
         agreement_with([RewardSpec(f"{source}:red")], votes)

@@ -31,7 +31,7 @@ def codes() -> set[str]:
 def test_every_finding_is_explained():
     explained = set(re.findall(r"`([a-z-]+)`", PAGE.read_text(encoding="utf-8")))
     assert {"random", "blank", "noise", "whitespace", "hacking"} <= codes()
-    # Notes that say themselves what was done, and need no row.
+    # These notes explain themselves, and need no row.
     plain = {"draws", "sizes", "samples", "optimised", "preference"}
     assert codes() - plain - explained == set()
 

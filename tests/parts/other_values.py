@@ -1,4 +1,4 @@
-"""Other values that an option could have, by its type: for tests that look what an option changes."""
+"""Other values that an option could have, by its type, for tests of what an option changes."""
 
 from collections.abc import Iterator
 from types import UnionType

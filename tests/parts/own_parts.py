@@ -1,4 +1,4 @@
-"""A run with a part from a file of one's own: planned, trained, interrupted, resumed, and read back."""
+"""A run with a part from the user's own file: planned, trained, interrupted, resumed, and read back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Interrupted(Exception):
 
 
 class StopAfter(Silent):
-    """Interrupts a run after its iteration 1, which is logged and not in a checkpoint yet."""
+    """Interrupts a run after iteration 1 is logged, and before a checkpoint has it."""
 
     def iteration(self, record: dict) -> None:
         """Raise after the second iteration."""

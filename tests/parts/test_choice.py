@@ -75,7 +75,7 @@ THINGS = {"user": user, "plain": plain, "holder": holder, "remembering": Remembe
 @pytest.fixture(autouse=True)
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Kind("thing", "some.thing", f"{__name__}:THINGS", "thing(x, *, ...)", own={"weight": (float, 1.0)})
-    # The table is in a file of tests, which has no module name to import it by.
+    # The table is in a test file, which has no module name for an import.
     kind.__dict__["builtin"] = THINGS
     monkeypatch.setitem(KINDS, "thing", kind)
 
@@ -263,7 +263,7 @@ def test_every_option_of_every_part_says_what_it_is_and_has_a_default_that_it_ta
 
 
 def test_every_option_is_refused_where_its_part_is_not_chosen():
-    """Set at the key of its kind while another part of that kind is chosen, which has no such option."""
+    """The option is set at the key of its kind, while another part without this option is chosen."""
     tried = 0
     for kind in [kind for kind in KINDS.values() if kind.word != "thing"]:
         for name in kind.builtin:

@@ -1,4 +1,4 @@
-"""Whatever a reward raises is its failure: it neither ends the process nor passes for an end of the work."""
+"""Whatever a reward raises counts as its failure: it does not end the process, and is not taken for a normal end."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PROMPTS = ["a", "b", "c", "d"]
 
 
 class Odd(BaseException):
-    """What somebody made without knowing better."""
+    """An exception class as a careless author might write it."""
 
 
 ENDS = [SystemExit(0), SystemExit("done"), GeneratorExit(), asyncio.CancelledError(), Odd("odd")]

@@ -1,4 +1,4 @@
-"""One's own parts of an objective of text, from a file: planned, trained, interrupted, resumed, and read back."""
+"""Parts of an objective of text from the user's own file: planned, trained, interrupted, resumed, and read back."""
 
 from pathlib import Path
 
@@ -108,7 +108,7 @@ def test_a_run_is_planned_resumed_to_the_bit_and_read_back(
 
 
 def test_a_plain_run_has_another_gradient(small_text: list[str], tmp_path: Path, mine: Path) -> None:
-    """What an option of one's own says reaches the loss."""
+    """The value of an option of the user's own part reaches the loss."""
     norms = {}
     for name, line in {"plain": [], "three": LINES["text objective"], "quarter": LINES["correction"]}.items():
         lines = [*small_text, *(one.replace("%s", str(mine)) for one in line), "optimizer.max_grad_norm=1e9"]

@@ -58,6 +58,6 @@ def test_a_picture_of_another_size_than_asked_for_is_refused():
     refuse_other_size({"height": 48, "width": None}, 48, 64)
     with pytest.raises(ValueError, match="height is 50, but the pipeline makes 48; write height: 48"):
         refuse_other_size({"height": 50}, 48, 48)
-    # To write the 32 that it makes would make 16.
+    # The pipeline makes 32 here, and with width 32 it would make 16.
     with pytest.raises(ValueError, match="width is 64, but the pipeline makes 32; leave width out, or give"):
         refuse_other_size({"height": 32, "width": 64}, 32, 32)

@@ -87,7 +87,7 @@ def test_a_run_on_prompts_with_pictures(kontext: Path, tmp_path: Path, released:
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["ratio/first_error"] == 0.0
     assert first["grad_norm"] > 0
-    # Two pictures, which the self-check has seen one of; no step and no group encodes them again.
+    # There are two pictures, and the self-check has seen one of them. No step and no group encodes them again.
     assert len(encoded) <= 2
 
     index = [json.loads(line) for line in (tmp_path / "run" / "samples" / "index.jsonl").read_text().splitlines()]

@@ -16,7 +16,7 @@ Moves = list[tuple[nn.Module, str]]
 
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> Moves:
-    """Every move of a part, in place of making it."""
+    """The moves of a part are recorded, and not made."""
     found: Moves = []
     monkeypatch.setattr(offload, "move", lambda part, device: found.append((part, device.type)))
     return found

@@ -62,7 +62,7 @@ def tiny_policy(key: str, dtype: torch.dtype = torch.float32) -> FlowPolicy:
 
 @contextmanager
 def settings(policy: FlowPolicy, **values: Any) -> Iterator[FlowPolicy]:
-    """The policy with other settings and, whatever is done to its weights, with the same afterwards."""
+    """The policy with other settings; afterwards its weights are the same again, whatever changed them."""
     before, state = {name: getattr(policy, name) for name in values}, policy.weights.state_dict()
     try:
         for name, value in values.items():
@@ -211,7 +211,7 @@ def test_slope_of_the_log_ratio_along_the_weights(form: str) -> None:
 
 
 def gradients(policy: FlowPolicy, experience: Experience) -> dict[str, Tensor]:
-    """Of the sum over all trained edges, each with a weight of its own, and the weights left as they were."""
+    """Gradient of the sum over all trained edges, each with a different weight; the policy's weights do not change."""
     clear(policy)
     for _, _, scored in scores(policy, experience):
         (scored.log_ratio[:, 0] * torch.cos(scored.node.float())).sum().backward()
@@ -283,7 +283,7 @@ def test_parts_cut_the_prompts_evenly(prompts: int, updates: int) -> None:
 
 
 def penalty(name: str, scored: ScoredEdges) -> Tensor:
-    """[E] a penalty of the package, of edges whose advantages do not matter."""
+    """[E] a penalty of the package for each edge; the advantages do not matter."""
     return PENALTIES[name](edges_of(scored, 0, torch.zeros(len(scored.node)), None))
 
 
@@ -547,7 +547,7 @@ NOISY = StepPlan(kernel=FLOW, children=2, side=3, side_kernel=FLOW, trained=True
         (spine_plan(FIVE, (0, 1, 3), FLOW, branches=4), [4, 4, 4]),
         (spine_plan(FIVE, (0, 2), FLOW, branches=2, roots=3), [6, 6]),
         (spine_plan(FIVE, (1, 2), FLOW, branches=2, main_leaf=True), [1, 2, 2]),
-        # Branches that are only looked at, and branches off a main line that branches itself.
+        # Branches that are only probed, and branches of a main line that branches itself.
         (Plan(FIVE, (SIDE, replace(SIDE, trained=True), *[StepPlan()] * 3), main_leaf=False), [2, 2]),
         (Plan(FIVE, (SIDE, *[StepPlan()] * 4)), [1, 2]),
         (Plan(FIVE, (NOISY, NOISY, *[StepPlan()] * 3)), [3, 4, 6]),

@@ -278,7 +278,7 @@ def test_a_mask_is_as_long_as_its_prompts_wherever_their_tokens_stand(pooled: bo
 
 @pytest.mark.parametrize("probe", [4, 3])
 def test_a_prompt_that_is_padded_on_its_own_keeps_its_mask(probe: int) -> None:
-    """Nucleus pads to a multiple (here of 4) and leaves a mask of ones out, so a single prompt has one or has none."""
+    """Nucleus pads to a multiple (here of 4) and omits a mask of ones, so a single prompt may have no mask."""
 
     def encoded(*lengths: int) -> tuple[Any, ...]:
         padded = -(-max(lengths) // 4) * 4
@@ -297,7 +297,7 @@ def test_a_prompt_that_is_padded_on_its_own_keeps_its_mask(probe: int) -> None:
 
 
 def test_a_second_prompt_has_a_mask_of_its_own() -> None:
-    """Of guidance: positive prompts of two lengths, and one negative prompt for both."""
+    """Embeddings for guidance: positive prompts of two lengths, and one negative prompt for both."""
     layout = layout_of((torch.ones(1, 3, 4), None, torch.ones(1, 2, 4), None),
                        (torch.ones(2, 5, 4), torch.ones(2, 5), torch.ones(2, 5, 4), torch.ones(2, 5)))  # fmt: skip
     one, two = ((torch.ones(1, length, 4), None, torch.ones(1, 2, 4), None) for length in (3, 4))

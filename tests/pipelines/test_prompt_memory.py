@@ -1,4 +1,4 @@
-"""A cache of prompts that keeps only so many."""
+"""A cache of prompts that keeps a limited number of prompts."""
 
 from typing import Any
 

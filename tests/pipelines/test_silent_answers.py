@@ -174,7 +174,7 @@ def test_a_prompt_without_effect_fails_the_velocity_check(tmp_path: Path) -> Non
 
 
 def test_a_block_without_gradient_fails_the_gradient_check(tmp_path: Path) -> None:
-    """As the experts of HiDream-Image at inference: they act, and get no gradient."""
+    """Like the experts of HiDream-Image at inference: they change the output, and get no gradient."""
     pipe = TINY["sd3"]()
     feed_forward = pipe.transformer.transformer_blocks[0].ff
     own = feed_forward.forward

@@ -91,7 +91,7 @@ def worded(images, prompts):
 
 
 class Killable(RewardServer):
-    """Can hang up on everybody at once, as a killed process does."""
+    """Can close all connections at once, like a killed process."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.__dict__.setdefault("connections", []).append(request)
@@ -130,7 +130,7 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
-        """End as SIGTERM would: what was admitted is finished."""
+        """End as after SIGTERM: admitted requests are finished."""
         self.service.stop()
         self.thread.join()
         self._ending.close()

@@ -1,4 +1,4 @@
-"""A server on this machine that answers as a test says and keeps what it was asked; and a clock that sleeps move."""
+"""A server on this machine that gives a test's answers and keeps the requests; and a clock that only `sleep` moves."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What rewards say that they read in a sample: equal where the reward finds samples equal, and carried to the run."""
+"""The answers that rewards read in samples: equal if the reward takes samples as equal, and passed to the run."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def read(name: str, completions: list[str], groups: list[int] | None = None, **m
 def test_answers_are_written_as_they_are_compared() -> None:
     texts = ["0.5", "1/2", r"\boxed{50\%}", "<answer>Paris.</answer>", r"\text{paris}", "", r"\boxed{4"]
     assert read("answer", texts, answer=["x"] * 7) == ["1/2", "1/2", "1/2", "paris", "paris", None, None]
-    # An answer is one without a reference too.
+    # An answer counts without a reference as well.
     assert read("answer", ["007", "7.0"], answer=[None, None]) == ["7", "7"]
     assert read("majority", ["7", "7.0", "8", ""], [0, 0, 1, 1]) == ["7", "7", "8", None]
     options = {"limit": 10, "correct": "answer", "mode": "cosine"}

@@ -1,4 +1,4 @@
-"""The preference model against solutions by hand, its invariances, and how it is judged on what it has not seen."""
+"""The preference model against solutions by hand, its invariances, and its evaluation on unseen pairs."""
 
 import math
 from dataclasses import replace

@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def coins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Choices by a coin."""
+    """Random choices, as by a coin."""
     folder, dice = tmp_path_factory.mktemp("by-coin"), random.Random(0)
     for number, (prompt, pictures) in enumerate(scene_pairs(PAIRS, seed=1)):
         vote_on(folder, number, prompt.text, pictures, dice.choice(("left", "right")))
@@ -157,7 +157,7 @@ def test_scores_are_log_odds_around_the_pictures_that_were_voted_on(run: Path) -
     decided = torch.tensor([vote.choice != "tie" for vote in votes])
     left = torch.tensor([vote.choice == "left" for vote in votes])
     odds = values[0::2] - values[1::2]
-    # Hardly held back, it explains every choice that it was fitted on.
+    # With hardly any penalty, it explains every choice that it was fitted on.
     assert torch.equal(odds[decided] > 0, left[decided])
     assert odds[decided].abs().sigmoid().mean() > 0.95
     assert len(scores.values) == 2 * PAIRS

@@ -45,12 +45,12 @@ def test_a_part_without_an_equation_has_no_score():
 
 
 def test_saying_nothing_does_not_pay():
-    """Not even with the right answer, unless nothing has to be shown."""
+    """Not even the right answer counts, unless no work has to be shown."""
     assert scored("19", parts=[["19"]], answer=["19"]).parts == [[0.0]]
     assert scored("19", parts=[["19"]], answer=["19"], least=0).parts == [[1.0]]
     assert scored("Hm.").values == [0.0]
     assert math.isnan(scored("Hm.", least=0).values[0])
-    # The same twice is one equation.
+    # An equation that occurs twice counts once.
     assert scored("1 + 1 = 2\n1+1=2", least=2).values == [0.0]
     assert scored("1 + 1 = 2\n2 + 1 = 3", least=2).values == [1.0]
 

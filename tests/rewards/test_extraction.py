@@ -109,7 +109,7 @@ def test_the_last_fenced_block(text: str, code: str) -> None:
 
 
 def test_hostile_texts_are_read_in_time() -> None:
-    """Each of these takes for ever, or an error, where time is not linear or a limit is missing."""
+    """If the time is not linear, or a limit is missing, each of these takes forever or raises an error."""
     deep = 50_000
     assert final_answer("\\boxed{" * deep + "7" + "}" * deep) == "7"
     assert final_answer("\\boxed{" + "{" * deep + "}" * deep + "}") == "{" * deep + "}" * deep

@@ -150,7 +150,7 @@ def test_detections_are_those_of_the_library(folders: dict[str, str]) -> None:
         assert len(objects) == len(expected)
         for detection in objects:
             mask = detection.mask
-            # Where the logit is 0 but for rounding, either side is right.
+            # If the logit is 0 up to rounding, both sides are right.
             assert any(
                 label == detection.label
                 and abs(score - detection.score) < 1e-4

@@ -20,7 +20,7 @@ PROMPTS = ["a red circle", "two blue squares"]
 
 
 class Original:
-    """The published network, of the library's parts."""
+    """The published network, built from the library's parts."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoProcessor, Qwen2VLForConditionalGeneration

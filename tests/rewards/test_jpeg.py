@@ -1,4 +1,4 @@
-"""JPEG size: against PIL itself, and what must make it grow."""
+"""JPEG size: compared with PIL itself, and changes that must increase it."""
 
 import io
 

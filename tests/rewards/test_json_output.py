@@ -9,7 +9,7 @@ import pytest
 from flowgrpo.rewards import MissingDependency, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.text.json_output import JsonOutput, read_json
 
-# Its reward is one for the module, and has a process.
+# The module shares one reward, because it starts a process.
 pytestmark = pytest.mark.slow
 
 SCHEMA = {

@@ -30,7 +30,7 @@ def stub() -> Iterator[Stub]:
 
 def score(server: StubServer, count: int, video: bool = False, **more: object):
     given = {"server": {"url": server.url, "model": "m", "concurrency": 1, "frames": 2}, **more}
-    # Different pictures, or equal questions would be asked once.
+    # The pictures differ, because equal questions would be asked only once.
     images = torch.linspace(0, 1, count).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
     if video:
         images = images.unsqueeze(1).expand(-1, 5, -1, -1, -1)

@@ -8,7 +8,7 @@ import pytest
 from flowgrpo.rewards import MissingDependency, RewardSet, RewardSpec
 from flowgrpo.rewards.text.math_answer import MathAnswer
 
-# Its reward is one for the module, and has a process.
+# The module shares one reward, because it starts a process.
 pytestmark = pytest.mark.slow
 
 EQUAL = [

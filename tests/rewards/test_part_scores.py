@@ -1,4 +1,4 @@
-"""Scores of the parts of completions: what a reward may return, and how they reach whoever asks."""
+"""Scores of the parts of completions: what a reward may return, and how the scores reach the caller."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ TEXTS = ["".join(own) for own in CUT]
 
 
 def lengths(completions: list[str], parts: list[list[str]]) -> Scores:
-    """The length of each part; nothing of an empty one, and nothing at all of a completion that is one part."""
+    """The length of each part; no score for an empty part, and none for a completion that is a single part."""
     scores = [None if len(own) == 1 else [float(len(text)) or None for text in own] for own in parts]
     return Scores([float(len(text)) for text in completions], parts=scores)
 

@@ -1,4 +1,4 @@
-"""How a name becomes a scorer, and what each wrong name is told."""
+"""How a name becomes a scorer, and the message for each wrong name."""
 
 import importlib.metadata
 import subprocess

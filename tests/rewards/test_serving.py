@@ -212,7 +212,7 @@ def test_failures_are_told_apart(served: Callable[..., Served], name: str, given
 
 
 class Gate:
-    """A reward that waits until it is let through, and counts how many are in it."""
+    """A reward that waits until it may go on, and counts the calls that are running."""
 
     def __init__(self) -> None:
         self.entered, self.opened = threading.Semaphore(0), threading.Semaphore(0)
@@ -239,7 +239,7 @@ def gated(served: Callable[..., Served]) -> Callable[..., tuple[Served, Gate]]:
 
 
 class Asking(threading.Thread):
-    """A request in a thread of its own."""
+    """A request in a new thread."""
 
     def __init__(self, server: Served, prompt: str) -> None:
         super().__init__(daemon=True)
@@ -251,7 +251,7 @@ class Asking(threading.Thread):
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """What is waited for is the next step of another thread, which tells nobody."""
+    """Wait for the next step of another thread, which sends no signal."""
     gone = threading.Event()
     for _ in range(20_000):
         if condition():

@@ -99,7 +99,7 @@ def of_png(file: bytes) -> bytes:
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity", "-Infinity"])
 @pytest.mark.parametrize("key", ["values", "sub_scores", "parts"])
 def test_a_reply_without_finite_numbers_is_refused(number: str, key: str):
-    """JSON has no infinity, but Python reads it, and numbers that are too large as if they were it."""
+    """JSON has no infinity, but Python reads it, and reads numbers that are too large as infinity."""
     given = {"values": "[1]", "sub_scores": "{}", "parts": "[]"}
     given[key] = {"values": f"[{number}]", "sub_scores": f'{{"a": [{number}]}}', "parts": f"[[{number}]]"}[key]
     body = ", ".join(f'"{name}": {value}' for name, value in given.items())

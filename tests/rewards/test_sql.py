@@ -8,7 +8,7 @@ import pytest
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.sandbox.sql import Sql
 
-# Its reward is one for the module, and has a process.
+# The module shares one reward, because it starts a process.
 pytestmark = pytest.mark.slow
 
 SCHEMA = """

@@ -53,7 +53,7 @@ class Hangs:
 
 @pytest.fixture
 def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Hangs]]:
-    """Makes rewards that hang. A call has had its time as soon as it hangs, and not before."""
+    """Makes rewards that hang. The time limit of a call passes as soon as the call hangs, and not before."""
     made: list[Hangs] = []
 
     def make(*bad: str, **more: Any) -> Hangs:
@@ -99,7 +99,7 @@ def test_the_sample_that_hangs_is_found_and_kept(bad: str, hangs: Callable[..., 
 
 
 def test_where_no_single_sample_hangs_the_call_is_named(hangs: Callable[..., Hangs], tmp_path: Path) -> None:
-    """All hang; or the call that hangs keeps a lock, for which every other call then waits; or several have to meet."""
+    """All calls hang; or a hanging call keeps a lock that all other calls wait for; or several calls must meet."""
     for reward in (hangs(*PROMPTS), hangs("c", lock=True), hangs("a", whole_group=True), hangs("a", remote=True)):
         error = failure(limited(reward), quarantine=tmp_path, retries=3, sleep=pytest.fail)
         assert (error.index, error.prompt) == (None, "a")
@@ -221,7 +221,7 @@ def test_the_clock_is_real() -> None:
 
 
 def test_time_in_which_the_process_is_suspended_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three and a half seconds are four waits, however long each of them took by a clock."""
+    """Three and a half seconds are four waits, however long each wait really takes."""
     asked: list[float] = []
 
     def waited(futures: Any, timeout: float) -> Any:

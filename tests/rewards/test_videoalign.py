@@ -18,7 +18,7 @@ STATISTICS = {"VQ_mean": 1.0, "VQ_std": 2.0, "MQ_mean": -1.0, "MQ_std": 0.5, "TA
 
 
 class Original:
-    """The published network, of the library's parts and peft."""
+    """The published network, built from the library's parts and peft."""
 
     def __init__(self, folder: Path) -> None:
         from peft import LoraConfig, get_peft_model

@@ -117,13 +117,13 @@ def test_pictures_must_be_those_that_were_voted_on(tmp_path: Path) -> None:
     save(run, "iter-000010/eval-0003.png", shade(99))
     with pytest.raises(ValueError, match=r"votes\.jsonl, line 4: .*eval-0003\.png has changed since the vote"):
         read_voted([run], 6)
-    # The same content in the place of another one that is known is a change too.
+    # If one known content replaces another, that is a change too.
     shutil.copyfile(run / "samples/iter-000010/eval-0002.png", file)
     with pytest.raises(ValueError, match=r"line 4: .*has changed"):
         read_voted([run], 6)
     file.write_bytes(kept)
     assert len(read_voted([run], 6).pairs) == 6
-    # A content that is known does not make up for a file that is gone.
+    # A known content does not replace a missing file.
     row = json.loads((run / "votes.jsonl").read_text().splitlines()[0])
     row["left"]["image"], row["session"] = "samples/gone.png", "bob"
     with (run / "votes.jsonl").open("a") as votes:

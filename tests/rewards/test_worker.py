@@ -1,4 +1,4 @@
-"""Calls in a process of their own: results, errors of each kind, and calls that have to be given up."""
+"""Calls in a separate process: results, errors of each kind, and calls that must be given up."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A rollout in chunks against the same in one call, with a velocity whose rows do not know of one another."""
+"""A rollout in chunks against the rollout in one call, with a velocity whose rows are independent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(plan: Plan, size: int | None, batch: int = 2, cuts: Sequence[int] = (), 
 
 
 def ancestry(rollout: Rollout, node: int) -> list[tuple[float, ...]]:
-    """What is known of a node and those above it, its number left out."""
+    """Facts about a node and the nodes above it, without the node's number."""
     found = []
     while node >= 0:
         columns = (rollout.depth, rollout.prompt, rollout.root, rollout.branch, rollout.stride, rollout.log_prob)

@@ -114,7 +114,7 @@ def check_text(tree: PlanTree) -> None:
     assert text.endswith("\n")
     assert header["step"] == [str(i) for i in range(tree.plan.num_steps)]
     assert header["evaluations"] == [*map(str, tree.evaluations), "=", str(counts.evaluations)]
-    # The leaves of a row are what is written at its end, the last column is the same for all.
+    # The leaves of a row are written at its end; the last column is equal for all rows.
     ends = [re.search("[◆◇] ([0-9]+)$", row) for row in rows]
     assert sum(int(end[1]) for end in ends if end) == counts.leaves
     assert len({end.start() if end else -1 for end in ends}) == 1
@@ -242,7 +242,7 @@ def test_svg_draws_each_method(name: str) -> None:
 
 
 def heights(name: str, style: str) -> list[float]:
-    """Of the marks of one style, in the order of the tree."""
+    """The marks of one style, in the order of the tree."""
     picture = ET.fromstring(draw_svg(unfold(PLANS[name]), ""))
     return [places(mark)[1] for mark in picture if len(mark) and mark.attrib.get("class") == style]
 

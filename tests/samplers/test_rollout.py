@@ -1,4 +1,4 @@
-"""The executor against each leaf's own chain, with a velocity whose rows do not know of one another."""
+"""The executor against each leaf's own chain, with a velocity whose rows are independent."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def leaf_paths(plan: Plan) -> list[Path]:
 
 
 def level_of(plan: Plan, path: Path) -> int:
-    """The level a path has reached."""
+    """The noise level that a path has reached."""
     level = 0
     for choice in path:
         stride = choice[1] if choice is not None and choice[0] == 2 else 1
@@ -234,7 +234,7 @@ def test_the_tree_is_well_formed(plan: Plan) -> None:
     assert childless.sum() == len(rollout.leaf)
     assert rollout.leaf_prompt.tolist() == sorted(rollout.leaf_prompt.tolist())
 
-    # Where the path to a leaf has its side step is the depth its branch left at.
+    # The side step on the path to a leaf is at the depth where the leaf's branch begins.
     left = [next((i + 1 for i, c in enumerate(path) if c is not None and c[0]), 0) for path in leaf_paths(plan)]
     strides = [next((c[1] for c in path if c is not None and c[0] == 2), 1) for path in leaf_paths(plan)]
     assert sorted(rollout.stride[rollout.leaf].tolist()) == sorted(strides * plan.roots * 2)
@@ -319,7 +319,7 @@ def test_a_last_deterministic_step_lands_on_the_clean_prediction(solver: str, dt
 
 
 def test_a_solver_with_memory_differs_from_one_without() -> None:
-    """So that equality with the chains above means that the history is carried, not that it is never used."""
+    """The history is really used, so the equality with the chains above means that it is carried along."""
     for make in (
         lambda solver: window_plan(FIVE, (1,), FLOW, samples=2, solver=solver),
         lambda solver: spine_plan(FIVE, (0, 1), FLOW, branches=2, solver=solver),

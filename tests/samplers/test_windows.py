@@ -22,7 +22,7 @@ Chosen = tuple[str, int, dict[str, Any]]
 
 @st.composite
 def windows(draw: Any, names: Sequence[str] = tuple(WINDOWS)) -> Chosen:
-    """A window by its name, the number of steps, and options that fit; of each those that it has."""
+    """A window by its name and the number of steps, with the given options that the window has."""
     name, num_steps = draw(st.sampled_from(names)), draw(st.integers(2, 30))
     if name == "all":
         return name, num_steps, {}

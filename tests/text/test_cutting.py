@@ -121,7 +121,7 @@ def by_prefixes(
     found, known = [], 0
     for k in range(len(ids)):
         before = decode(ids[:k])
-        # Behind half a character some tokenizers do not know the whole ones either.
+        # After half a character, some tokenizers do not recognise whole characters either.
         known = max(known, next((n for n, (a, b) in enumerate(zip(before, text)) if a != b), len(before)))
         found.append(bisect_right(starts, known) - 1)
     return found

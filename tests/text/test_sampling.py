@@ -1,4 +1,4 @@
-"""Sampling of completions: the right distribution, addressed, and free of its neighbours."""
+"""Sampling of completions: the right distribution, addressed seeds, and no influence of neighbours in the batch."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""vLLM as a sampler: what it is asked, what is made of its answers, and that it follows the weights."""
+"""vLLM as a sampler: the requests to it, the use of its answers, and that it follows the trained weights."""
 
 import inspect
 import os
@@ -35,7 +35,7 @@ def engine_of(language: LanguageModel, **options: Any) -> VllmEngine:
 
 
 def perturb(weights: LanguageWeights) -> None:
-    """Move the trained weights, those of B, which begin at 0, included."""
+    """Move the trained weights, including B, which begins at 0."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in weights.parameters():

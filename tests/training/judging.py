@@ -1,4 +1,4 @@
-"""Advantages by parts of a recipe, of a rollout that was made by hand."""
+"""Advantages from parts of a recipe, for a rollout that was made by hand."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from flowgrpo.training.text.text_policy import Completions
 
 
 def credited(e: Any, scores: RewardBatch, credit: object, advantage: object = None) -> torch.Tensor:
-    """What a credit makes of scores, where `advantage` compares samples, or None does."""
+    """The advantages that a credit computes from scores; `advantage` compares the samples, or nothing if None."""
     compared = SimpleNamespace(groups=e.groups, outcomes=e.outcomes, lengths=getattr(e, "lengths", None))
     leaf = None if advantage is None else compare(chosen("advantage", advantage, "group").make(), scores, compared)
     task = "text" if isinstance(e, Completions) else "images"

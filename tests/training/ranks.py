@@ -30,7 +30,7 @@ def launcher() -> "subprocess.Popen[str]":
 
 
 def run_all(jobs: Sequence[dict[str, Any]], patience: float = 1500) -> None:
-    """Do these jobs one after the other."""
+    """Run these jobs one after the other."""
     asked = launcher()
     assert asked.stdin is not None
     assert asked.stdout is not None

@@ -1,4 +1,4 @@
-"""The one check of plan and of every run: presets pass it, and what only a network or a file would tell is no fault."""
+"""The check of `plan` and every run: presets pass, and what only a network or a file could show is no fault."""
 
 import pytest
 

@@ -151,7 +151,7 @@ def test_a_run_killed_between_chunks_goes_on_to_the_last_bit(runs: Runs, name: s
     require_ended(runs, f"resumed-{name}", [0] * count)
     assert "resumed before iteration 1" in printed(runs, f"resumed-{name}", 0)
     killed = getattr(runs, name)["killed"]
-    # The one of one process was not made in chunks, which makes no difference to a bit.
+    # The run of one process was not made in chunks, and it is equal bit for bit.
     assert contents(killed) == contents(getattr(runs, name)["updates"])
 
 

@@ -1,4 +1,4 @@
-"""Rewards that run elsewhere score a chunk while the next is sampled, and give what they would have given."""
+"""Rewards that run elsewhere score a chunk while the next is sampled, and give the same scores as without overlap."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -131,7 +131,7 @@ def test_remote_rewards_do_not_wait_for_each_other_and_those_of_a_device_take_tu
 
 
 def test_a_failure_names_the_sample_and_keeps_it_as_without_chunks(tmp_path: Path) -> None:
-    """The third of four samples is the first of the second chunk; a remote reward's failure is of its whole call."""
+    """The third of four samples begins the second chunk; a failure of a remote reward concerns its whole call."""
 
     class Broken:
         remote, batch_size = True, 1

@@ -47,7 +47,7 @@ def test_images_of_a_chain_give_their_advantage_to_each_of_its_steps() -> None:
 
 
 def test_completions_of_a_branch_are_compared_with_their_own_kind() -> None:
-    """Two branches, each finished in strides 1 and 2: the coarse images' lower level is no fault of a branch."""
+    """Two branches, finished in strides 1 and 2: the lower scores of coarse images must not count against a branch."""
     e = experience(spine_plan(FIVE, [0], FLOW, branches=2, completions=(1, 2)), prompts=1)
     fine = e.rollout.stride[e.rollout.leaf] == 1
     values = torch.where(fine, 10.0, 0.0) + torch.where(_branch(e) == _branch(e).min(), 1.0, 3.0)
@@ -100,7 +100,7 @@ def test_gains_are_compared_within_a_step_and_a_prompt() -> None:
 
 
 def test_values_without_diversity_learn_from_their_level() -> None:
-    """Two prompts, each of equal rewards, one above the other: plain groups are silent, anchored ones are not."""
+    """Two prompts, each with equal rewards, one above the other: plain groups give no signal, anchored groups do."""
     e = experience(window_plan(FIVE, [0, 1], FLOW, samples=2, probe=0, shared_noise=False))
     values = e.rollout.leaf_prompt.float()
     assert credit(e, values, "leaf", "group").nan_to_num().abs().max() == 0

@@ -1,4 +1,4 @@
-"""The critic learns what there is to learn, guides uphill, and continues from a checkpoint to the bit."""
+"""The critic learns a known reward, guides towards higher reward, and continues from a checkpoint bit for bit."""
 
 import copy
 

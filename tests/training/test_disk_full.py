@@ -1,4 +1,4 @@
-"""No room on the disk: one sentence with the file and what is needed, and what was there before is whole."""
+"""No room on the disk: one sentence names the file and what is needed, and earlier files stay whole."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ LIMIT = 200_000
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """No file of this process may be larger than this, which the writers of libraries meet as a full disk."""
+    """Limit the size of files of this process; the libraries then fail as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, hard))
     yield

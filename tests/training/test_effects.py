@@ -1,4 +1,4 @@
-"""Every option of what a recipe chooses changes something that is computed, or is refused with what to write."""
+"""Every option of a recipe's parts changes a result, or is refused with a message that says what to write."""
 
 import json
 import re
@@ -114,7 +114,7 @@ def test_a_tree_says_how_many_images_its_options_make() -> None:
 
 
 def _checked(recipe: Recipe) -> Recipe:
-    """A recipe whose plan has no option of which `plan` says that it changes nothing."""
+    """A recipe in which no option of its plan is reported by `plan` as without effect."""
     if notes := idle_plan_options(recipe):
         raise ValueError(notes)
     return recipe

@@ -15,7 +15,7 @@ BONUS = "objective.entropy={target: 50.0, value: 0.02, rate: 0.001, high: 0.1}"
 
 
 def test_the_bonus_follows_its_target(small_text: list[str], tmp_path: Path) -> None:
-    """Nobody has 50 nats: the coefficient rises by the rate times what is missing, up to its highest."""
+    """No policy has 50 nats: the coefficient rises by the rate times the missing entropy, up to its limit."""
     trainer = trainer_of(small_text, tmp_path / "run", BONUS)
     first, second, third = (trainer.iterate(k) for k in range(3))
     assert first["ratio/first_error"] == 0.0

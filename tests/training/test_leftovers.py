@@ -1,4 +1,4 @@
-"""What killed processes leave in a run folder goes at the next start; what is anybody's else stays."""
+"""Files that killed processes leave in a run folder are removed at the next start; all other files stay."""
 
 from pathlib import Path
 

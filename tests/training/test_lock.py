@@ -1,4 +1,4 @@
-"""One writer a run folder: a second process is told who the first is, and a dead one bars nobody."""
+"""One writer for each run folder: a second process gets a message about the first, and a dead process blocks nobody."""
 
 import errno
 import json
@@ -83,7 +83,7 @@ def test_two_that_make_one_run_do_not_both(tmp_path: Path, holder: subprocess.Po
 
 
 def test_claims_of_one_process_count(run: RunFolder) -> None:
-    """The lock is let go of after the last; a child would have it by then."""
+    """The lock is released after the last step; by then a child process would hold it."""
     other = RunFolder.open(run.path)
     run.claim()
     other.claim()

@@ -1,4 +1,4 @@
-"""A score that is missing neither favours nor harms its sample, on every path from scores to advantages."""
+"""A missing score neither favours nor harms its sample, on every path from scores to advantages."""
 
 import math
 from dataclasses import replace

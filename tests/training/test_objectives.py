@@ -1,4 +1,4 @@
-"""Forms of the objective on the real loop: exact at rest, gradients that add, masks that leave out what they say."""
+"""Forms of the objective on the real loop: ratios of 1 before an update, gradients that add, masks that are obeyed."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp
 
 @pytest.mark.parametrize("name", FORWARD)
 def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline, tmp_path) -> None:
-    """Between two images of a group, the error of the better one falls against that of the worse."""
+    """Between two images of a group, the error of the better image falls relative to the error of the worse image."""
     trainer = trainer_of(name, random_pipeline, tmp_path / "run", "penalties=[]", "objective.times=null")
     _, e = trainer.collect(0)
     objective = trainer.objective
@@ -106,7 +106,7 @@ def test_several_updates_compare_with_the_policy_before_all_of_them(random_pipel
 
 
 def test_several_updates_keep_the_policy_that_sampled(random_pipeline, tmp_path) -> None:
-    """Its average moves with every optimizer step, and what the rollout is compared with must not."""
+    """The average moves with every optimizer step, but the weights that the rollout is compared with must not move."""
     more = ("optimizer.epochs=3", "optimizer.learning_rate=0.01", "objective.old={decay: 0.5, every: 1, rise: 0.5}")
     trainer = trainer_of("awm", random_pipeline, tmp_path / "run", *more)
     trainer.iterate(0)
@@ -167,7 +167,7 @@ def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path
     assert trainer.objective.rows(e, 0, keep) == len(chosen)
     assert {t.step for t, _ in trainer.objective.batches(e, 0, keep)} == {e.rollout.transitions[1].step}
     found, outcomes = gradient(trainer, e, advantages, keep)
-    # The same as training those edges alone, the others having no advantage, over their number.
+    # The same as training only those edges, divided by their number; the others have no advantage.
     alone, _ = gradient(trainer, e, torch.where(keep, advantages, 0.0))
     share = len(chosen) / trainer.objective.rows(e, 0, None)
     for n in found:
@@ -190,7 +190,7 @@ def test_an_anchor_moves_and_is_what_the_kl_compares_with(random_pipeline, tmp_p
     more = ("reference={decay: 0.0, every: 2}", "optimizer.learning_rate=0.01", "optimizer.epochs=1")
     trainer = trainer_of("sage_grpo", random_pipeline, tmp_path / "run", *more)
     kl = [trainer.iterate(k)["kl"] for k in range(4)]
-    # Before the first and after every second update policy and anchor are one; one update apart in between.
+    # Policy and anchor are equal before the first and after every second update, and one update apart in between.
     assert kl[0] < 1e-10
     assert kl[1] > 100 * kl[2]
     assert kl[3] > 100 * kl[2]

@@ -45,7 +45,7 @@ def found(
 
 
 def test_a_part_is_credited_with_what_follows_and_not_with_what_was_before() -> None:
-    """Returns 1, 0 and 2.5, 1.5, 0.5: first parts are compared, then second ones; the third has no like."""
+    """Returns 1, 0 and 2.5, 1.5, 0.5: first parts are compared, then second parts; the third has no counterpart."""
     assert found({"r": [[1.0, 0.0], [1.0, 1.0, 0.5]]}, name="parts") == [[-0.75] * 4, [0.75, 0.75, 0.0]]
     # A first part that is worth 9 more leaves the second parts alone.
     assert found({"r": [[10.0, 0.0], [1.0, 1.0, 0.5]]}, name="parts") == [
@@ -95,7 +95,7 @@ def test_rewards_of_parts_add_up_by_their_weights() -> None:
 
 
 def test_what_is_not_scored_is_left_out() -> None:
-    """A part without a score has that of the later ones; where none follows, and in a completion without any, 0."""
+    """A part without a score has the return of the later parts; without later scores it is 0."""
     made = found({"r": [[NAN, 1.0], [3.0, 2.0, NAN]]}, name="minimum")
     assert made == [pytest.approx([-0.5] * 4), pytest.approx([0.5, 0.5, 0.0])]
     assert found({"r": [[0.0, 1.0], None]}, name="minimum") == [[-0.5, -0.5, 0.5, 0.5], [0.0] * 3]

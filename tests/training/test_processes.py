@@ -143,7 +143,7 @@ def numbers(record: dict[str, Any]) -> dict[str, float]:
 
 
 def require_equal(run: Path, other: Path) -> None:
-    """The runs are one, but for the order in which gradients were added."""
+    """The runs are equal, except for the order in which gradients were added."""
     for ours, theirs in zip(lines(run, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
         found, expected = numbers(ours), numbers(theirs)
         # A mean of products with advantages, which are about 1 and add up to about 0.
@@ -397,7 +397,7 @@ def test_what_cannot_be_shared_is_refused(ranks: int, override: str, words: str)
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(0)])
 def test_whatever_ends_a_process_is_told_to_the_others(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would wait for one that has left by `sys.exit` as for one that failed."""
+    """The other processes would wait for a process that left by `sys.exit`, as for a process that failed."""
 
     class Store:
         def clone(self) -> "Store":

@@ -27,7 +27,7 @@ def test_a_recipe_trains_from_ratios_of_exactly_one(name: str, random_pipeline: 
         f"rewards=[{judged if name == 'pref_grpo' else '{name: jpeg_compressibility}'}]",
         "evaluate={every: 2, prompts: 1}",
     ]
-    # The second iteration of a critic is the first that asks it.
+    # A critic is first used in its second iteration.
     critic = load_recipe(name).critic is not None
     recipe = load_recipe(
         name, [*overrides, *(["run.iterations=2", "critic.warmup=1"] if critic else ["run.iterations=1"])]

@@ -28,7 +28,7 @@ class Recording:
 
 
 class Numbers:
-    """A tracker that takes no images, as some of accelerate's."""
+    """A tracker that takes no images, like some trackers of accelerate."""
 
     name = "numbers"
 
@@ -80,7 +80,7 @@ def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], ra
             "run.trackers=[tensorboard]",
         ]  # fmt: skip
     start(load_recipe("default" if task == "images" else "text", words), tmp_path / "run").trainer(Silent()).train()
-    # What it was started with stands in a file of its own.
+    # The settings that it was started with are in a separate file.
     tags: dict[str, set[str]] = {"images": set(), "tensors": set(), "scalars": set()}
     for events in (tmp_path / "run").rglob("events.out.tfevents.*"):
         found = EventAccumulator(str(events))

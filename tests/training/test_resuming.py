@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(checkpoint: Path, name: str, damage: str) -> No
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_is_found(checkpoint: Path, name: str) -> None:
-    """In state.json some only move white space, and change nothing that is read."""
+    """In state.json, some changes only move white space, and do not change the content."""
     file = checkpoint / name
     whole = file.read_bytes()
     read = json.loads(whole) if name == "state.json" else None

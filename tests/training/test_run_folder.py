@@ -118,7 +118,7 @@ def test_rewinding_drops_later_records_and_a_line_cut_by_a_crash(run: RunFolder)
 
 
 def test_a_cut_record_goes_even_if_it_reads_as_json(run: RunFolder):
-    """Without its line end, nobody knows that `12` is not the beginning of `120`."""
+    """Without the line end, `12` may be the beginning of `120`."""
     run.log({"iteration": 0})
     with run.metrics.open("a") as handle:
         handle.write('{"iteration": 1}')
@@ -224,7 +224,7 @@ def test_checkpoints_are_in_the_order_of_their_numbers(run: RunFolder):
 def test_a_checkpoint_is_there_wherever_its_replacement_ends(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, step: int
 ):
-    """A kill is an exception after which nothing more is done: not even cleaning up."""
+    """A kill is simulated by an exception, after which nothing more runs, not even cleanup."""
     checkpoint(run, 5, text="first")
     done: list[str] = []
 

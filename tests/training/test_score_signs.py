@@ -1,4 +1,4 @@
-"""What weights mean, on every path from scores to advantages: signs, scales, and that 0 is as if not there."""
+"""The meaning of weights, on every path from scores to advantages: signs, scales, and that weight 0 has no effect."""
 
 import math
 from functools import partial
@@ -69,7 +69,7 @@ def test_the_sign_of_rewards_and_weights(name: str, count: int) -> None:
         close(with_less, plain)
         return
     if name == "text/unlikely":
-        # Of both signs turned nothing is left that is a success.
+        # With both signs turned, no sample is a success.
         close(found(path, values.abs() + 1, weights), -found(path, values.abs() + 1, less))
         return
     if name == "gate/apart":

@@ -23,9 +23,9 @@ from flowgrpo.training.session import start
 
 pytest.importorskip("rapidocr")
 
-# Pictures are 64 pixels wide, and of its own accord it makes much larger copies.
+# Pictures are 64 pixels wide, and by default the reader makes much larger copies.
 ENGINE = "{Det.limit_side_len: 256, Det.limit_type: min}"
-# What one who reads letters sees in circles.
+# The letters that a reader sees in circles.
 PROMPTS = [
     'a red circle above a red circle: "8"',
     'two black circles: ":"',

@@ -1,4 +1,4 @@
-"""What is known of a whole group or step reaches the loss of a run of text, in one process or two."""
+"""Values of a whole group or step reach the loss of a run of text, in one process or two."""
 
 from pathlib import Path
 

@@ -86,7 +86,7 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def resumed(run: Path, copy: Path, runs: Runs, count: int, launched: Mapping[str, str] = FSDP) -> Path:
-    """A copy of a finished run as it was after its first iteration, gone on with so many processes."""
+    """A copy of a finished run as it was after its first iteration, continued with `count` processes."""
     shutil.copytree(run, copy)
     for folder in RunFolder.open(copy).list_checkpoints()[1:]:
         shutil.rmtree(folder)
@@ -101,7 +101,7 @@ def resumed(run: Path, copy: Path, runs: Runs, count: int, launched: Mapping[str
 
 
 def require_equal(run: Path, other: Path) -> None:
-    """The runs are one, but for the order in which gradients were added."""
+    """The runs are equal, except for the order in which gradients were added."""
     for ours, theirs in zip(lines(run, "metrics.jsonl"), lines(other, "metrics.jsonl"), strict=True):
         assert numbers(ours) == pytest.approx(numbers(theirs), rel=1e-3, abs=1e-6, nan_ok=True)
     for ours, theirs in zip(lines(run, "samples/index.jsonl"), lines(other, "samples/index.jsonl"), strict=True):

@@ -49,7 +49,7 @@ def test_objectives(lines: tuple[str, list[str]], tmp_path: Path, surrogate: str
 
 
 def test_what_a_bound_holds_back_is_counted_by_step_too(lines: tuple[str, list[str]], tmp_path: Path) -> None:
-    """Of BAPO's bounds, which are not called `low` and `high`, steps used to say nothing."""
+    """BAPO's bounds, which are not called `low` and `high`, must be reported for each step as well."""
     bounds = "objective.surrogate={name: bapo, lower: 0.9999999, upper: 1.0000001}"
     trainer = trainer_of(lines, tmp_path / "run", bounds, "optimizer.epochs=2")
     record = trainer.iterate(0)
@@ -296,7 +296,7 @@ def test_samples_are_compared_within_their_strata(lines: tuple[str, list[str]], 
 
 
 def test_likelihoods_that_fell_are_pushed_up(lines: tuple[str, list[str]], tmp_path: Path) -> None:
-    """LLDS is nothing before the weights move, and afterwards the mean fall of rows that became less likely."""
+    """LLDS is 0 before the weights move, and afterwards the mean fall of the rows that became less likely."""
     ratio = ["objective.ratio=gaussian", "objective.weight=none"] if lines[0] == "default" else []
     found = {}
     for rows in ("all", "good"):
@@ -356,7 +356,7 @@ def test_the_price_of_variance_follows_its_target(lines: tuple[str, list[str]], 
 
 
 def test_a_weight_below_0_turns_the_update(lines: tuple[str, list[str]], tmp_path: Path) -> None:
-    """What one iteration does to the weights, with the only reward's weight 1 and -1."""
+    """The change of the trained weights in one iteration, with weight 1 and -1 for the only reward."""
     moved = {}
     for weight in (1.0, -1.0):
         more = (f"rewards.0.weight={weight}", "optimizer.weight_decay=0.0", "extensions=[]")

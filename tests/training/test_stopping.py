@@ -1,4 +1,4 @@
-"""Signals: what is under way ends where the run can go on to the last bit, soon, and a second one ends it at once."""
+"""Signals: a run soon ends where it can go on bit for bit, and a second signal ends it at once."""
 
 import os
 import signal

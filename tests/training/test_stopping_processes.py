@@ -1,4 +1,4 @@
-"""Several processes of which one has a signal: all stop at the same place, and go on from there to the last bit."""
+"""One of several processes has a signal: all stop at the same place, and go on from there bit for bit."""
 
 import json
 from pathlib import Path
@@ -62,7 +62,7 @@ def test_a_signal_to_one_ends_all_and_nothing_is_lost(folder: Path, where: str) 
     assert f"stopped by SIGTERM; go on with `flowgrpo resume {folder / where}`" in told
     assert "Traceback" not in told
     assert json.loads((folder / f"{where}-resumed.json").read_text()) == [0, 0]
-    # In the second iteration no weights had moved, so it is that which is done again.
+    # In the second iteration no weights had moved, so this iteration is done again.
     assert "resumed before iteration 1" in printed(folder, f"{where}-resumed")
     assert contents(folder / where) == contents(folder / "whole")
     assert [path.name for path in RunFolder(folder / where).list_checkpoints()] == ["iter-000001", "iter-000003"]

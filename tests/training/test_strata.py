@@ -46,7 +46,7 @@ def test_a_reward_or_its_sub_score_says_which() -> None:
 
 
 def test_advantages_among_samples_that_are_alike() -> None:
-    """One prompt of four: with calls 0, 0, 1, 1 each pair has a difference of its own, 1 and 3 over sqrt(2) / 2."""
+    """One prompt of four samples: with calls 0, 0, 1, 1 each pair is compared by itself, 1 and 3 over sqrt(2) / 2."""
     batch = scores([0.0, 1.0, 2.0, 5.0], [0.0, 0.0, 1.0, 1.0])
     stratum = {"reward": "right", "sub_score": "calls"}
     advantage = chosen("advantage", {"name": "stratified", "alpha": 0.75, "eps": 0.0, "stratum": stratum})

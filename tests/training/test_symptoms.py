@@ -1,4 +1,4 @@
-"""A run that learns nothing says so, in time, not every time, and to the same numbers when it is resumed."""
+"""A run that learns nothing says so in time, but not at every iteration; a resumed run gives the same numbers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def evaluation(**means: tuple[float, float]) -> dict[str, float]:
 
 
 def fallen(*lines: dict[str, float], weights: Mapping[str, float] = WEIGHTS, prompts: int = 64) -> list[int]:
-    """Which of the evaluations is said to be far below the first one."""
+    """The evaluations that are reported as far below the first one."""
     symptoms = Symptoms(weights, prompts)
     return [k for k, line in enumerate(lines) if symptoms.evaluation(line)]
 
@@ -67,7 +67,7 @@ def test_what_lasts_is_said_and_then_each_time_it_has_lasted_twice_as_long(
 
 
 def test_what_comes_and_goes_is_said_ever_less_often() -> None:
-    """Three in a row are said once; after that it takes six."""
+    """Three in a row give one warning; the next warning needs six."""
     bad = {**HEALTHY, "approx_kl": 2.0}
     assert said(([bad] * 3 + [HEALTHY]) * 10) == [(2, "ratio", 3)]
 
@@ -89,11 +89,11 @@ def test_a_held_out_fall_has_to_be_beyond_its_error_and_of_a_size() -> None:
     assert fallen(start, evaluation(a=(0.0, 0.0))) == [1]
     assert fallen(start, evaluation(a=(0.48, 0.05))) == []
     assert fallen(start, evaluation(a=(0.46, 0.05))) == [1]
-    # A thousand prompts: significant, and of no size.
+    # A thousand prompts: the fall is significant, but too small to matter.
     assert fallen(evaluation(a=(0.75, 0.01)), evaluation(a=(0.66, 0.01)), prompts=1000) == []
-    # Four prompts tell nothing.
+    # Four prompts are too few to show anything.
     assert fallen(start, evaluation(a=(0.0, 0.0)), prompts=4) == []
-    # The first evaluation is what all are compared with, and it is said again after twice as long.
+    # All evaluations are compared with the first one; the warning is repeated after twice as long.
     assert fallen(start, *[evaluation(a=(0.0, 0.01))] * 8) == [1, 2, 4, 8]
 
 
@@ -103,7 +103,7 @@ def test_a_fall_is_of_what_is_trained_for_and_by_the_sign_of_its_weight() -> Non
     assert fallen(evaluation(other=high), evaluation(other=low)) == [1]
     assert fallen(evaluation(a=low), evaluation(a=high), weights={"a": -1.0}) == [1]
     assert fallen(evaluation(a=high), evaluation(a=low), weights={"a": -1.0}) == []
-    # One reward at the cost of another is what a guard watches, and not a run that has unlearned.
+    # If one reward rises at the cost of another, that is for a guard to see; the run has not unlearned.
     assert fallen(evaluation(a=high, b=low), evaluation(a=low, b=high)) == []
 
 

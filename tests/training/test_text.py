@@ -1,4 +1,4 @@
-"""Language models on the one loop: exact at rest, gradients that add, resumed to the bit, results that others load."""
+"""Language models on the same loop: ratios of 1 at the start, gradients that add, exact resuming, loadable results."""
 
 import json
 from pathlib import Path

@@ -96,7 +96,7 @@ def test_false_numbers_of_the_engine_are_weighed_by_hand(
     everything = list(range(12))
     tokens = int(e.lengths.sum())
     outcome = trainer.objective.backward(e, everything, advantages, None, torch.tensor(float(tokens)))
-    # What the engine says does not touch the ratio: it is of the training engine before and after the update.
+    # The engine's log-probs do not change the ratio, which compares the training engine before and after the update.
     assert float(outcome.error) == 0.0
     places = [place % 4 for ids in e.sampled.ids for place in range(len(ids))]
     total, count = outcome.metrics["weight"].tolist()

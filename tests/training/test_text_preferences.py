@@ -28,7 +28,7 @@ def answers(loss: str) -> str:
 
 
 def gradient_of(trainer: Trainer, form: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The gradient of the form, and the one a formula of the summed log-probs gives at the first step."""
+    """The gradient of the loss, and the gradient from a formula of the summed log-probs at the first step."""
     rows, e = trainer.collect(0)
     advantages = trainer.advantages(trainer.score(trainer.rewards, rows, e), e, rows)
     objective = trainer.objective

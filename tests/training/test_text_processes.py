@@ -13,7 +13,7 @@ from tests.training.test_part_ratios import REWARD as BY_PART
 
 pytestmark = pytest.mark.slow
 
-# Rounding is not blown up by AdamW where a gradient is next to nothing.
+# With this eps, AdamW does not amplify rounding where a gradient is almost 0.
 OPTIMIZER = "optimizer={learning_rate: 0.01, updates: 2, epochs: 2, eps: 1.0e-3, ema: {decay: 0.5}}"
 
 
@@ -40,7 +40,7 @@ def overrides(random_language_folder: Path, tmp_path: Path) -> list[str]:
 
 
 def launched(overrides: list[str], folder: Path, count: int, asked: Mapping[str, str]) -> None:
-    """A run by so many processes, started as a launcher does."""
+    """A run with `count` processes, started as by a launcher."""
     words = ["train", "text", *overrides, "--out", str(folder)]
     job = {"words": words, "count": count, "log": str(folder.with_name("log")), "environment": dict(asked)}
     ranks.run_all([job], patience=300)
@@ -80,7 +80,7 @@ def test_so_they_do_with_full_weights_and_an_optimizer_in_parts(overrides: list[
 
 
 def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
-    """The mean entropy to which SSPO compares a part's is that of all processes."""
+    """SSPO compares a part's entropy with the mean entropy over all processes."""
     reward = tmp_path / "by_part.py"
     reward.write_text(BY_PART)
     lines = [

@@ -63,7 +63,7 @@ def test_a_success_brings_its_answer() -> None:
     mended(memory, completions("ab", "c", "de", "f"), first)
     given: dict[str, list[str | None]] = {"right": ["1", "2", "3", "4"], "other": ["x"] * 4}
     found = mended(memory, completions("x", "yy", "z", "u"), replace(scores(0.2, 0.1, 0, 1), answers=given))
-    # The other reward was not asked when the success was new.
+    # The other reward was not called when the success was new.
     assert found[1].answers == {"right": ["1", "7", "3", "4"], "other": ["x", None, "x", "x"]}
     assert given["right"] == ["1", "2", "3", "4"]
 

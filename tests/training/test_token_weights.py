@@ -28,7 +28,7 @@ def answers() -> Completions:
 
 
 def test_shared_tokens_are_not_punished(small_text: list[str], tmp_path: Path) -> None:
-    """The first and second answer begin with 5 and end with 3; nobody contradicts the other prompt's."""
+    """The first and second answer begin with 5 and end with 3; no answer contradicts the other prompt's answer."""
     objective = objective_of(small_text, tmp_path / "run", "objective.conflict=3.0")
     found = objective._scored(answers(), [0, 1, 2, 3], ADVANTAGES, None).weight
     assert found is not None

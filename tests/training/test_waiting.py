@@ -1,4 +1,4 @@
-"""Runs whose parts and states wait in host memory are the runs in which nothing waits."""
+"""Runs whose parts and states wait in host memory give the same numbers as runs in which nothing waits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_state_that_waits_cannot_be_computed_with() -> None:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """What was fetched and sent home, by the name of its class, since the last time that it was asked."""
+    """What was fetched and sent back since the last call, by the name of its class."""
     found: list[str] = []
     monkeypatch.setattr(offload, "move", lambda part, device: found.append(type(part).__name__))
 

@@ -1,4 +1,4 @@
-"""Processes that hold weights together do the same things in the same order, whatever each of them has to do."""
+"""Processes that share weights do the same operations in the same order, although their work differs."""
 
 import threading
 from collections.abc import Callable, Sequence

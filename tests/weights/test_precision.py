@@ -1,4 +1,4 @@
-"""Casting a pipeline is loading it in that format."""
+"""Casting a pipeline gives the same weights as loading it in that format."""
 
 from __future__ import annotations
 

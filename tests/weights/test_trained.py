@@ -51,7 +51,7 @@ def test_a_lora_step_moves_the_adapter_and_nothing_else(key: str) -> None:
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
 def test_a_pipeline_as_it_is_has_the_arithmetic_that_a_run_begins_with(kind: Literal["lora", "full"]) -> None:
-    """Where a weight can have a gradient torch may multiply in another order, even if none is asked for."""
+    """If a weight can have a gradient, torch may multiply in another order, even if no gradient is asked for."""
     trained, plain = TINY["sd3"](), TINY["sd3"]()
     if kind == "lora":
         TrainedWeights.lora(trained, SPEC, seed=0)

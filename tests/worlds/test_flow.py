@@ -79,7 +79,7 @@ def test_every_tokenizer_of_a_folder_has_the_files_of_older_versions(tmp_path: P
     settings = BuildSettings()
     write_pipeline(build_pipeline(build_vae(), tmp_path / "fresh", settings), tmp_path / "made", settings)
     embedded = Path(str(resources.files("flowgrpo.worlds.scenes") / "pipeline"))
-    # transformers before 5 writes the two files alone; the tokenizer is always the same.
+    # transformers before 5 writes only the two files; the tokenizer is always the same.
     learned = json.loads((embedded / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     for folder in (tmp_path / "made", embedded):
         for name in ("tokenizer", "tokenizer_2"):

@@ -1,4 +1,4 @@
-"""The embedded arithmetic: problems apart, files as shipped, and a tokenizer that survives saving."""
+"""The embedded arithmetic: separate training and held-out problems, files as shipped, a tokenizer that can be saved."""
 
 import json
 from importlib import resources

@@ -1,4 +1,4 @@
-"""What the figure of each claim shows: panels of lines from the results."""
+"""The figure of each claim: panels with lines from the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .evidence import SCORE, Evidence
 from .line_charts import Panel, Series
 from .results import Result
 
-# Iterations that a point of a training curve averages over, as a share of the run.
+# Each point of a training curve averages over this share of the run's iterations.
 _BIN = 1 / 16
 _IN_A_FIGURE = 6
 _NAMES = {"gold": "gold, held out", SCORE: "partial gold, held out", "proxy": "proxy, held out"}
@@ -49,7 +49,7 @@ def held_out(
 
 
 def overviews(evidence: Evidence, labels: Sequence[str]) -> dict[str, list[Panel]]:
-    """Gold against iterations and compute, and the proxy, of all methods: a few in a figure, beside the baselines."""
+    """Gold (over iterations and compute) and the proxy of all methods; a figure has a few methods and the baselines."""
     baselines = [label for label in ("dance_grpo", "flow_grpo") if label in labels]
     others = [label for label in labels if label not in baselines]
     seen = Evidence({label: _middle(evidence.runs[label]) for label in labels}, {}, {}, {})
@@ -66,14 +66,14 @@ def overviews(evidence: Evidence, labels: Sequence[str]) -> dict[str, list[Panel
 
 
 def _middle(runs: Mapping[int, Result]) -> dict[int, Result]:
-    """One result in place of those of several seeds: the mean of their evaluations."""
+    """A single result that replaces the results of several seeds: the mean of their evaluations."""
     marks = [run["evaluation"] for run in runs.values()]
     numbers = {name: [[math.nan if v is None else v for v in m[name]] for m in marks] for name in marks[0]}
     return {0: {"evaluation": {name: _mean(rows) for name, rows in numbers.items()}}}
 
 
 def _against_time(*labels: str) -> Callable[[Evidence], list[Panel]]:
-    """Score against iterations, and against time in iterations of DanceGRPO."""
+    """The score over iterations, and over time in units of a DanceGRPO iteration."""
 
     def panels(evidence: Evidence) -> list[Panel]:
         scale = {}

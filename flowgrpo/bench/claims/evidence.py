@@ -1,8 +1,9 @@
-"""Intervals, the numbers of a run that claims rest on, and how tests of them add up to a verdict.
+"""Intervals, the numbers of a run that claims rest on, and how their tests give a verdict.
 
-Numbers are means over seeds with 95 % intervals of Student's t; two methods are compared by their difference on each
-seed. A claim is reproduced if the interval of every number it rests on lies on the claimed side of its bound, not
-reproduced if the interval of one lies beyond, and undecided otherwise: three seeds leave wide intervals.
+Numbers are means over seeds with 95 % intervals of Student's t. Two methods are compared by their difference on each
+seed. A claim rests on some numbers, each with an interval. It is reproduced if every interval lies on the claimed side
+of its bound, not reproduced if an interval lies beyond its bound, and otherwise undecided. With three seeds the
+intervals are wide.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from scipy.stats import t as student
 
 from .results import Result
 
-# The held-out reward that methods are compared by: partial credit, which every method of the table is trained on and
-# which is less noisy than the share of satisfied prompts.
+# The held-out reward that methods are compared by: partial credit. Every method of the table is trained on it, and it
+# is less noisy than the share of satisfied prompts.
 SCORE = "gold_dense"
 VERDICTS = ("reproduced", "not reproduced", "undecided", "not measured")
 
@@ -34,7 +35,7 @@ class Interval:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Interval:
-        """Of one or more independent values, by Student's t; unbounded if one of them is not a number."""
+        """The interval of one or more independent values, by Student's t; unbounded if one of them is no number."""
         found = list(values)
         mean = statistics.fmean(found)
         if len(found) == 1 or not math.isfinite(mean):
@@ -43,15 +44,15 @@ class Interval:
         return cls(mean, mean - half, mean + half, len(found))
 
     def at_most(self, bound: float) -> bool | None:
-        """Whether it lies at or below a bound; None if the bound is inside."""
+        """Whether the interval lies at or below a bound; None if the bound is inside."""
         return True if self.high <= bound else False if self.low > bound else None
 
     def at_least(self, bound: float) -> bool | None:
-        """Whether it lies at or above a bound; None if the bound is inside."""
+        """Whether the interval lies at or above a bound; None if the bound is inside."""
         return True if self.low >= bound else False if self.high < bound else None
 
     def text(self, form: str = "+.3f") -> str:
-        """As `mean [low, high]`."""
+        """The interval as `mean [low, high]`."""
         if not math.isfinite(self.mean):
             return "no number"
         if self.count == 1:
@@ -64,10 +65,10 @@ class Evidence:
     """The results that claims are judged by.
 
     Attributes:
-        runs: label → seed → result of a run that ended well.
-        failed: label → seeds on which the run did not.
-        times: method → its timing.
-        probes: name → its result.
+        runs: label → seed → result of a run that completed.
+        failed: label → seeds on which the run failed.
+        times: method → result of its timing.
+        probes: name → result of the probe.
     """
 
     runs: Mapping[str, Mapping[int, Result]]
@@ -76,15 +77,15 @@ class Evidence:
     probes: Mapping[str, Result]
 
     def each(self, label: str, figure: Callable[[Result], float]) -> list[float]:
-        """A number of a method's run on every seed, by rising seed."""
+        """A number of a method's run for every seed, in increasing order of the seeds."""
         return [figure(run) for _, run in sorted(self.runs[label].items())]
 
     def difference(self, one: str, other: str, figure: Callable[[Result], float]) -> Interval:
-        """Of a number between two methods, by seed."""
+        """The interval of the difference of a number between two methods, seed by seed."""
         return Interval.of(a - b for a, b in zip(self.each(one, figure), self.each(other, figure), strict=True))
 
     def common(self, labels: Sequence[str]) -> Evidence:
-        """The same with the runs of these labels on those seeds only that all of them have."""
+        """The evidence with only the runs of these labels, on only the seeds that all of them have."""
         shared = set.intersection(*(set(self.runs.get(label, ())) for label in labels)) if labels else set()
         kept = {label: {seed: self.runs[label][seed] for seed in sorted(shared)} for label in labels if shared}
         return Evidence(kept, self.failed, self.times, self.probes)
@@ -92,7 +93,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence, and whether what it tests holds (None: the interval covers both); a note tests nothing."""
+    """A sentence, and whether its test holds (None: the interval covers the bound); a note has no test."""
 
     text: str
     holds: bool | None = None
@@ -104,13 +105,13 @@ class Claim:
     """One claim of a paper.
 
     Attributes:
-        name: of its figure.
+        name: name of the claim and of its figure.
         paper: short name and number.
-        statement: what it says, with the bound that it is held to here where that is not plain.
-        judge: evidence to findings; called only if all that is named below is there.
-        runs: labels of the runs it needs.
-        times: methods whose timing it needs.
-        probe: the probe it needs.
+        statement: the claim, with the bound that is used here if it is not obvious.
+        judge: gives findings from evidence; called only if the results that the fields below name exist.
+        runs: labels of the runs that the claim needs.
+        times: methods whose timing the claim needs.
+        probe: the probe that the claim needs.
     """
 
     name: str
@@ -122,13 +123,13 @@ class Claim:
     probe: str | None = None
 
     def answer(self, evidence: Evidence) -> tuple[str, list[Statement]]:
-        """The verdict and what it rests on."""
+        """The verdict, and the findings that it rests on."""
         missing = [label for label in self.runs if not evidence.runs.get(label)]
         missing += [f"the timing of {name}" for name in self.times if name not in evidence.times]
         missing += [f"the probe {self.probe}"] if self.probe and self.probe not in evidence.probes else []
         shared = evidence.common(self.runs)
         if not missing and self.runs and not shared.runs:
-            missing = ["a seed that they share: " + ", ".join(self.runs)]
+            missing = ["a common seed of " + ", ".join(self.runs)]
         if missing:
             return "not measured", [Statement("There is no result of " + ", ".join(missing) + ".", note=True)]
         findings = self.judge(shared)
@@ -153,7 +154,7 @@ def final(run: Result, name: str = SCORE) -> float:
 
 
 def gain(run: Result, name: str = SCORE) -> float:
-    """What a held-out reward gained over a run."""
+    """The gain of a held-out reward over a run."""
     return final(run, name) - _known(run["evaluation"][name][0])
 
 
@@ -162,12 +163,12 @@ def _known(value: float | None) -> float:
 
 
 def score_at(run: Result, axis: str, place: float) -> float:
-    """The held-out score where an axis (`iteration`, `updates`, `compute`, `seconds`) has come to a place."""
+    """The held-out score at a value of an axis (`iteration`, `updates`, `compute`, `seconds`), interpolated."""
     return float(np.interp(place, run["evaluation"][axis], run["evaluation"][SCORE]))
 
 
 def first_reach(run: Result, axis: str, target: float) -> float | None:
-    """Where the held-out score first comes to a target, between evaluations by a straight line; None if never."""
+    """The first place on an axis where the held-out score reaches a target, interpolated linearly; None if never."""
     places, scores = run["evaluation"][axis], run["evaluation"][SCORE]
     for k, score in enumerate(scores):
         if score >= target:
@@ -179,19 +180,22 @@ def first_reach(run: Result, axis: str, target: float) -> float | None:
 
 
 def lopsided(run: Result) -> float:
-    """How far the log-ratios lie to one side: mean over steps of |mean| over standard deviation."""
+    """How far the log-ratios lie to one side: the mean over steps of |mean| / standard deviation."""
     sides = [abs(s["mean"]) / math.sqrt(s["var"]) for s in run["steps"].values() if s["var"] > 0]
     return statistics.fmean(sides) if sides else math.nan
 
 
 def unevenness(run: Result) -> float:
-    """Largest over smallest standard deviation of the log-ratio among steps."""
+    """The largest standard deviation of the log-ratio among the steps, divided by the smallest."""
     deviations = [math.sqrt(s["var"]) for s in run["steps"].values() if s["var"] > 0]
     return max(deviations) / min(deviations) if deviations else math.nan
 
 
 def kept_signal(run: Result) -> float:
-    """Mean gradient norm in the third of the iterations with most degenerate groups over that with the fewest."""
+    """Mean gradient norm where groups are degenerate, relative to where they are not.
+
+    The norm in the third of the iterations with most degenerate groups is divided by the norm in the third with fewest.
+    """
     curves = run["curves"]
     pairs = sorted((d, g) for d, g in zip(curves["degenerate_groups"], curves["grad_norm"]) if None not in (d, g))
     third = max(len(pairs) // 3, 1)
@@ -201,6 +205,6 @@ def kept_signal(run: Result) -> float:
 
 
 def time_ratio(evidence: Evidence, method: str, baseline: str) -> Interval:
-    """Seconds of an iteration over those of a baseline, timed in turn in one process."""
+    """Seconds of an iteration divided by the seconds of a baseline's iteration, timed in turn in one process."""
     seconds = evidence.times[method]["seconds"]
     return Interval.of(a / b for a, b in zip(seconds[method], seconds[baseline], strict=True))

@@ -1,4 +1,4 @@
-"""`flowgrpo bench claims`: what is missing is measured, then everything that is there is reported."""
+"""`flowgrpo bench claims`: measures what is missing, then reports on all results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:
     """Measure what is missing and write the report.
 
-    Timings come first, then probes, then short runs, then runs seed by seed, so that the table is whole, if wide, after
-    the first seed.
+    Timings come first, then probes, then short runs, then runs. Runs are made seed by seed, so that the table is
+    complete after the first seed, although its intervals are still wide.
 
     Args:
-        settings: of the table.
-        names: methods, variants and probes to measure; everything if empty. The report has all results either way.
+        settings: settings of the table.
+        names: methods, variants and probes to measure; everything if empty. The report always has all results.
         out: folder of the report.
         report: called with lines of progress.
         only_report: measure nothing.
 
     Raises:
-        ValueError: a name that is none of these.
+        ValueError: a name is not a method, a variant or a probe.
     """
     chosen, probed = choose(names)
     if not only_report:
@@ -50,10 +50,10 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
 def settings_of(
     results: Path, words: Sequence[str], seeds: str, scale: float, any_code: bool
 ) -> tuple[Settings, list[str]]:
-    """Settings of the table from the words of a command, and what of it is to be measured.
+    """Settings of the table from the words of a command, and the names of what to measure.
 
     Raises:
-        ValueError: seeds or scale make no sense.
+        ValueError: `seeds` is no list of numbers, or `scale` is not above 0.
     """
     listed = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in listed):
@@ -66,10 +66,10 @@ def settings_of(
 
 
 def choose(names: Sequence[str]) -> tuple[list[Job], list[str]]:
-    """Runs and probes of these names; a method brings its variants.
+    """Runs and probes of these names; the name of a method includes its variants.
 
     Raises:
-        ValueError: a name that is none of these.
+        ValueError: a name is not a method, a variant or a probe.
     """
     known, probed = jobs(), probes()
     for name in names:
@@ -81,8 +81,8 @@ def choose(names: Sequence[str]) -> tuple[list[Job], list[str]]:
 
 
 def _forecast(settings: Settings, todo: Sequence[tuple[Job, int]], total: int) -> str:
-    """How much is to be done, and for how long if all of it has been timed."""
-    said = f"{total - len(todo)} of {total} runs are there"
+    """A line that says how many runs are left, and how long they take if all of their methods have been timed."""
+    said = f"{total - len(todo)} of {total} runs have results"
     seconds = 0.0
     for job, seed in todo:
         timed = find_time(settings, job.method)
@@ -90,7 +90,7 @@ def _forecast(settings: Settings, todo: Sequence[tuple[Job, int]], total: int) -
             return said
         own = timed["seconds"][job.method]
         seconds += sum(own) / len(own) * recipe_of(job, seed, settings).run.iterations
-    return f"{said}; the others need about {seconds / 3600:.1f} h of training by the timings, evaluations not counted"
+    return f"{said}; by the timings, the others need about {seconds / 3600:.1f} h of training, without evaluations"
 
 
 def gather(settings: Settings) -> Results:

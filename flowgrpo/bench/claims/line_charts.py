@@ -20,10 +20,10 @@ class Series:
     """A line; points without a value are left out.
 
     Attributes:
-        label: what the legend calls it. Lines of one label have one colour.
+        label: the line's name in the legend. Lines with the same label have the same colour.
         x: places.
-        y: values, as many.
-        faint: a thin line that the legend does not list, such as a single seed.
+        y: values, one for each place.
+        faint: whether the line is thin and not in the legend, such as the line of a single seed.
     """
 
     label: str
@@ -32,13 +32,13 @@ class Series:
     faint: bool = False
 
     def points(self) -> list[tuple[float, float]]:
-        """Its points with a finite value."""
+        """The points with a finite value."""
         return [(x, y) for x, y in zip(self.x, self.y) if y is not None and math.isfinite(y)]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with lines; the title says what goes up, `x_label` what goes across."""
+    """Axes with lines; the title names the vertical axis, and `x_label` the horizontal axis."""
 
     title: str
     x_label: str
@@ -46,7 +46,7 @@ class Panel:
 
 
 def draw(title: str, panels: Sequence[Panel]) -> str:
-    """A whole SVG document."""
+    """The panels as an SVG document."""
     labels = list(dict.fromkeys(s.label for panel in panels for s in panel.series))
     colours = {label: f"c{k % len(_LIGHT)}" for k, label in enumerate(labels)}
     width = max(len(panels), 1) * WIDTH
@@ -128,7 +128,7 @@ def _range(values: Iterable[float], margin: float = 0.0) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
-    """Round values between two ends with their texts, steps of 1, 2 or 5 times a power of ten."""
+    """Round values between two ends, with their texts; the step is 1, 2 or 5 times a power of ten."""
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= 0.75 * raw)

@@ -1,6 +1,6 @@
 """Measurements behind the papers' claims that need no training: seconds an iteration, exploration, gradients.
 
-Each ends in one result file, named by a key as the runs are.
+Each measurement writes one result file. As for the runs, the name of the file has a key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .trainings import Job, Report, apart, recipe_of
 BASELINES = ("dance_grpo", "flow_grpo")
 REPEATS = 5
 TOGETHER = 6
-# Two batches of 96 images for each seed and noise level, 16 batches for the variance of a gradient.
+# Exploration draws two batches of 96 images for each seed and noise level; the variance of a gradient needs 16 batches.
 EXPLORED = 2
 DRAWN = 16
 ETAS: dict[str, tuple[float, ...]] = {
@@ -54,18 +54,18 @@ def _probe_code() -> str:
 
 
 def baselines() -> list[str]:
-    """Those of the methods that seconds are compared with which the package has."""
+    """The methods of the package that seconds are compared with."""
     known = recipe_names("images")
     return [name for name in BASELINES if name in known]
 
 
 def find_time(settings: Settings, method: str) -> Result | None:
-    """The timing of a method, if it is there."""
+    """The timing of a method, or None if there is no result."""
     return find(settings, f"{method}-time", _timed(settings, method), _probe_code(), str(REPEATS))
 
 
 def _timed(settings: Settings, method: str) -> list[Recipe]:
-    """Recipes of a method and the baselines; they save no samples, which would count as time of an iteration."""
+    """Recipes of a method and the baselines, without saved samples: saving would count as time of an iteration."""
     names = dict.fromkeys([method, *baselines()])
     return [recipe_of(Job(name, name, ("run.sample_every=1000000",)), 0, settings) for name in names]
 
@@ -73,8 +73,9 @@ def _timed(settings: Settings, method: str) -> list[Recipe]:
 def measure_times(settings: Settings, methods: Sequence[str], report: Report) -> None:
     """Time whole iterations of methods and of the baselines, in turn, in this process.
 
-    The iterations are spread evenly over a run, since a window makes early and late ones differ. Loading and the first
-    iteration do not count. `TOGETHER` methods take turns, so that a baseline's iterations serve all of them.
+    The iterations are spread evenly over a run, because a window makes early and late iterations differ. Loading and
+    the first iteration do not count. `TOGETHER` methods take turns, so that one measurement of a baseline serves all of
+    them.
     """
     todo = [method for method in methods if find_time(settings, method) is None]
     for first in range(0, len(todo), TOGETHER):
@@ -90,7 +91,7 @@ def measure_times(settings: Settings, methods: Sequence[str], report: Report) ->
 
 
 def _time_together(settings: Settings, names: Mapping[str, str], report: Report) -> None:
-    """Time some methods, and write each with the baselines into the file of its name."""
+    """Time some methods; write the figures of each method and the baselines into the method's file."""
     recipes = {name: _timed(settings, name)[0] for name in dict.fromkeys([*names, *baselines()])}
     with tempfile.TemporaryDirectory() as folder:
         trainers = {name: _warm(recipe, Path(folder) / name) for name, recipe in recipes.items()}
@@ -115,7 +116,7 @@ def interleaved(trainers: Mapping[str, Trainer], iterations: int) -> dict[str, A
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn, number in enumerate(numbers):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
-            trainers[name].clock.lap()  # waits for an accelerator, as the end of an iteration does
+            trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
             began = time.perf_counter()
             trainers[name].iterate(number)
             seconds[name].append(time.perf_counter() - began)
@@ -133,11 +134,11 @@ def _ratios(seconds: Mapping[str, Sequence[float]], method: str) -> str:
 
 @dataclass(frozen=True)
 class ClaimProbe:
-    """A measurement on the policy that a recipe starts from.
+    """A measurement of the policy that a recipe starts from.
 
     Attributes:
         method: the recipe.
-        measure: called with a trainer, the seeds and a report; returns what goes into the result.
+        measure: called with a trainer, the seeds and a report; returns the figures of the result.
         overrides: changes to the recipe.
     """
 
@@ -147,7 +148,7 @@ class ClaimProbe:
 
 
 def find_probe(settings: Settings, name: str) -> Result | None:
-    """The result of a probe, if it is there."""
+    """The result of a probe, or None if there is no result."""
     seeds = settings.seeds
     return find(settings, f"probe-{name}", [_probed(settings, name)], _probe_code(), str(seeds), seeds=list(seeds))
 
@@ -158,7 +159,7 @@ def _probed(settings: Settings, name: str) -> Recipe:
 
 
 def measure_probe(settings: Settings, name: str, report: Report) -> None:
-    """Make the result of a probe, unless it is there or another process is at it."""
+    """Make the result of a probe, unless there is a result or another process is making it."""
     recipe = _probed(settings, name)
     file = f"probe-{name}-{key_of([recipe], _probe_code(), str(settings.seeds))}"
     with claimed(settings.results / "runs" / f"{file}.lock") as mine, tempfile.TemporaryDirectory() as folder:
@@ -171,10 +172,11 @@ def measure_probe(settings: Settings, name: str, report: Report) -> None:
 
 
 def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
-    """How good and how different the images of a group are, for kernels and noise levels, from one shared noise.
+    """Rewards and diversity of the images of a group, for several kernels and noise levels, from one shared noise.
 
     Returns:
-        kernel → a list by noise level of `eta`, and by seed `diversity` (see `runs.apart`) and each reward.
+        kernel → a list with an entry for each noise level: `eta`, and `diversity` (see `apart`) and each reward, each a
+        list by seed.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     task = flow_task(trainer)
@@ -207,11 +209,11 @@ def _explored(trainer: Trainer, seed: int) -> dict[str, float]:
 def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
     """Variance of the gradient of one batch for three baselines, on the same batches at the untrained policy.
 
-    Rewards are not divided by anything, so no baseline and the leave-one-out one have one expectation; the group's mean
-    shrinks it by (G - 1)/G.
+    Rewards are not scaled. So the gradient without a baseline and the gradient with the leave-one-out baseline have the
+    same expectation. The group's mean shrinks the expectation by (G - 1)/G.
 
     Returns:
-        baseline → squared distance from the mean gradient by batch, and the squared norm of that mean.
+        For each baseline: the squared distance from the mean gradient by batch, and the squared norm of the mean.
     """
     gradients: dict[str, list[Tensor]] = {}
     kept = trainer.credit
@@ -229,7 +231,7 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
     for baseline, drawn in gradients.items():
         stacked = torch.stack(drawn).double()
         mean = stacked.mean(0)
-        # Over n - 1, so that the mean of these is the unbiased variance.
+        # Scaled by n / (n - 1), so that the mean of these numbers is the unbiased variance.
         squared[baseline] = ((stacked - mean).square().sum(1) * DRAWN / (DRAWN - 1)).tolist()
         norm[baseline] = float(mean.square().sum())
         report(f"baseline {baseline}: variance {sum(squared[baseline]) / DRAWN:.3e}, |mean|² {norm[baseline]:.3e}")
@@ -237,7 +239,7 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
 
 
 def gradient_spread(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
-    """Size of the surrogate's gradient in the velocity by denoising step, with the plain ratio and with Guard's."""
+    """Size of the surrogate's gradient in the velocity by denoising step, with the plain ratio and Guard's ratio."""
     found: dict[str, list[list[float]]] = {"plain": [], "guard": []}
     for seed in seeds:
         spread = _gradient_spread(flow_task(trainer).policy, trainer.collect(seed)[1])

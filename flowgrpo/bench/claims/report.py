@@ -24,15 +24,15 @@ RISE = ("iterations", "images", "before", "after", "error", "failed")
 
 @dataclass(frozen=True)
 class Results:
-    """All that a report is made of.
+    """Everything that a report is made from.
 
     Attributes:
-        settings: of the table.
+        settings: settings of the table.
         evidence: the results that count.
-        used: those results, for their versions and hardware.
-        unused: names of other result files, of other code, settings or seeds.
-        labels: what the table lists, in order.
-        rises: method → its short run.
+        used: the same results as a list, for their versions and hardware.
+        unused: names of result files that do not count, because their code, settings or seeds differ.
+        labels: labels of the table's rows, in order.
+        rises: method → the result of its short run.
     """
 
     settings: Settings
@@ -83,7 +83,7 @@ def write_report(found: Results, out: Path) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: intervals as objects, numbers that are not finite as null."""
+    """A value for JSON: intervals become objects, and numbers that are not finite become null."""
     if isinstance(value, Interval):
         return plain(asdict(value))
     if isinstance(value, Mapping):
@@ -112,7 +112,7 @@ def machines(results: Iterable[Result]) -> list[str]:
 
 
 def table(found: Results) -> dict[str, dict[str, Any]]:
-    """Label → column → a number, an interval or None where it was not measured."""
+    """Label → column → a number or an interval; None if it was not measured."""
     evidence = found.evidence
     runs = [run for label in found.labels for run in evidence.runs[label].values()]
     budget = min((run["evaluation"]["compute"][-1] for run in runs), default=0.0)
@@ -148,7 +148,7 @@ def _over(evidence: Evidence, label: str, baseline: str, figure: Callable[[Resul
 
 
 def _statistics(runs: Iterable[Result]) -> dict[str, float | None]:
-    """Ratio and gradient over the iterations of a run, means of the seeds."""
+    """Statistics of ratio and gradient over the iterations of a run, averaged over the seeds."""
     curves = [run["curves"] for run in runs]
 
     def over(name: str, figure: Callable[[list[float]], float]) -> float | None:
@@ -187,8 +187,8 @@ def page(found: Results, rows: Mapping[str, Mapping[str, Any]], answers: Sequenc
         "Every method trains by its recipe, most of them not tuned to this model, on the same seeds for "
         f"{ITERATIONS} × {settings.scale:g} iterations. All are evaluated on the same held-out prompts from the same "
         "noise. Numbers are means over seeds with 95 % intervals of Student's t; methods are compared by their "
-        "difference on each seed. A claim is *reproduced* if all the intervals it rests on lie on its side of the "
-        "bound, *not reproduced* if one lies beyond, *undecided* if one covers the bound.",
+        "difference on each seed. A claim rests on one or more intervals. It is *reproduced* if all of them lie on its "
+        "side of the bound, *not reproduced* if one lies beyond the bound, and else *undecided*.",
         _spent(found),
         *_warnings(found),
         "## Verdicts",
@@ -226,15 +226,16 @@ def _rises(rises: Mapping[str, Result]) -> list[str]:
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
     return [
-        "Each recipe as it is, with small JPEG files as its reward (Pref-GRPO: as what its win rates are of), for a "
-        f"few iterations on seed 0. Kilobytes of {images} held-out images, one a prompt, before and after; the "
-        "standard error is that of the mean difference of pairs with the same prompt and noise.",
+        "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
+        f"judge of its win rates). The table has the kilobytes of {images} held-out images, one for each prompt, "
+        "before and after. The standard error is the error of the mean difference of pairs with the same prompt and "
+        "noise.",
         _grid(head, rows),
     ]
 
 
 def _by_step(evidence: Evidence, labels: Sequence[str]) -> str:
-    """Mean ± deviation of the log-ratio by step, and the share clipped, means of the seeds."""
+    """Table by step: mean ± deviation of the log-ratio, and the share clipped, averaged over the seeds."""
     steps = sorted({int(k) for label in labels for run in evidence.runs[label].values() for k in run["steps"]})
     rows = []
     for step in steps:
@@ -263,22 +264,22 @@ def _mark(finding: Statement) -> str:
 def _spent(found: Results) -> str:
     runs = [run for label in found.labels for run in found.evidence.runs[label].values()]
     hours = sum(run["totals"].get("seconds", 0.0) for run in runs) / 3600
-    return f"The {len(runs)} runs trained for {hours:.1f} hours in all, one after the other; evaluations not counted."
+    return f"The {len(runs)} runs trained for {hours:.1f} hours in all; evaluations are not counted."
 
 
 def _warnings(found: Results) -> list[str]:
     said = []
     others = sorted({r["label"] for r in found.used if r.get("other_code")})
     if others:
-        said.append(f"Results of other code, with an equal recipe, stand in for: {', '.join(others)}.")
+        said.append(f"These results come from other code, with an equal recipe: {', '.join(others)}.")
     if len(machines(found.used)) > 1:
         said.append("Results come from more than one machine or number of threads: compare ratios, not seconds.")
     broken = [f"{label} (seed {', '.join(map(str, s))})" for label, s in found.evidence.failed.items() if s]
     if broken:
-        said.append(f"Ended early, with a gradient that was not finite: {'; '.join(broken)}.")
+        said.append(f"These runs ended early, with a gradient that was not finite: {'; '.join(broken)}.")
     if found.unused:
         said.append(
-            f"Not used: {len(found.unused)} result files of other code, settings or seeds, listed in claims.json."
+            f"{len(found.unused)} result files of other code, settings or seeds are not used; claims.json lists them."
         )
     return said
 
@@ -309,17 +310,20 @@ def _tables(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]  # fmt: skip
     return [
         "### Cost of an iteration",
-        "Trained edges are those of the plan, before any selection; losses of the forward process have none. Compute: "
-        f"states through the denoiser in rollout and update, {GRADIENT_UNITS} for one with gradients. Seconds are "
-        "those of the runs, beside whatever else ran; their ratios were timed in turn in one process.",
+        "Trained edges are the edges of the plan, before any selection; losses of the forward process have none. "
+        "Compute is the number of states through the denoiser in rollout and update; a state with gradients counts "
+        f"{GRADIENT_UNITS}. Seconds were taken in the runs, while other processes ran as well; for their ratios, the "
+        "methods were timed in turn in one process.",
         _rows(cost, rows),
         "### Held-out rewards and diversity",
-        f"Gold is the share of satisfied prompts, partial gold ({SCORE}) their partial credit. Diversity is the RMS "
-        f"distance between two images of a prompt, of pixels in [0, 1]. Partial gold at {budget:.0f} units is that at "
-        "equal compute, as much as the cheapest method spends in all, read off the line between evaluations.",
+        f"Gold is the share of satisfied prompts, and partial gold ({SCORE}) is their partial credit. Diversity is the "
+        "RMS distance between two images of a prompt, with pixels in [0, 1]. The column of partial gold at "
+        f"{budget:.0f} units compares the methods at equal compute, as much as the cheapest method spends in all; "
+        "values between two evaluations are interpolated.",
         _rows(reward, rows),
         "### Ratio and gradient",
-        "First error: largest distance of the ratio from 1 before an update. Log-ratios are means over a latent.",
+        "The first error is the largest distance of the ratio from 1 before an update. Log-ratios are means over a "
+        "latent.",
         _rows(ratio, rows),
     ]
 

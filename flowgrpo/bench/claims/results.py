@@ -1,7 +1,7 @@
-"""Result files of the papers' claims: their keys, and one process at a time for each.
+"""Result files of the papers' claims: their keys, and a lock for each, so that only one process makes a result.
 
-A result is named by a key of all that shapes it: the resolved recipes, version and code of the package, its model and
-prompts. One that is there is not made again.
+The name of a result file has a key of everything that shapes the result: the resolved recipes, the version and code of
+the package, its model and prompts. A result that exists is not made again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...training.folder.run_folder import write_text
 Result = dict[str, Any]
 
 PACKAGE = Path(__file__).resolve().parents[2]
-# Files of the package that no training run passes through.
+# Files of the package that no training run uses.
 _NO_PART = (
     "__main__.py", "bench/", "cli/", "estimate/", "gallery/", "inference/", "text/", "training/reporting/progress.py",
     "training/text/", "worlds/building.py",
@@ -38,14 +38,14 @@ _NO_PART = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What a table of claims is made with.
+    """The settings of a table of claims.
 
     Attributes:
-        results: folder of the result files; run folders stand in its `runs`.
+        results: folder of the result files; its folder `runs` holds the run folders.
         seeds: run seeds.
-        scale: of the number of iterations.
-        overrides: `key=value` changes to every recipe, part of the key of each result.
-        any_code: take a result of other code, or of another version, where there is none of this one.
+        scale: factor of the number of iterations.
+        overrides: `key=value` changes to every recipe; they are part of the key of each result.
+        any_code: if there is no result of this code and version, take a result of other code or another version.
     """
 
     results: Path
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Stamp:
-    """What of the package shapes a result, besides the recipe."""
+    """What shapes a result besides the recipe: the package's version, code and data."""
 
     version: str
     code: str
@@ -66,7 +66,7 @@ class Stamp:
 
 @lru_cache(maxsize=1)
 def stamp() -> Stamp:
-    """Of the package as it stands when this is first called in a process."""
+    """The stamp of the package at the time of the first call in a process."""
     sources = [p for p in _files() if p.suffix == ".py" and not _name(p).startswith(_NO_PART)]
     shipped = [p for p in _files() if _name(p).startswith("worlds/scenes/") and p.suffix != ".py"]
     version = sys.modules[__name__.partition(".")[0]].__version__
@@ -95,7 +95,7 @@ def content(recipe: Recipe) -> dict[str, Any]:
 
 
 def key_of(recipes: Sequence[Recipe], *further: str) -> str:
-    """Ten digits that differ when anything does that shapes a result."""
+    """Ten digits that change if anything changes that shapes a result."""
     used = stamp()
     said = json.dumps([[content(r) for r in recipes], used.version, used.code, used.data, further], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:10]
@@ -108,7 +108,7 @@ def provenance() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine this process runs on."""
+    """The machine that this process runs on."""
     name = platform.processor()
     listing = Path("/proc/cpuinfo")
     if listing.is_file():
@@ -131,7 +131,7 @@ def read_result(path: Path) -> Result:
     """Read a result file.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the file is not JSON.
     """
     try:
         found: Result = json.loads(path.read_text(encoding="utf-8"))
@@ -141,10 +141,10 @@ def read_result(path: Path) -> Result:
 
 
 def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: str, **same: Any) -> Result | None:
-    """The result of these recipes; with `any_code` the newest of equal recipes if there is none of this code.
+    """The result of these recipes. With `any_code`, and without a result of this code, the newest of equal recipes.
 
-    A recipe of an older schema is equal if it is with that schema's new keys at their defaults. A result of other code
-    must also hold what `same` says.
+    A recipe of an older schema counts as equal if it is equal with the new keys at their defaults. A result of other
+    code must also have the values of `same`.
     """
     exact = settings.results / f"{prefix}-{key_of(recipes, *further)}.json"
     if exact.is_file():
@@ -169,10 +169,10 @@ def _contents(stored: Iterable[str]) -> list[dict[str, Any]] | None:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the lock of that name; one that dies lets go of it."""
+    """Whether this process alone holds the lock of that name; a process that dies releases its lock."""
     try:
         import fcntl
-    except ImportError:  # a system without such locks: there, one process at a time
+    except ImportError:  # a system without such locks, where only one process may work at a time
         yield True
         return
     path.parent.mkdir(parents=True, exist_ok=True)

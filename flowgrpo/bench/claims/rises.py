@@ -1,8 +1,8 @@
-"""Whether a recipe raises the reward it trains on, by a run so short that every recipe can be tried.
+"""Tests whether a recipe raises the reward that it trains on, with runs that are short enough for every recipe.
 
-Partial gold, which the methods are compared by, rises slowly: over the common length most gains are within what the
-held-out prompts can tell. The size of a JPEG file needs no interpretation, differs among any two images and can be
-lowered at once, so a recipe that fails to lower it does not optimise.
+The methods are compared by partial gold, which rises slowly: over the common length, most gains are too small for the
+number of held-out prompts. The size of a JPEG file needs no interpretation, differs between any two images, and can be
+lowered at once. So a recipe that fails to lower it does not optimise.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..measures import Silent
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 from .trainings import Job, Report, json_lines, recipe_of
 
-# The warm-up of a critic, ten iterations, leaves room for some that train the policy.
+# A critic warms up for ten iterations, so some iterations remain that train the policy.
 ITERATIONS = 16
 # In kilobytes; the reward itself is over 500.
 FILES = "{name: jpeg_compressibility, weight: 500}"
@@ -29,12 +29,12 @@ WIN_RATE = "{name: win_rate, options: {judge: jpeg_compressibility}}"
 
 
 def find_rise(settings: Settings, method: str) -> Result | None:
-    """The short run of a method, if it is there."""
+    """The result of a method's short run, or None if there is no result."""
     return find(settings, f"{method}-rise", [rise_recipe(settings, method)])
 
 
 def rise_recipe(settings: Settings, method: str) -> Recipe:
-    """A method's recipe with small files as its reward, or as what its win rates are of, on seed 0."""
+    """A method's recipe on seed 0, with small files as its reward; if it has win rates, small files are their judge."""
     own = recipe_of(Job(method, method), 0, settings)
     rewards = WIN_RATE if any(entry.name == "win_rate" for entry in own.rewards) else FILES
     iterations = max(1, round(ITERATIONS * settings.scale))
@@ -47,9 +47,9 @@ def rise_recipe(settings: Settings, method: str) -> Recipe:
 
 
 def measure_rises(settings: Settings, methods: Sequence[str], report: Report) -> None:
-    """Make the short runs that are missing, but for those that another process is at.
+    """Make the short runs that are missing, except runs that another process is making.
 
-    A gradient that is not finite ends a run; that is its result.
+    A gradient that is not finite ends a run; the result then says so.
     """
     for method in methods:
         recipe = rise_recipe(settings, method)
@@ -78,11 +78,11 @@ def _rise(recipe: Recipe) -> dict[str, Any]:
 
 
 def paired(samples: Path, iterations: int) -> dict[str, Any]:
-    """Kilobytes of the held-out images before and after, and the standard error of the mean of their differences.
+    """Kilobytes of the held-out images before and after, and the standard error of the mean difference.
 
     Args:
-        samples: folder of a run's samples, those of its evaluations before and after among them.
-        iterations: of the run.
+        samples: folder of a run's samples, with the samples of its first and last evaluation.
+        iterations: number of iterations of the run.
     """
     kilobytes: dict[int, dict[tuple[int, int], float]] = {0: {}, iterations: {}}
     for record in json_lines(samples / "index.jsonl"):

@@ -1,12 +1,12 @@
-"""The runs behind the papers' claims: what is trained on the embedded default, and what is kept of it.
+"""The runs behind the papers' claims: what is trained on the embedded default, and what is saved from each run.
 
-Every method trains by its recipe for the same number of iterations, with the same evaluation and seeds. A run that was
-interrupted goes on from its run folder. Several processes may work on one folder of results: each takes what no other
-is at.
+Every method trains by its recipe for the same number of iterations, with the same evaluation and seeds. An interrupted
+run goes on from its run folder. Several processes may work on one folder of results: each takes a run that no other
+process is making.
 
 The unit of compute is one state through the denoiser. A state with gradients counts `GRADIENT_UNITS`, since a backward
-pass costs about two forward ones. Both are counted as they happen, so passes for a reference, for guidance or for
-noised data are included, and evaluations are not.
+pass costs about as much as two forward passes. States are counted while a run calls the denoiser. So passes for a
+reference, for guidance or for noised data are included. Evaluations are not included.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .results import Result, Settings, claimed, find, key_of, provenance, write_
 
 Report = Callable[[str], None]
 
-# With these and three seeds, 31 recipes and five variants take about six hours on 2 cores, by their states through the
-# denoiser: two processes side by side, one thread each.
+# With these numbers and three seeds, 31 recipes and five variants take about six hours on 2 cores. This estimate is for
+# two processes side by side, with one thread each, from the number of states through the denoiser.
 ITERATIONS = 48
 EVALUATIONS = 4
 GRADIENT_UNITS = 3
@@ -48,10 +48,10 @@ class Job:
     """Something to train on each seed.
 
     Attributes:
-        label: its name in tables and files.
+        label: the name in tables and files.
         method: a recipe of the package.
-        overrides: what it changes of that recipe.
-        length: its iterations, as a multiple of those of the common table.
+        overrides: changes to that recipe.
+        length: number of iterations, as a multiple of the common number.
     """
 
     label: str
@@ -60,8 +60,8 @@ class Job:
     length: float = 1.0
 
 
-# Over-optimisation shows where the reward is learned, the rollout is used several times and the rate does not fall;
-# KL and the scale of the advantage are made equal, so that only ratio, step weight and clip differ.
+# Over-optimisation shows if the reward is learned, each rollout is used several times, and the learning rate does not
+# fall. KL and the scale of the advantage are made equal, so that only ratio, step weight and clip differ.
 _LONG = (
     "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant",
     "penalties=[]", "advantage.scale=group", "advantage.ddof=1",
@@ -95,15 +95,15 @@ def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
 
 
 def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
-    """The result of one run, if it is there."""
+    """The result of one run, or None if there is no result."""
     return find(settings, f"{job.label}-seed{seed}", [recipe_of(job, seed, settings)])
 
 
 def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None:
-    """Make the result of one run, from where it stopped if it was interrupted.
+    """Make the result of one run; an interrupted run goes on from where it stopped.
 
-    Nothing is done if the result is there, or if another process is at it. A gradient that is not finite ends a run;
-    that is its result.
+    Nothing is done if there is a result, or if another process is making the run. A gradient that is not finite ends a
+    run; the result then says so.
     """
     recipe = recipe_of(job, seed, settings)
     key = key_of([recipe])
@@ -111,7 +111,7 @@ def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None
     folder = settings.results / "runs" / name
     with claimed(folder.with_name(f"{name}.lock")) as mine:
         if not mine:
-            report(f"{job.label}, seed {seed}: another process is at it")
+            report(f"{job.label}, seed {seed}: another process is making this run")
             return
         if find_run(settings, job, seed) is not None:
             return
@@ -146,11 +146,11 @@ def _train(recipe: Recipe, folder: Path, name: str, report: Report) -> None:
 
 
 class Meter:
-    """A reporter that counts the states which pass through the denoiser, a line an iteration.
+    """A reporter that counts the states that pass through the denoiser, and writes one line for each iteration.
 
     Args:
-        file: where to append the counts; the last line of an iteration holds.
-        name: of the run, for its reports.
+        file: where to append the counts; if an iteration has several lines, the last one counts.
+        name: name of the run, for its reports.
         report: called with a line at each evaluation.
     """
 
@@ -171,7 +171,7 @@ class Meter:
         self.states[torch.is_grad_enabled()] += len(tensors[0])
 
     def iteration(self, record: Mapping[str, Any]) -> None:
-        """Write down what the iteration took."""
+        """Write the counts of the iteration."""
         number, recipe = record["iteration"], flow_task(self.trainer).recipe
         edges = flow_task(self.trainer).plan_for(number).counts().trained_edges * recipe.rollout.prompts
         line = {
@@ -185,21 +185,21 @@ class Meter:
             handle.write(json.dumps(line) + "\n")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
-        """Forget what the evaluation took, and say what it found."""
+        """Discard the counts of the evaluation, and report its scores."""
         self.states = [0, 0]
         found = ", ".join(f"{key.removeprefix('eval/')} {value}" for key, value in rounded(record).items())
         self.report(f"{self.name}: after {iteration} iterations {found}")
 
     def alarm(self, alarm: Alarm) -> None:
-        """Say it."""
+        """Report the alarm."""
         self.report(f"{self.name}: {alarm}")
 
     def note(self, text: str) -> None:
-        """Say it."""
+        """Report the note."""
         self.report(f"{self.name}: {text}")
 
     def symptom(self, symptom: Symptom) -> None:
-        """Say it."""
+        """Report the symptom."""
         self.report(f"{self.name}: {symptom}")
 
 
@@ -209,7 +209,7 @@ def rounded(record: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """Curves by iteration, evaluations with what was spent before each, log-ratios by step, diversity, and totals."""
+    """Curves by iteration, evaluations with the compute and time before each, log-ratios by step, diversity, totals."""
     records = json_lines(folder / "metrics.jsonl")
     done = [r for r in records if r["iteration"] < recipe.run.iterations]
     counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
@@ -286,7 +286,7 @@ def ratios_by_step(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
 
 
 def diversity(samples: Path, phase: str) -> dict[int, float]:
-    """Iteration → how far apart the saved images of one prompt are, see `apart`."""
+    """Iteration → mean distance between the saved images of one prompt; see `apart`."""
     by_iteration: dict[int, list[Mapping[str, Any]]] = {}
     for record in json_lines(samples / "index.jsonl"):
         if record["phase"] == phase:

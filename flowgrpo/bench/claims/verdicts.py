@@ -1,4 +1,4 @@
-"""What the papers claim, by name, and the tests that answer it here."""
+"""The claims of the papers, by name, and the tests that judge each claim here."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ VALUED = ("vgpo", "vgpo+relative")
 
 
 def faster(evidence: Evidence, method: str, baseline: str, claimed: float) -> Statement:
-    """Whether an iteration takes the claimed share of a baseline's time, or less, give or take `SLACK`."""
+    """Whether an iteration takes at most the claimed share of a baseline's time, plus `SLACK`."""
     ratio = time_ratio(evidence, method, baseline)
-    said = f"An iteration of {method} takes {ratio.text('.2f')} of one of {baseline}; the claim is {claimed:.2f}."
+    said = f"An iteration of {method} takes {ratio.text('.2f')} of the time of {baseline}; the claim is {claimed:.2f}."
     return Statement(said, ratio.at_most(claimed + SLACK))
 
 
@@ -44,49 +44,49 @@ def scores(evidence: Evidence, method: str, baseline: str, bound: float) -> Stat
     """Whether the score after equal iterations is above a baseline's plus `bound`."""
     by = evidence.difference(method, baseline, final)
     ours, theirs = (statistics.fmean(evidence.each(label, final)) for label in (method, baseline))
-    said = f"Held-out {SCORE} after equal iterations: {method} {ours:.3f}, {baseline} {theirs:.3f}, by {by.text()}"
+    said = f"Held-out {SCORE} after equal iterations: {method} {ours:.3f}, {baseline} {theirs:.3f}, gap {by.text()}"
     said += f" ({100 * by.mean / theirs:+.0f} %)".replace("-", "−") if theirs else ""
     return Statement(f"{said}.", by.at_least(bound))
 
 
 def at_equal(evidence: Evidence, method: str, baseline: str, axis: str) -> list[Statement]:
-    """Whether the score is at least a baseline's where both have spent what the shorter of the two spends in all.
+    """Whether the score is at least a baseline's after equal spending: all that the run that spends less spends.
 
-    That is the same as reaching a reward with less while curves rise, and it needs no run to reach anything.
+    While curves rise, this is the same as reaching a reward with less. And it works if no run reaches that reward.
     """
     pairs = [(run, evidence.runs[baseline][seed]) for seed, run in sorted(evidence.runs[method].items())]
     ends = [min(one["evaluation"][axis][-1], other["evaluation"][axis][-1]) for one, other in pairs]
     by = Interval.of(score_at(a, axis, end) - score_at(b, axis, end) for (a, b), end in zip(pairs, ends))
     end = f"{statistics.fmean(ends):.4g}"
-    said = f"Held-out {SCORE} of {method} over {baseline} at equal {axis} ({end}): {by.text()}."
+    said = f"Held-out {SCORE} of {method} minus {baseline} at equal {axis} ({end}): {by.text()}."
     reached = []
     learned = [(one, other) for one, other in pairs if gain(other) > 0]
     for one, other in learned:
         place, own = first_reach(one, axis, final(other)), first_reach(other, axis, final(other))
         if place is not None and own:
             reached.append(place / own)
-    note = f"{baseline} gained on {len(learned)} of {len(pairs)} seeds; {method} reached what it ended with on "
-    note += f"{len(reached)} of those" + (
-        f", there with {statistics.fmean(reached):.2f} times the {axis}" if reached else ""
+    note = f"{baseline} gained on {len(learned)} of {len(pairs)} seeds; {method} reached {baseline}'s final score on "
+    note += f"{len(reached)} of these seeds" + (
+        f", with {statistics.fmean(reached):.2f} times the {axis}" if reached else ""
     )
     return [Statement(said, by.at_least(0.0)), Statement(f"{note}.", note=True)]
 
 
 def guard_ratios(evidence: Evidence) -> list[Statement]:
-    """GRPO-Guard: log-ratios centred at every step, with a spread that is alike at all of them."""
+    """GRPO-Guard: log-ratios are centred at every step, and their spread is alike at all steps."""
     plain, guard = GUARDED
     before, after = (Interval.of(evidence.each(label, lopsided)) for label in (plain, guard))
     by = evidence.difference(guard, plain, lopsided)
-    said = f"|Mean| over deviation of the log-ratio, mean of the steps: {before.text('.2f')} without and "
-    found = [Statement(f"{said}{after.text('.2f')} with Guard, by {by.text('+.2f')}.", by.at_most(0.0))]
+    said = f"|Mean| / deviation of the log-ratio, averaged over the steps: {before.text('.2f')} without and "
+    found = [Statement(f"{said}{after.text('.2f')} with Guard, difference {by.text('+.2f')}.", by.at_most(0.0))]
     before, after = (Interval.of(evidence.each(label, unevenness)) for label in (plain, guard))
     by = evidence.difference(guard, plain, lambda run: math.log10(unevenness(run)))
-    said = f"Largest over smallest deviation among the steps: {before.text('.1f')} without and {after.text('.1f')} with"
-    return [*found, Statement(f"{said} Guard, by {by.text('+.2f')} decades.", by.at_most(0.0))]
+    said = f"Largest / smallest deviation among the steps: {before.text('.1f')} without and {after.text('.1f')} with"
+    return [*found, Statement(f"{said} Guard, difference {by.text('+.2f')} decades.", by.at_most(0.0))]
 
 
 def over_optimised(evidence: Evidence) -> list[Statement]:
-    """GRPO-Guard: the proxy rises while gold holds, where gold falls without it."""
+    """GRPO-Guard: the proxy rises and gold does not fall; without Guard, gold falls."""
     plain, guard = GUARDED
     proxy = Interval.of(evidence.each(guard, lambda run: gain(run, "proxy")))
     held, fall = (Interval.of(evidence.each(label, gain)) for label in (guard, plain))
@@ -95,20 +95,20 @@ def over_optimised(evidence: Evidence) -> list[Statement]:
     return [
         Statement(f"With Guard the held-out proxy changes by {proxy.text()}.", proxy.at_least(0.0)),
         Statement(f"With Guard held-out {SCORE} changes by {held.text()}.", held.at_least(-MARGIN)),
-        Statement(f"Without it {SCORE} changes by {fall.text()}; the claim is a fall.", fall.at_most(0.0)),
-        Statement(f"Without it the proxy changes by {other.text()}.", note=True),
-        Statement(f"{SCORE} at the end, with over without: {by.text()}.", by.at_least(0.0)),
+        Statement(f"Without Guard {SCORE} changes by {fall.text()}; the claim is a fall.", fall.at_most(0.0)),
+        Statement(f"Without Guard the proxy changes by {other.text()}.", note=True),
+        Statement(f"{SCORE} at the end, with Guard minus without: {by.text()}.", by.at_least(0.0)),
     ]
 
 
 def even_gradients(evidence: Evidence) -> list[Statement]:
-    """GRPO-Guard: gradients of like size at every step."""
+    """GRPO-Guard: gradients have a similar size at every step."""
     spread = evidence.probes["gradient_spread"]["by_step"]
     plain, guard = (Interval.of(max(v) / min(v) for v in spread[form]) for form in ("plain", "guard"))
-    said = "Largest over smallest gradient among the steps,"
+    said = "Largest / smallest gradient among the steps,"
     return [
         Statement(f"{said} with Guard: {guard.text('.2f')}.", guard.at_most(2.5)),
-        Statement(f"{said} without: {plain.text('.2f')}.", plain.at_least(2.5)),
+        Statement(f"{said} without Guard: {plain.text('.2f')}.", plain.at_least(2.5)),
     ]
 
 
@@ -118,8 +118,8 @@ def preferred(evidence: Evidence) -> list[Statement]:
     gold = evidence.difference(pair, point, final)
     proxy = evidence.difference(pair, point, lambda run: final(run, "proxy"))
     return [
-        Statement(f"Held-out {SCORE}, win rates of the proxy over its scores: {gold.text()}.", gold.at_least(0.0)),
-        Statement(f"Held-out proxy, win rates over scores: {proxy.text('+.4f')}.", note=True),
+        Statement(f"Held-out {SCORE}, win rates of the proxy minus its scores: {gold.text()}.", gold.at_least(0.0)),
+        Statement(f"Held-out proxy, win rates minus scores: {proxy.text('+.4f')}.", note=True),
         Statement(
             f"{SCORE} gained {_gains(evidence, pair)} with win rates, {_gains(evidence, point)} with scores.", note=True
         ),
@@ -134,14 +134,12 @@ def signal_kept(evidence: Evidence) -> list[Statement]:
     """VGPO: the gradient stays where groups have lost their diversity."""
     by = evidence.difference(*VALUED, kept_signal)
     ours, theirs = (Interval.of(evidence.each(label, kept_signal)) for label in VALUED)
-    said = (
-        f"Gradient norm where most groups are degenerate over that where fewest are: vgpo {ours.text('.2f')}, relative "
-    )
-    return [Statement(f"{said}advantages {theirs.text('.2f')}, by {by.text('+.2f')}.", by.at_least(0.0))]
+    said = f"Gradient norm where most groups are degenerate / norm where fewest are: vgpo {ours.text('.2f')}, relative "
+    return [Statement(f"{said}advantages {theirs.text('.2f')}, difference {by.text('+.2f')}.", by.at_least(0.0))]
 
 
 def at_equal_exploration(entries: Mapping[str, Sequence[Result]], one: str, other: str, seed: int) -> float | None:
-    """Mean difference of the score of rollouts over the diversities that two kernels share; None if they share none."""
+    """Mean difference of two kernels' rollout scores over their common range of diversity; None without such range."""
     curves = []
     for kernel in (one, other):
         points = sorted((entry["diversity"][seed], entry[SCORE][seed]) for entry in entries[kernel])
@@ -155,7 +153,7 @@ def at_equal_exploration(entries: Mapping[str, Sequence[Result]], one: str, othe
 
 
 def better_rollouts(evidence: Evidence) -> list[Statement]:
-    """SAGE: better rollouts at equal exploration."""
+    """SAGE: rollouts are better at equal exploration."""
     entries = evidence.probes["exploration"]["kernels"]
     seeds = range(len(entries["sage"][0]["diversity"]))
     found = []
@@ -163,22 +161,22 @@ def better_rollouts(evidence: Evidence) -> list[Statement]:
         by = [at_equal_exploration(entries, "sage", other, seed) for seed in seeds]
         known = [value for value in by if value is not None]
         if not known:
-            found.append(Statement(f"sage and {other} share no diversity.", note=other != "flow_sde"))
+            found.append(Statement(f"sage and {other} have no common diversity.", note=other != "flow_sde"))
             continue
         interval = Interval.of(known)
-        said = f"{SCORE} of rollouts at equal diversity, sage over {other}: {interval.text()}."
+        said = f"{SCORE} of rollouts at equal diversity, sage minus {other}: {interval.text()}."
         found.append(Statement(said, interval.at_least(0.0), note=other != "flow_sde"))
     return found
 
 
 def less_variance(evidence: Evidence) -> list[Statement]:
-    """LOOP: leaving one out for the baseline lowers the variance of the gradient."""
+    """LOOP: the leave-one-out baseline lowers the variance of the gradient."""
     squared = evidence.probes["gradient_variance"]["squared"]
     whole = statistics.fmean(squared["none"])
     left = Interval.of((a - b) / whole for a, b in zip(squared["none"], squared["loo"], strict=True))
     own = statistics.fmean(squared["loo"])
-    said = f"Variance of a batch's gradient: {whole:.3g} without a baseline, {own:.3g} with the leave-one-out one, less"
-    return [Statement(f"{said} by {left.text('.2f')} of the former.", left.at_least(0.0))]
+    said = f"Variance of a batch's gradient: {whole:.3g} without a baseline, {own:.3g} with the leave-one-out baseline;"
+    return [Statement(f"{said} it falls by a share of {left.text('.2f')}.", left.at_least(0.0))]
 
 
 def _mixgrpo(evidence: Evidence) -> list[Statement]:
@@ -193,7 +191,7 @@ def _flash(evidence: Evidence) -> list[Statement]:
     return [
         faster(evidence, "mixgrpo_flash_star", "dance_grpo", 0.29),
         scores(evidence, "mixgrpo_flash_star", "dance_grpo", -MARGIN),
-        Statement(f"With the window that moves, mixgrpo_flash, it is {plain.text('.2f')}.", note=True),
+        Statement(f"With a moving window (mixgrpo_flash) the share is {plain.text('.2f')}.", note=True),
     ]
 
 
@@ -203,7 +201,7 @@ def _branch(evidence: Evidence) -> list[Statement]:
     return [
         faster(evidence, "branchgrpo_depth", "dance_grpo", 0.45),
         scores(evidence, "branchgrpo_depth", "dance_grpo", 0.0),
-        Statement(f"Without pruning and with that of width: {listed}.", note=True),
+        Statement(f"The share without pruning, and with pruning of width: {listed}.", note=True),
     ]
 
 
