@@ -47,5 +47,6 @@ def others(value: Any, annotation: Any, beside: tuple[Any, ...] = ()) -> Iterato
     elif get_origin(annotation) in (list, tuple) and value:
         numbers = plain(value)
         yield from ([*numbers[:-1], numbers[-1] + 1], [numbers[0] + 1, *numbers[1:]], [*numbers, numbers[-1] + 2])
-    elif isinstance(annotation, type) and issubclass(annotation, Section) and value is None:
-        yield {}
+    # On Python 3.10 `list[float]` is an instance of `type`.
+    elif get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, Section):
+        yield from [{}] if value is None else []
