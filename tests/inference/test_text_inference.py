@@ -208,7 +208,7 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
     ("words", "message"),
     [
         (["sample", "--model", "arithmetic"], "no prompt is given"),
-        (["sample", "1+1=", "--file", "x.txt", "--model", "arithmetic"], "use one of them"),
+        (["sample", "1+1=", "--file", "x.txt", "--model", "arithmetic"], "give only one of the two"),
         (["sample", "1+1=", "--model", "arithmetic", "--steps", "3"], "--steps is not for text"),
         (["sample", "a star", "--top-p", "0.5"], "--top-p is not for images"),
         (["sample", "a star", "--model", "some/model", "--max-tokens", "3"], "write --task text as well"),

@@ -15,8 +15,7 @@ from typing import Annotated
 
 from flowgrpo.parts.choice import Of
 from flowgrpo.parts.ranges import Several
-from flowgrpo.parts.traits import offers
-from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan
+from flowgrpo.samplers.plans import Plan, StepPlan
 from flowgrpo.samplers.windows import Window, frozen
 
 
@@ -35,6 +34,18 @@ def fork(setting, iteration, *, width: Several = 2, window: Annotated[Window, Of
     return Plan(setting.sigmas, tuple(steps), roots=setting.group)
 
 
+def pair(iteration, num_steps, seed, *, gap: int = 1):
+    """Two steps, which move with the iteration."""
+    first = (seed + iteration) % (num_steps - 1 - gap)
+    return [first, first + gap]
+'''
+
+
+OFFERING = '''
+from flowgrpo.parts.traits import offers
+from flowgrpo.samplers.plans import branch_plan
+
+
 def late(setting, iteration, *, at: int = 4):
     """Images that share all steps before one late step.
 
@@ -50,12 +61,6 @@ def silent(setting, iteration):
 
 
 offers("tree", "splits")(late)
-
-
-def pair(iteration, num_steps, seed, *, gap: int = 1):
-    """Two steps, which move with the iteration."""
-    first = (seed + iteration) % (num_steps - 1 - gap)
-    return [first, first + gap]
 '''
 
 
@@ -82,7 +87,7 @@ def test_a_run_with_a_window_of_ones_own_resumes_to_the_last_bit(tmp_path: Path)
 
 
 def test_a_credit_relies_on_what_a_plan_of_ones_own_offers(tmp_path: Path):
-    mine = write_part(tmp_path, CODE)
+    mine = write_part(tmp_path, OFFERING)
     recipe = load_recipe("branchgrpo", [f"sampler.plan={mine}:late"])
     assert recipe.task == "images"
     assert forecast(recipe).counts[0].leaves == 16

@@ -124,7 +124,7 @@ def test_a_failed_check_ends_with_status_1(tmp_path: Path) -> None:
         (["WanPipeline", "--all"], "leave 'WanPipeline' out"),
         (["WanPipeline", "--out", "x.json"], "for --all"),
         (["{folder}"], "no model_index.json"),
-        (["hub/name", "height"], "no KEY=VALUE"),
+        (["hub/name", "height"], "not KEY=VALUE"),
         (["hub/name", "--prompt", "one"], "give two or more"),
         (["hub/name", "--dtype", "float31"], "use float32, bfloat16 or float16"),
     ],

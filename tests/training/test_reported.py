@@ -303,7 +303,7 @@ def test_a_reward_is_meant_by_its_label_its_name_or_the_name_in_its_file(tmp_pat
         sections = [found.rewards[0].gate, found.advantage["stratum"]]
         assert [section.reward for section in sections if section is not None] == ["length"] * 2
         assert found.rewards[1].gate is None
-    with pytest.raises(ValueError, match="the gate of reward answer asks 'answer'; the other rewards are"):
+    with pytest.raises(ValueError, match="the gate of reward answer asks for 'answer'; the other rewards are"):
         load_recipe("text", ["rewards=[{name: answer, gate: {reward: answer}}]"])
     twice = f"rewards=[{{name: '{name}'}}, {{name: '{tmp_path}/other.py:length'}}]"
     with pytest.raises(ValueError, match="asks reward 'length'"):
