@@ -64,8 +64,7 @@ class Trainer:
         self.ema, lagging = self.averages.get("ema"), self.averages.get("old")
         if "anchor" in self.averages:
             task.compare_with(self.averages["anchor"].applied)
-        self.clock = Clock(task.device, task.clock_parts)
-        self.next_iteration = 0
+        self.clock, self.next_iteration = Clock(task.device, task.clock_parts), 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
         self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)
         self.credit = Credit(recipe)
@@ -90,8 +89,6 @@ class Trainer:
         """What a checkpoint holds besides the weights, by file name."""
         remembered = {**self.task.parts(), **self.credit.parts(), **self.extensions.parts()}
         return {"optimizer": self.optimizer, **self.averages, **remembered}
-
-    # -- the loop ----------------------------------------------------------------------------------------------
 
     def resume(self) -> None:
         """Continue from the newest whole checkpoint, or from the start if no checkpoint was written yet.
@@ -221,8 +218,8 @@ class Trainer:
         """The batch after the extensions, the samples of all processes, and the advantages [N] of the nodes."""
         batch = self.extensions.samples_scored(batch)
         everyone = pooled(
-            self.processes, batch.places, batch.rows, batch.experience, batch.scores,
-            self.credit.stratum, batch.columns,
+            self.processes, batch.places, batch.rows, batch.experience, batch.scores, self.credit.stratum,
+            batch.columns,
         )  # fmt: skip
         found = self.credit.advantages(everyone, batch, self.task.credit_model(), self.extensions)
         return batch, everyone, found.to(self.task.device)
