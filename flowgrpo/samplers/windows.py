@@ -57,7 +57,9 @@ def decay(
     start: Whole = 0,
     stop: Count | None = None,
 ) -> range:
-    """A window that slides faster and faster: its stay shrinks linearly to a quarter (MixGRPO, arXiv:2507.21802).
+    """A window that slides faster and faster: its stay shrinks linearly with its position (MixGRPO, arXiv:2507.21802).
+
+    At the end of the schedule the stay would be a quarter of the first one.
 
     Args:
         iteration: counted from 0.
@@ -73,11 +75,11 @@ def decay(
         ValueError: if the window does not fit in the schedule.
     """
     positions = _positions(num_steps, size, stride, start, stop)
-    way, shortest = max(_stop(num_steps, stop) - size - start, 1), max(interval // 4, 1)
+    end, shortest = _stop(num_steps, stop), max(interval // 4, 1)
 
     def stay(position: int) -> int:
-        share = (position - start) / way
-        return int(interval - (interval - shortest) * share)
+        share = position / end
+        return int(interval * (1 - share) + shortest * share)
 
     return _slid(iteration, positions, size, stay)
 

@@ -100,9 +100,10 @@ def test_frozen_windows_stay() -> None:
     assert stays == {range(2, 6)}
 
 
-def test_decay_shortens_the_stay_to_a_quarter() -> None:
+def test_decay_shortens_the_stay_linearly_with_the_position() -> None:
+    """At position p of 24, 24 (1 - p / 24) + 6 p / 24: 24, 16.5 and 9, rounded down."""
     stays = [stay for _, stay in visits(partial(decay, num_steps=25, seed=0, size=4, interval=24), 1000)[:21]]
-    assert (stays[0], stays[10], stays[-1]) == (24, 15, 6)
+    assert (stays[0], stays[10], stays[-1]) == (24, 16, 9)
     assert stays == sorted(stays, reverse=True)
     short = visits(partial(decay, num_steps=9, seed=0, size=1, interval=3), 100)[:8]
     assert {stay for _, stay in short} == {3, 2, 1}
