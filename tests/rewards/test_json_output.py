@@ -142,7 +142,7 @@ def test_a_schema_that_is_none_stops_the_run(schema: object) -> None:
     pytest.importorskip("jsonschema")
     with pytest.raises(ValueError, match=r"json_output: the option `schema` "):
         JsonOutput(schema)
-    with pytest.raises(RewardError, match=r"no JSON"):
+    with pytest.raises(RewardError, match=r"not JSON|not a JSON schema"):
         RewardSet([RewardSpec("json_output")]).score(["1"], ["p"], {"schema": [schema]})
 
 

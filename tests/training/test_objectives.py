@@ -157,6 +157,24 @@ def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_p
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("noise", ["prompt", "image"])
+def test_images_of_a_prompt_share_their_noise_or_have_noise_of_their_own(noise, random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", f"objective.noise={noise}", "objective.times=1")
+    _, e = trainer.collect(0)
+    objective = trainer.objective
+    assert isinstance(objective, ForwardObjective)
+
+    def drawn() -> torch.Tensor:
+        return torch.cat([objective._noised(e, batch)[1] for batch in objective.batches(e, 0, None)])
+
+    together = drawn()
+    trainer.task.policy.batch = 3
+    assert torch.equal(drawn(), together)
+    distinct = {tuple(row.flatten().tolist()) for row in together}
+    assert len(together) == 6
+    assert len(distinct) == (2 if noise == "prompt" else 6)
+
+
 def test_what_is_not_kept_has_no_gradient_and_no_share(random_pipeline, tmp_path) -> None:
     trainer = trainer_of("mixgrpo", random_pipeline, tmp_path / "run")
     _, e = trainer.collect(0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -60,6 +60,8 @@ class ForwardObjective(Unmeasured):
         loss: The loss of the predictions for noised images.
         times: How many noise levels each image gets, drawn anew in every iteration; all if left out.
         old: An average of the weights that samples; if left out, the trained weights themselves sample.
+        noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. `image`: each image has noise of
+            its own, as in the code of DiffusionNFT and AWM.
     """
 
     trains = "images"
@@ -71,8 +73,10 @@ class ForwardObjective(Unmeasured):
         loss: Loss = diffusion_nft,
         times: Count | None = None,
         old: EmaConfig | None = None,
+        noise: Literal["prompt", "image"] = "prompt",
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
+        self.noise = noise
         self.loss = loss
         # The metrics ask the surrogate which images are clipped.
         self.surrogate: Callable[..., Tensor] | None = None
@@ -165,10 +169,16 @@ class ForwardObjective(Unmeasured):
         return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
 
     def _noised(self, experience: Experience, batch: _Images) -> tuple[Tensor, Tensor, Tensor]:
-        """Clean latents, noise and noised latents. All images of a prompt have the same noise, as in DGPO."""
+        """Clean latents, noise and noised latents."""
         rollout = experience.rollout
         x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
-        keys = [address(experience.keys[p], -1, batch.step) for p in rollout.leaf_prompt[batch.leaves].tolist()]
+        owners = rollout.leaf_prompt[batch.leaves].tolist()
+        # A batch has whole groups, so an image has the same place in its group in every batch.
+        places = [owners[:k].count(owner) for k, owner in enumerate(owners)]
+        keys = [
+            address(experience.keys[p], -1, batch.step, *([] if self.noise == "prompt" else [place]))
+            for p, place in zip(owners, places)
+        ]
         noise = draw_noise(x0.shape[1:], keys, x0.device)
         sigma = experience.plan.sigmas[batch.step]
         return x0, noise, ((1.0 - sigma) * x0.float() + sigma * noise).to(x0.dtype)
