@@ -292,7 +292,7 @@ def see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Elemen
         monkeypatch.setitem(vote_server.PARTS, "vote.js", (kind, (*files[:3], str(driver))))
         words = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-            "--virtual-time-budget=8000", "--dump-dom", address,
+            "--virtual-time-budget=120000", "--dump-dom", address,
         ]  # fmt: skip
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
         page = Elements(done.stdout)
