@@ -163,7 +163,10 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         return_dict: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Pass (index, prediction, sample) to the hook; its result, in `sample.dtype`, is the next state."""
+        """Pass (index, prediction, sample) to the hook; its result is the next state.
+
+        The next state has the dtype of `sample`, or of the prediction if the prediction is wider.
+        """
         if self._hook is None:
             raise RuntimeError("Recorder.step was called before Recorder.arm")
         if kwargs.get("per_token_timesteps") is not None:
@@ -173,8 +176,10 @@ class Recorder(FlowMatchEulerDiscreteScheduler):
         index = self._taken
         self._taken += 1
         self._step_index = self._taken
-        # Half of the pipelines crash if a 16-bit state is returned as float32.
-        following = self._hook(index, model_output, sample).to(sample.dtype)
+        # Half of the pipelines crash if a 16-bit state is returned as float32. Others predict in float32, and require a
+        # state in float32.
+        kept = torch.promote_types(sample.dtype, model_output.dtype)
+        following = self._hook(index, model_output, sample).to(kept)
         return FlowMatchEulerDiscreteSchedulerOutput(prev_sample=following) if return_dict else (following,)
 
 

@@ -34,7 +34,7 @@ from .images.conditioning import take_pictures
 from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
-from .planning import planner
+from .planning import levels_of, planner, steps_of
 from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
@@ -143,12 +143,14 @@ def load_flow_task(
 
     If `shard` is given, it cuts full weights before they are moved to the device.
     """
-    model, sampler = recipe.model, recipe.sampler
+    model = recipe.model
     dtype, source = DTYPES[model.dtype], None
     if pipe is None:
         folder = source = local_folder(folder)
         pipe = load_pipeline(folder, dtype, model.quantize)
-    cast_base(pipe, dtype)
+    else:
+        # A pipeline from files keeps what its class keeps in float32, such as BRIA's VAE.
+        cast_base(pipe, dtype)
     if shard is None:
         place(pipe, device, model.offload)
     if model.attention is not None:
@@ -169,9 +171,8 @@ def load_flow_task(
         asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
         cache.encode(row.prompt for row in [*data.train.rows, *data.heldout, *asked])
         cache.release()
-    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
     policies = []
-    for number in (steps, recipe.evaluate.steps or steps):
+    for number in (steps_of(recipe), steps_of(recipe, evaluation=True)):
         shown = [row.prompt for row in data.train.rows[:2]]
         denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant, example=shown[0])
         with torch.enable_grad():
@@ -184,7 +185,7 @@ def load_flow_task(
             recipe.critic, denoiser.probe.latent_shape, cache.features, data.train.rows[0].text,
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
-    return FlowTask(recipe, policy, evaluator, planner(recipe, sampler.sigmas or policy.denoiser.probe.sigmas), critic)
+    return FlowTask(recipe, policy, evaluator, planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas)), critic)
 
 
 def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:

@@ -28,7 +28,7 @@ def load_as_the_kit_does(name: str, patch: pytest.MonkeyPatch) -> None:
     for module in ("training.checking", "training.session", "inference.opening"):
         patch.setattr(f"flowgrpo.{module}.call_arguments", lambda folder, given: {**tiny.call, **given})
         if name in OWN_LOADER and module != "training.checking":
-            patch.setattr(f"flowgrpo.{module}.load_pipeline", lambda folder, *rest: tiny.loaded(folder))
+            patch.setattr(f"flowgrpo.{module}.load_pipeline", lambda folder, dtype, *rest: tiny.loaded(folder, dtype))
 
 
 def overrides(name: str, folder: Path, train: str) -> list[str]:

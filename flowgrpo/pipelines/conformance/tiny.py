@@ -54,13 +54,17 @@ class Tiny:
         pipe.set_progress_bar_config(disable=True)
         return pipe
 
-    def loaded(self, folder: str | Path) -> Any:
-        """The pipeline, loaded from the folder to which it was saved."""
+    def loaded(self, folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+        """The pipeline in `dtype`, loaded from the folder to which it was saved."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            handed = self.load()
-        pipe = DiffusionPipeline.from_pretrained(folder, **handed)
+            handed = {name: _cast(part, dtype) for name, part in self.load().items()}
+        pipe = DiffusionPipeline.from_pretrained(folder, torch_dtype=dtype, **handed)
         pipe.set_progress_bar_config(disable=True)
         if self.adjust is not None:
             self.adjust(pipe)
         return pipe
+
+
+def _cast(part: Any, dtype: torch.dtype) -> Any:
+    return part.to(dtype) if isinstance(part, nn.Module) else part
