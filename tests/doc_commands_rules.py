@@ -31,7 +31,7 @@ from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import conform as conformance
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
-from flowgrpo.training.planning import planner, table_of
+from flowgrpo.training.planning import levels_of, planner
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
@@ -84,7 +84,7 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
     try:
         smaller = load_recipe(source, [*overrides, *small, "rollout.group=4"])
         if isinstance(smaller, Recipe):
-            planner(smaller, table_of(smaller))(0)
+            planner(smaller, levels_of(smaller))(0)
     except ValueError:
         return small  # the recipe splits or selects samples in larger groups
     return [*small, "rollout.group=4"]

@@ -185,12 +185,12 @@ def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> 
     from ..samplers.drawing import draw_text, unfold
     from ..samplers.drawing_svg import draw_svg
     from ..training.folder.run_folder import write_text
-    from ..training.planning import planner, table_of
+    from ..training.planning import levels_of, planner
 
     if iteration >= recipe.run.iterations:
         raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
-    own = recipe.sampler.sigmas
-    tree = unfold(planner(recipe, table_of(recipe))(iteration))
+    own = recipe.sampler.sigmas or recipe.sampler.shift
+    tree = unfold(planner(recipe, levels_of(recipe))(iteration))
     title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
     if draw:
         text = Text("\n" + draw_text(tree, title, note))

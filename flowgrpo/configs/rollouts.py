@@ -119,7 +119,12 @@ class TextRolloutConfig(Section):
 
 
 def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> list[str]:
-    """Messages about parts of an iteration that would not be whole groups."""
+    """Messages about parts of an iteration that would not be whole groups.
+
+    Args:
+        rollout: of the recipe.
+        updates: number of parts that are cut by prompts.
+    """
     faults = []
     if updates > rollout.prompts:
         faults.append(

@@ -74,6 +74,12 @@ class SamplerConfig(Section):
 
     steps: int = Field(10, ge=2, le=10_000)
     sigmas: list[float] | None = Field(None, min_length=3, description="Noise levels; by default the pipeline's own.")
+    shift: float | None = Field(
+        None,
+        gt=0,
+        description="In place of the pipeline's own noise levels, s t / (1 + (s - 1) t) with this s, for T equal steps "
+        "of t from 1 to 0. Evaluations use it too.",
+    )
     kernel: Annotated[Choice, Of("kernel", "flow_sde")] = part_field("flow_sde", "Kernel of the stochastic steps.")
     solver: Annotated[Choice, Of("solver", "euler")] = part_field("euler", "Solver of the deterministic steps.")
     plan: Annotated[Choice, Of("plan", "window")] = part_field(
@@ -89,6 +95,12 @@ class SamplerConfig(Section):
         if sigmas is not None and any(not high > low for high, low in pairwise(sigmas)):
             raise ValueError(f"noise levels must fall from step to step, and here they are {sigmas}")
         return sigmas
+
+    @model_validator(mode="after")
+    def _one_table(self) -> SamplerConfig:
+        if self.sigmas is not None and self.shift is not None:
+            raise ValueError("sigmas is a whole table of noise levels, and shift makes one; leave one of them out")
+        return self
 
 
 def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
@@ -193,7 +205,8 @@ class Recipe(BaseRecipe):
 
     @model_validator(mode="after")
     def _geometry(self) -> Recipe:
-        if faults := [*unmet(self), *rollout_faults(self.rollout, self.optimizer.updates)]:
+        updates = self.optimizer.updates if self.optimizer.cut == "prompts" else 1
+        if faults := [*unmet(self), *rollout_faults(self.rollout, updates)]:
             raise ValueError("\n".join(faults))
         return self
 

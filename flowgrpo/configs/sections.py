@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from ..parts.choice import Choice
 from ..parts.section import Section
+from ..parts.traits import trained
 from .reward_sections import RewardConfig, distinct_labels
 from .rollouts import rounds_need
 
@@ -122,8 +123,23 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """Share of the past that a running mean keeps."""
 
 
+def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
+    if section.cut != "edges":
+        return []
+    if recipe.task == "text" or trained(recipe) != "steps":
+        return [
+            "optimizer.cut edges deals out the trained states of images, and nothing here trains them; use "
+            "optimizer.cut prompts, or objective transition"
+        ]
+    if section.updates == 1:
+        return ["optimizer.cut edges has no effect with one update; use optimizer.updates above 1, or leave cut out"]
+    return []
+
+
 class OptimizerConfig(Section):
     """AdamW, and how a rollout is cut into optimizer steps."""
+
+    needs = (_cut_where_edges_are,)
 
     learning_rate: float = Field(3e-4, gt=0)
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
@@ -135,6 +151,12 @@ class OptimizerConfig(Section):
         "constant", description="How the learning rate falls after the warm-up; it reaches 0 after the last iteration."
     )
     updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
+    cut: Literal["prompts", "edges"] = Field(
+        "prompts",
+        description="What an update gets: `prompts` gives it whole groups, `edges` gives it batches of trained states "
+        "from all steps and groups, in a random order (BranchGRPO). With `edges` all updates have about as many "
+        "trained edges. Each process deals out its own batches.",
+    )
     epochs: int = Field(1, ge=1, description="Passes over a rollout.")
     ema: EmaConfig | None = EmaConfig()
 

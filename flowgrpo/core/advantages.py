@@ -302,17 +302,18 @@ def multi_reward_advantages(
 ) -> Tensor:
     """Combine K rewards into one advantage per row.
 
-    `how="sum"` takes `group_advantages` of the `weighted_total`. `how="gdpo"` (reward-decoupled GDPO, arXiv
-    2601.05242) normalises each reward within its group, adds them with the weights, and whitens the sum over all
-    rows. In both, a reward that is NaN for a row counts as the mean of its group, so it neither favours nor harms the
-    row. With "gdpo" it counts as the mean of its group's advantages, which is 0 under a group baseline. A reward of
-    weight 0 is ignored. A row that has no other reward gets advantage 0 and enters no statistic.
+    `how="sum"` takes `group_advantages` of the `weighted_total`. `how="each"` normalises each reward within its group
+    and adds them with the weights (MixGRPO's code). `how="gdpo"` (reward-decoupled GDPO, arXiv 2601.05242) also whitens
+    this sum over all rows. In all of them, a reward that is NaN for a row counts as the mean of its group, so it
+    neither favours nor harms the row. With "each" and "gdpo" it counts as the mean of its group's advantages, which is
+    0 under a group baseline. A reward of weight 0 is ignored. A row that has no other reward gets advantage 0 and
+    enters no statistic.
 
     Args:
         rewards: [B, K], NaN where a reward does not apply.
         groups: [B] integer ids.
         weights: [K].
-        how: "sum" or "gdpo".
+        how: "sum", "each" or "gdpo".
         **kw: Keyword arguments of `group_advantages`; `eps` and `ddof` also serve the whitening of "gdpo".
 
     Returns:
@@ -321,8 +322,8 @@ def multi_reward_advantages(
     Raises:
         ValueError: For an unknown `how` or shapes that do not match.
     """
-    if how not in ("sum", "gdpo"):
-        raise ValueError(f"`how` is {how!r}; use 'sum' or 'gdpo'")
+    if how not in ("sum", "each", "gdpo"):
+        raise ValueError(f"`how` is {how!r}; use 'sum', 'each' or 'gdpo'")
     values, factors = _counted(rewards, weights)
     dtype = torch.promote_types(rewards.dtype, torch.float32)
     if values.numel() == 0:
@@ -340,6 +341,8 @@ def multi_reward_advantages(
     missing = values.isnan()
     each = group_advantages(values, index, **kw).masked_fill(missing, torch.nan)
     total = _precise_total(each, factors, index)
+    if how == "each":
+        return total.nan_to_num(0.0).to(dtype)
     whitening = {name: kw[name] for name in ("eps", "ddof") if name in kw}
     whitened = group_advantages(total, torch.zeros_like(index), **whitening)
     # Group advantages add up to 0 only up to rounding. Whitening would give a small signal to a group that has none.

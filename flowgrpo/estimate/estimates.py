@@ -154,7 +154,7 @@ def _turns(recipe: Recipe, gpus: int) -> int:
 
     In each optimizer step, all GPUs wait for the GPU with the most prompts.
     """
-    total, updates = recipe.rollout.prompts, recipe.optimizer.updates
+    total, updates = recipe.rollout.prompts, recipe.optimizer.updates if recipe.optimizer.cut == "prompts" else 1
     bounds = []
     for rank in range(gpus):
         processes = Processes(rank, gpus)
@@ -170,7 +170,7 @@ def _flops(recipe: Recipe, model: Model, expected: Forecast, share: int, turns: 
         return sum(getattr(c, name) * uses for c, uses in zip(expected.counts, expected.windows)) / iterations
 
     objective, leaves = recipe.objective, average("leaves")
-    states = leaves * nfe_of(recipe, expected).theta_shared
+    states = average("images") * nfe_of(recipe, expected).theta_shared
     others = int(bool(saying(recipe, "compares"))) + int(objective.get("old") is not None)
     gradient = cost.forward + cost.backward + (cost.recompute if recipe.model.gradient_checkpointing else 0.0)
     passes = recipe.optimizer.epochs * (gradient + others * cost.forward) + search_passes(recipe) * cost.forward

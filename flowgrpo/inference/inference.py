@@ -20,6 +20,7 @@ from ..training.data import PromptRow, columns_of
 from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_image
 from ..training.images.evaluator import company_of
+from ..training.planning import steps_of
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records
 from ..training.tasks import FlowTask
@@ -109,8 +110,7 @@ def sample_images(
 
 def how(recipe: Recipe) -> str:
     """One line that says how images are made."""
-    levels = recipe.sampler.sigmas
-    steps = recipe.evaluate.steps or (len(levels) - 1 if levels else recipe.sampler.steps)
+    steps = steps_of(recipe, evaluation=True)
     call = "".join(f", {name} {value}" for name, value in recipe.model.call.items())
     return f"{recipe.model.dtype}, {steps} steps, batch {recipe.rollout.batch}{call}"
 

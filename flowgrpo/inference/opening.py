@@ -22,6 +22,7 @@ from ..training.distributed.processes import launched
 from ..training.images.conditioning import illustrated
 from ..training.images.evaluator import Evaluator
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
+from ..training.planning import steps_of
 from ..training.session import flow_policy, lora_spec
 from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
@@ -116,11 +117,11 @@ class ImageModel:
         Raises:
             PipelineError: no way of calling the pipeline is exact.
         """
-        settings, sampler = self.recipe.model, self.recipe.sampler
+        settings = self.recipe.model
         self.cache.encode(prompts)
         if settings.release_text_encoders:
             self.cache.release()
-        steps = self.recipe.evaluate.steps or (len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps)
+        steps = steps_of(self.recipe, evaluation=True)
         denoiser = Denoiser(self.pipe, num_steps=steps, call=self.call, variant=settings.variant, example=prompts[0])
         denoiser.self_check(list(prompts[:2]))
         return Evaluator(self.recipe, flow_policy(self.recipe, denoiser, self.weights))

@@ -24,6 +24,7 @@ from ..samplers.transitions import (
     Velocity,
     batches_of,
     brought,
+    edge_bounds,
     join_rollouts,
     replay,
     to_host,
@@ -51,6 +52,7 @@ class Experience:
         cuts: the first prompt of each part except the first part. Without it, the parts are nearly equal.
         key: addresses the random numbers that are drawn once for all prompts of an iteration. Without it, this is the
             first of `keys`.
+        by_edges: whether the parts share the trained edges, and not the prompts.
     """
 
     rollout: Rollout
@@ -61,6 +63,7 @@ class Experience:
     keys: tuple[int, ...] = ()
     cuts: tuple[int, ...] | None = None
     key: int | None = None
+    by_edges: bool = False
 
     @property
     def prompt_of_sample(self) -> list[int]:
@@ -184,14 +187,24 @@ class Experience:
         return bounds[update], bounds[update + 1]
 
     def batches(self, update: int, keep: Tensor | None = None) -> Iterator[tuple[Transitions, slice]]:
-        """The recorded batches of states of one part, in the order of sampling.
+        """The recorded batches of states of one part, in the order of sampling, or in a random order by edges.
 
         With `keep` [N], only batches that have an edge to a kept node.
+
+        Raises:
+            ValueError: the parts share the edges, and there are more parts than batches.
         """
-        low, high = self.part(update)
-        for transitions, batch in batches_of(self.rollout):
-            if not low <= transitions.prompt[batch.start] < high:
-                continue
+        recorded = list(batches_of(self.rollout))
+        if self.by_edges:
+            key = self.keys[0] if self.key is None else self.key
+            generator = torch.Generator().manual_seed(address(key, -3))
+            recorded = [recorded[k] for k in torch.randperm(len(recorded), generator=generator).tolist()]
+            counts = [len(transitions.node[transitions.edges_of(batch)]) for transitions, batch in recorded]
+            chosen = recorded[slice(*edge_bounds(counts, self.updates)[update : update + 2])]
+        else:
+            low, high = self.part(update)
+            chosen = [(t, batch) for t, batch in recorded if low <= t.prompt[batch.start] < high]
+        for transitions, batch in chosen:
             if keep is None or bool(keep[transitions.node[transitions.edges_of(batch)]].any()):
                 yield transitions, batch
 

@@ -94,6 +94,7 @@ def window(
     shared_noise: bool = True,
     probe: Whole | None = None,
     flash_ratio: Fraction | None = None,
+    before: Annotated[Solver, Of("solver")] | None = None,
 ) -> Plan:
     """Chains that are stochastic and trained within a window of steps, and deterministic elsewhere (MixGRPO).
 
@@ -108,21 +109,21 @@ def window(
         probe: If given, each state from which a stochastic step starts is also finished without noise. The number is
             the stride of these steps; 0 takes one step to the end.
         flash_ratio: Share of the steps after the window that is kept (MixGRPO-Flash); by default all are kept.
+        before: Solver of the deterministic steps before the window; by default `sampler.solver`. MixGRPO-Flash takes
+            steps of Euler before the window, and second-order steps after it.
 
     Raises:
         ValueError: if the group has one image, or options exclude each other.
     """
     _compared(setting)
-    if flash_ratio is not None and stochastic == "all":
-        raise ValueError(
-            "sampler.plan.flash_ratio shortens the deterministic steps after the window, and with "
-            "sampler.plan.stochastic all there are no such steps; use stochastic window, or leave flash_ratio out"
-        )
+    if stochastic == "all":
+        _require_unset("flash_ratio", flash_ratio, "shortens the deterministic steps after the window")
+        _require_unset("before", before, "is the solver of the deterministic steps before the window")
     chosen, trained = _trained(setting, iteration, window, pruned)
     sigmas = setting.sigmas if flash_ratio is None else compress_tail(setting.sigmas, chosen[-1], flash_ratio)
     return window_plan(
         sigmas, trained, setting.kernel, samples=setting.group, shared_noise=shared_noise, solver=setting.solver,
-        stochastic=range(setting.num_steps - 1) if stochastic == "all" else chosen, probe=probe,
+        stochastic=range(setting.num_steps - 1) if stochastic == "all" else chosen, probe=probe, before=before,
     )  # fmt: skip
 
 
@@ -260,6 +261,14 @@ def _trained(
         raise ValueError(f"sampler.plan.window gives no step in iteration {iteration}; give at least one")
     left_out = set(setting.steps(pruned, iteration, "pruned")) if pruned else set()
     return chosen, sorted({*chosen, *points} - left_out) or chosen[:1]
+
+
+def _require_unset(option: str, value: object, does: str) -> None:
+    if value is not None:
+        raise ValueError(
+            f"sampler.plan.{option} {does}, and with sampler.plan.stochastic all there are no such steps; use "
+            f"stochastic window, or leave {option} out"
+        )
 
 
 def _compared(setting: Setting) -> None:

@@ -57,7 +57,8 @@ class PlanCounts:
     Attributes:
         evaluations: distinct states on which the denoiser is called.
         chain_evaluations: evaluations if every leaf had its own chain.
-        leaves: number of images.
+        leaves: number of decoded images, previews of intermediate states among them.
+        images: number of images without previews.
         edges: transitions of the tree.
         walked: evaluations if each sample of a root walked from the noise by itself, and no two edges of the tree
             shared an evaluation. This is how the papers count the evaluations of the policy that samples.
@@ -69,6 +70,7 @@ class PlanCounts:
     evaluations: int
     chain_evaluations: int
     leaves: int
+    images: int
     edges: int
     walked: int
     trained_edges: int
@@ -132,6 +134,14 @@ class Plan:
         return self.steps[i].children * (self.samples if i == self.first_stochastic else 1)
 
     @property
+    def main_states(self) -> tuple[int, ...]:
+        """Number of states of the main line before each step, per prompt."""
+        states = [self.roots]
+        for i in range(self.num_steps - 1):
+            states.append(states[-1] * self.main_children(i))
+        return tuple(states)
+
+    @property
     def trained_steps(self) -> tuple[int, ...]:
         """Steps with trained edges."""
         return tuple(i for i, step in enumerate(self.steps) if step.trained)
@@ -174,10 +184,19 @@ class Plan:
             sides = [side for side in sides if side.level > i] + moved + leaving
             main = children
         leaves = main + sum(side.states for side in sides)
+        images = leaves - sum(side.states for side in sides if side.preview)
         chain = main * self.num_steps + sum(side.states * side.length for side in sides)
         alone = self.roots * (self.samples - 1) * (self.first_stochastic or 0)
         return PlanCounts(
-            evaluations, chain, leaves, edges, edges + alone, trained_edges, trained_states, tuple(trained_steps)
+            evaluations,
+            chain,
+            leaves,
+            images,
+            edges,
+            edges + alone,
+            trained_edges,
+            trained_states,
+            tuple(trained_steps),
         )
 
     def _leaving(self, i: int, main: int) -> list[_Side]:
@@ -187,20 +206,24 @@ class Plan:
             return []
         if coefficients.std > 0.0:
             return [_Side(main * step.side, i + 1, step.completions, i + 1)]
-        return _Side(main, i, step.completions, i).moves(self)
+        return _Side(main, i, step.completions, i, preview=True).moves(self)
 
 
 @dataclass(frozen=True)
 class _Side:
-    """Side branches at one level: their number, how they go on, and how many steps led to this level."""
+    """Side branches at one level: their number, how they go on, how many steps led here, whether they are previews."""
 
     states: int
     level: int
     completions: tuple[int, ...]
     length: int
+    preview: bool = False
 
     def moves(self, plan: Plan) -> list[_Side]:
-        return [_Side(self.states, plan.next_level(self.level, c), (c,), self.length + 1) for c in self.completions]
+        return [
+            _Side(self.states, plan.next_level(self.level, c), (c,), self.length + 1, self.preview)
+            for c in self.completions
+        ]
 
 
 def _within(what: str, steps: Iterable[int], total: int) -> list[int]:
@@ -220,6 +243,7 @@ def window_plan(
     solver: str | Solver = "euler",
     stochastic: Iterable[int] | None = None,
     probe: int | None = None,
+    before: str | Solver | None = None,
 ) -> Plan:
     """Chains that are stochastic and trained inside a window and deterministic elsewhere (MixGRPO, 2507.21802).
 
@@ -233,6 +257,7 @@ def window_plan(
         stochastic: further stochastic steps outside the window.
         probe: if given, every state from which a stochastic step starts is also finished without noise, with this
             stride (see `StepPlan.completions`). The step is compared with the result.
+        before: solver of the deterministic steps before the first stochastic step; by default `solver`.
 
     Raises:
         ValueError: if the window is empty or outside the schedule.
@@ -246,7 +271,7 @@ def window_plan(
     steps = tuple(
         StepPlan(kernel=kernel, trained=i in trained, solver=solver, **probed)  # type: ignore[arg-type]
         if i in noisy
-        else StepPlan(solver=solver)
+        else StepPlan(solver=before or solver if i < min(noisy) else solver)
         for i in range(total)
     )
     roots, copies = (1, samples) if shared_noise else (samples, 1)

@@ -6,6 +6,7 @@ and every ratio is the same to the last bit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -154,6 +155,30 @@ def batches_of(rollout: Rollout) -> Iterator[tuple[Transitions, slice]]:
     for transitions in rollout.transitions:
         for batch in transitions.batches:
             yield transitions, batch
+
+
+def edge_bounds(counts: Sequence[int], updates: int) -> list[int]:
+    """The first batch of each part, and at last the number of batches. The parts have about as many edges each.
+
+    Args:
+        counts: number of edges in each batch; no batch is cut.
+        updates: number of parts; each has a batch at least.
+
+    Raises:
+        ValueError: there are more parts than batches.
+    """
+    if updates > len(counts):
+        raise ValueError(
+            f"optimizer.updates is {updates} with optimizer.cut edges, and a rollout has {len(counts)} batches of "
+            f"trained states; use at most {len(counts)} updates, or a smaller rollout.batch"
+        )
+    before = [0, *itertools.accumulate(counts)]
+    bounds = [0]
+    for part in range(1, updates):
+        share = before[-1] * part / updates
+        nearest = min(range(len(before)), key=lambda place: abs(before[place] - share))
+        bounds.append(min(max(nearest, bounds[-1] + 1), len(counts) - updates + part))
+    return [*bounds, len(counts)]
 
 
 def chunks_of(count: int, size: int | None) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..parts.traits import trained
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
 from ..rewards.registry import outline
+from ..samplers.transitions import edge_bounds
 from ..text.cutting import Parts
 from .balance import Balance
 from .credit.from_scores import Credit
@@ -22,7 +24,7 @@ from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .images.critic import check_guide
 from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
-from .planning import forecast, planner, setting_of, table_of
+from .planning import forecast, levels_of, planner, setting_of
 from .prompt_lengths import long_prompts
 from .text.answer_objective import tried
 
@@ -262,9 +264,13 @@ COMPARED_PLANS = 2000
 def _check_plans(recipe: Recipe) -> None:
     """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
     forecast(recipe, most=CHECKED_PLANS)
-    plan, wanted = planner(recipe, table_of(recipe))(0), trained(recipe)
+    plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
     if recipe.sampler.guide is not None:
         check_guide(plan)
+    if recipe.optimizer.cut == "edges":
+        rollout, steps = recipe.rollout, plan.trained_steps
+        batches = [math.ceil(plan.main_states[i] * rollout.prompts / rollout.batch) for i in steps]
+        edge_bounds([1] * sum(batches), recipe.optimizer.updates)
     if wanted != "images" and not plan.trained_steps:
         raise ValueError(
             f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
@@ -285,7 +291,7 @@ def idle_plan_options(recipe: Recipe) -> list[str]:
     count = recipe.run.iterations
     if count > COMPARED_PLANS:
         return []
-    chosen, setting = recipe.sampler.plan, setting_of(recipe, table_of(recipe))
+    chosen, setting = recipe.sampler.plan, setting_of(recipe, levels_of(recipe))
     made, found = chosen.make(), []
     for option, known in options_model(chosen.kind, chosen.name).model_fields.items():
         if known.is_required() or known.default is not None or chosen[option] is None:

@@ -40,9 +40,28 @@ def setting_of(recipe: Recipe, sigmas: Sequence[float]) -> Setting:
     )
 
 
-def table_of(recipe: Recipe) -> tuple[float, ...]:
-    """Noise levels without a model: the levels of the recipe, or an unshifted table of its length."""
-    return tuple(recipe.sampler.sigmas or shifted_sigmas(recipe.sampler.steps))
+def steps_of(recipe: Recipe, evaluation: bool = False) -> int:
+    """Number of denoising steps of a rollout, or of an evaluation."""
+    sampler = recipe.sampler
+    steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
+    return recipe.evaluate.steps or steps if evaluation else steps
+
+
+def levels_of(recipe: Recipe, own: Sequence[float] | None = None, evaluation: bool = False) -> tuple[float, ...]:
+    """Noise levels of a rollout, or of an evaluation.
+
+    Args:
+        recipe: its `sampler.sigmas` or `sampler.shift` come first. An evaluation of another number of steps has no
+            `sigmas`.
+        own: the levels of the pipeline; without a model, an unshifted table is taken in their place.
+        evaluation: whether the levels are of an evaluation.
+    """
+    sampler, steps = recipe.sampler, steps_of(recipe, evaluation)
+    if sampler.sigmas is not None and not (evaluation and recipe.evaluate.steps):
+        return tuple(sampler.sigmas)
+    if own is None or sampler.shift is not None:
+        return shifted_sigmas(steps, sampler.shift or 1.0)
+    return tuple(own)
 
 
 def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
@@ -98,7 +117,7 @@ def forecast(
         elements: numbers in a latent, for the scale of the clip; None if there is no model.
         most: how many iterations are counted; all if left out.
     """
-    plan_for = planner(recipe, sigmas or table_of(recipe))
+    plan_for = planner(recipe, sigmas or levels_of(recipe))
     uses: dict[PlanCounts, tuple[PlanCounts, int]] = {}
     for iteration in range(min(recipe.run.iterations, most or recipe.run.iterations)):
         counts = plan_for(iteration).counts()
@@ -137,11 +156,19 @@ def nfe_of(recipe: Recipe, expected: Forecast) -> Nfe:
     def total(name: str) -> float:
         return sum(getattr(counts, name) * uses for counts, uses in zip(expected.counts, expected.windows))
 
-    leaves = total("leaves")
-    theta, shared = total("trained_edges") / leaves, total("trained_states") / leaves
+    images = total("images")
+    theta, shared = total("trained_edges") / images, total("trained_states") / images
     if trained(recipe) == "images":
-        theta = shared = recipe.objective.get("times") or recipe.sampler.steps - 1
-    return Nfe(total("walked") / leaves, theta, total("evaluations") / leaves, shared)
+        levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
+        theta = shared = min(recipe.objective.get("times") or levels, levels)
+    theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
+    return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
+
+
+def anchored_share(recipe: Recipe) -> float:
+    """Share of the trained states that are evaluated with gradients; below 1 if an objective draws anchors of them."""
+    anchors: int | None = recipe.objective.get("anchors")
+    return 1.0 if anchors is None else min(anchors / recipe.rollout.group, 1.0)
 
 
 def step_ranges(steps: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from .folder.checkpoint import Stateful
 from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .losses.objective import Objective, ObjectiveSetting
-from .planning import budget_line, clip_bounds, forecast
+from .planning import budget_line, clip_bounds, forecast, levels_of
 from .reporting.clock import Clock
 
 
@@ -243,6 +243,8 @@ class FlowTask(PolicyTask):
     ) -> Experience:
         """Roll out the plan of an iteration chunk by chunk, with the critic's guide if the recipe has one."""
         recipe, plan, guide = self.recipe, self.plan_for(iteration), None
+        updates, by_edges = len(cuts) + 1, recipe.optimizer.cut == "edges"
+        starts = () if by_edges else tuple(cuts)
         prompts = tuple(row.prompt for row in rows)
         if self.critic is not None and recipe.sampler.guide is not None:
             guide = self.critic.guide(recipe.sampler.guide, prompts, plan)
@@ -251,10 +253,10 @@ class FlowTask(PolicyTask):
 
         def sampled(chunk: slice) -> Experience:
             with clock.part("denoiser"):
-                rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=cuts, chunk=chunk)
+                rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk)
             with clock.part("decode"):
                 images = self.policy.decode(rollout, prompts)
-            found = Experience(rollout, plan, prompts, images, len(cuts) + 1, tuple(keys), tuple(cuts), first)
+            found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges)
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
             return found
@@ -282,7 +284,7 @@ class FlowTask(PolicyTask):
     def describe(self) -> Iterator[str]:
         """Lines on the pipeline, sizes, steps and the clip."""
         recipe, denoiser = self.recipe, self.policy.denoiser
-        expected = forecast(recipe, recipe.sampler.sigmas or denoiser.probe.sigmas, self.elements)
+        expected = forecast(recipe, levels_of(recipe, denoiser.probe.sigmas), self.elements)
         high, nats = clip_bounds(recipe, self.elements)
         clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
         yield (
@@ -299,8 +301,8 @@ class FlowTask(PolicyTask):
 
     def samples_per_iteration(self) -> int:
         """Images of all processes in an iteration."""
-        sigmas = self.recipe.sampler.sigmas or self.policy.denoiser.probe.sigmas
-        return forecast(self.recipe, sigmas, self.elements).images
+        levels = levels_of(self.recipe, self.policy.denoiser.probe.sigmas)
+        return forecast(self.recipe, levels, self.elements).images
 
 
 def trained_numbers(task: Task) -> int:

@@ -217,7 +217,7 @@ def test_gdpo_separates_reward_combinations_that_a_sum_makes_alike():
     assert abs(decoupled[0] - decoupled[1]) > 0.1
 
 
-@pytest.mark.parametrize("how", ["sum", "gdpo"])
+@pytest.mark.parametrize("how", ["sum", "each", "gdpo"])
 def test_rewards_combined_leave_silent_rows_exactly_zero(how):
     rewards = torch.tensor([[0.1, 0.7]] * 3 + [[0.2, 0.1], [0.3, 0.9], [0.7, 0.4], [NAN, NAN]])
     groups = torch.tensor([0, 0, 0, 1, 1, 1, 1])
@@ -226,7 +226,7 @@ def test_rewards_combined_leave_silent_rows_exactly_zero(how):
     close(got[3:6], multi_reward_advantages(rewards[:6], groups[:6], [0.3, 0.6], how=how)[3:])
     with pytest.raises(ValueError, match="one weight per reward"):
         multi_reward_advantages(rewards, groups, [1.0], how=how)
-    with pytest.raises(ValueError, match="'sum' or 'gdpo'"):
+    with pytest.raises(ValueError, match="'sum', 'each' or 'gdpo'"):
         multi_reward_advantages(rewards, groups, [1.0, 1.0], how="mean")
 
 

@@ -7,7 +7,7 @@ import pytest
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.parts.traits import OFFERED
 from flowgrpo.training.checking import check
-from flowgrpo.training.planning import forecast, planner, table_of
+from flowgrpo.training.planning import forecast, levels_of, planner
 from tests.parts.own_parts import IMAGES, Command, same_when_resumed, write_part
 
 CODE = '''
@@ -72,7 +72,7 @@ def test_a_run_with_a_plan_of_ones_own_resumes_to_the_last_bit(tmp_path: Path):
     assert again.task == "images"
     plan = again.sampler.plan
     assert (plan.short, plan["width"], plan["window"].short, plan["window"]["gap"]) == ("fork", 2, "pair", 2)
-    plan_for = planner(again, table_of(again))
+    plan_for = planner(again, levels_of(again))
     assert [plan_for(k).trained_steps for k in range(3)] == [(0, 2)] * 3
     assert forecast(again).counts[0].leaves == 2 * 2 * 2
 
@@ -82,7 +82,7 @@ def test_a_run_with_a_window_of_ones_own_resumes_to_the_last_bit(tmp_path: Path)
     mine = write_part(tmp_path, CODE)
     again = same_when_resumed("mixgrpo", [*IMAGES, f"sampler.plan.window='{mine}:pair'"], tmp_path)
     assert again.task == "images"
-    plan_for = planner(again, table_of(again))
+    plan_for = planner(again, levels_of(again))
     assert [plan_for(k).trained_steps for k in range(3)] == [(0, 1), (1, 2), (0, 1)]
 
 

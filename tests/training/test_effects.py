@@ -12,7 +12,7 @@ import torch
 from flowgrpo.configs.load import RecipeError, load_image_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.checking import idle_plan_options
-from flowgrpo.training.planning import planner, table_of
+from flowgrpo.training.planning import levels_of, planner
 from tests.parts.other_values import options, others
 from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_of
 
@@ -52,7 +52,7 @@ def idle(keys: Iterator[tuple[str, Any, Any, tuple[Any, ...]]], changes: Any) ->
 
 def drawn(recipe: Recipe) -> list[Any]:
     """What the plans of some iterations do, in numbers and words."""
-    plan_for = planner(recipe, table_of(recipe))
+    plan_for = planner(recipe, levels_of(recipe))
     plans = [plan_for(iteration) for iteration in ITERATIONS]
     return [
         (plan.sigmas, plan.roots, plan.samples, plan.main_leaf, plan.root_spread, plan.neighbours,
@@ -89,7 +89,7 @@ PRICED = ("objective.variance={target: 0.1}", "optimizer.updates=2")
     ("recipe", "words", "said"),
     [
         ("diffusion_nft", ["sampler.kernel=cps"], [r"sampler\.kernel is cps", "plan ode draws noise", "flow_sde"]),
-        ("mixgrpo", ["objective.surrogate=bapo", "objective.balance={}"], ["objective.balance", "updates or epochs"]),
+        ("mixgrpo_guard", ["objective.surrogate=bapo", "objective.balance={}"], ["balance", "updates or epochs"]),
         ("mixgrpo", ["objective.surrogate=clip", *BALANCED], ["bapo, not of clip", "leave it out"]),
         ("mixgrpo", ["objective.surrogate={name: bapo, lower: 0.5}", *BALANCED], ["lower is 0.5", "lower: 0.6"]),
         ("mixgrpo", ["objective.surrogate=clip", *PRICED], ["r2vpo, not of clip", "leave it out"]),
@@ -110,7 +110,7 @@ def test_an_option_that_can_have_no_effect_is_refused_by_its_reason(recipe: str,
 def test_a_tree_says_how_many_images_its_options_make() -> None:
     recipe = load_image_recipe("branchgrpo", ["rollout.group=8"])
     with pytest.raises(ValueError, match=r"rollout\.group is 8.*4 split.*width 2 has 16.*rollout\.group: 16"):
-        planner(recipe, table_of(recipe))(0)
+        planner(recipe, levels_of(recipe))(0)
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -212,3 +212,49 @@ def test_an_anchor_moves_and_is_what_the_kl_compares_with(random_pipeline, tmp_p
     assert kl[0] < 1e-10
     assert kl[1] > 100 * kl[2]
     assert kl[3] > 100 * kl[2]
+
+
+def test_updates_by_edges_share_out_every_trained_edge_once(random_pipeline, tmp_path) -> None:
+    more = ("rollout.batch=2", "optimizer.cut=edges", "optimizer.updates=4", "optimizer.learning_rate=0.01")
+    trainer = trainer_of("dance_grpo", random_pipeline, tmp_path / "run", *more)
+    _, e = trainer.collect(0)
+    parts = [[(t.step, b.start) for t, b in e.batches(k)] for k in range(4)]
+    nodes = [t.node[t.edges_of(b)] for k in range(4) for t, b in e.batches(k)]
+    assert torch.cat(nodes).sort().values.equal(torch.cat([t.node for t in e.rollout.transitions]).sort().values)
+    # Two prompts of three images make three batches of six states at two steps, and one batch at the first step.
+    assert sorted(len(part) for part in parts) == [1, 2, 2, 2]
+    assert any(len({step for step, _ in part}) > 1 for part in parts)
+    record = trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
+    assert record["ratio/first_error"] == 0.0
+    assert record["log_ratio_sq"] > 0.0
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_anchors_are_some_samples_of_every_group_and_step(updates, random_pipeline, tmp_path) -> None:
+    more = ("objective.anchors=2", f"optimizer.updates={updates}", "optimizer.learning_rate=0.01")
+    trainer = trainer_of("neighbor_grpo", random_pipeline, tmp_path / "run", *more)
+    _, e = trainer.collect(0)
+    drawn = [
+        (t.step, t.prompt[k]) for u in range(updates) for t, own in trainer.objective.batches(e, u, None) for k in own
+    ]
+    assert sorted(drawn) == sorted(
+        (step, prompt) for step in e.plan.trained_steps for prompt in (0, 1) for _ in range(2)
+    )
+    again = [(t.step, own.tolist()) for t, own in trainer.objective.batches(e, 0, None)]
+    assert again == [(t.step, own.tolist()) for t, own in trainer.objective.batches(e, 0, None)]
+    record = trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
+    assert record["ratio/first_error"] == 0.0
+    assert (record["log_ratio_sq"] > 0.0) == (updates > 1)
+
+
+@pytest.mark.parametrize(("old", "acts"), [("{decay: 0.3, every: 1}", True), ("null", False)])
+def test_the_clip_of_dgpo_acts_because_its_old_policy_lags(old, acts, random_pipeline, tmp_path) -> None:
+    trainer = trainer_of(
+        "dgpo", random_pipeline, tmp_path / "run", f"objective.old={old}", "optimizer.learning_rate=0.05"
+    )
+    shares = []
+    for iteration in range(3):
+        _, e = trainer.collect(iteration)
+        record = trainer.update(e, torch.linspace(-1, 1, len(e.rollout.parent)))
+        shares += [step["clip_share"] for step in record["steps"].values()]
+    assert (max(shares) > 0) == acts

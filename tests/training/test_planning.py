@@ -1,5 +1,6 @@
 """From a recipe to plans and costs: windows, Flash tables, and counts in closed form."""
 
+import math
 from typing import Any
 
 import pytest
@@ -257,7 +258,35 @@ def test_published_trees_have_as_many_edges_an_image_as_branchgrpo_says():
     """BranchGRPO (2509.06040): 218 edges and 16 images. Depth pruning trains 138 edges, and Mix 34."""
     assert published("branchgrpo").old == 218 / 16 == pytest.approx(13.7, rel=0.05)
     assert published("branchgrpo_depth").theta == 138 / 16 == pytest.approx(8.6, rel=0.05)
+    # The released width pruning (mode 1) trains as many.
+    assert published("branchgrpo_width").theta == 138 / 16
     assert published("branchgrpo_mix").theta == 34 / 16 == pytest.approx(2.1, rel=0.05)
+
+
+def test_published_branches_leave_a_deterministic_line():
+    """TempFlow-GRPO (2508.04324): 9 steps, 4 seeds, 6 branches. G²RPO (2510.01982): 8 steps, 12 branches, 2 strides."""
+    tempflow, g2rpo = published("tempflow_grpo"), published("g2rpo")
+    assert tempflow.theta_shared == 9 * 4 / (9 * 4 * 6)
+    # Main line: 9 states for each seed. A branch at step i has 9 - i states of its own.
+    assert tempflow.old_shared == (9 * 4 + 4 * 6 * sum(9 - i for i in range(9))) / (9 * 4 * 6)
+    assert g2rpo.theta_shared == 8 / (8 * 12 * 2)
+    # Each branch is finished from level i + 1 by single steps and by double steps, which share their first state.
+    finished = sum((15 - i) + math.ceil((15 - i) / 2) - 1 for i in range(8))
+    assert g2rpo.old_shared == pytest.approx((8 + 12 * finished) / (8 * 12 * 2))
+
+
+def test_published_neighbours_have_four_anchors_of_twelve():
+    """Neighbor GRPO: 8 deterministic steps, 4 of them trained, for 4 of 12 samples."""
+    found = published("neighbor_grpo")
+    assert (found.old, found.theta) == pytest.approx((8, 4 * 4 / 12))
+
+
+def test_previews_are_no_images():
+    """TP-GRPO (2602.06422): each of 9 stochastic steps has a preview, the rest of the steps without noise."""
+    found = published("tp_grpo")
+    assert found.theta == 9
+    # An image has 10 evaluations. The preview of step i has 10 - i, of which it shares the first with its image.
+    assert found.old_shared == 10 + sum(9 - i for i in range(9))
 
 
 def test_an_image_of_the_forward_process_is_evaluated_once_for_each_noise():

@@ -100,6 +100,7 @@ def gdpo(
     scale: Scale = "group",
     eps: NotNegative = 1e-4,
     ddof: Ddof = 1,
+    whiten: bool = True,
 ) -> Tensor:
     """Each reward is compared within the group by itself; the weighted sum is whitened (GDPO, arXiv 2601.05242).
 
@@ -114,10 +115,19 @@ def gdpo(
         scale: what each reward is divided by: the standard deviation of the group, of the batch, or nothing.
         eps: added to the standard deviations, also to the one of the whitening.
         ddof: 1 for the sample standard deviation, 0 for the population one.
+        whiten: whether the sum is divided by its standard deviation over the batch. MixGRPO's code only adds up.
     """
     more: dict[str, Any] = {"lengths": lengths} if baseline == "length" else {}
     return multi_reward_advantages(
-        columns, groups, weights, how="gdpo", baseline=baseline, scale=scale, eps=eps, ddof=ddof, **more
+        columns,
+        groups,
+        weights,
+        how="gdpo" if whiten else "each",
+        baseline=baseline,
+        scale=scale,
+        eps=eps,
+        ddof=ddof,
+        **more,
     )
 
 

@@ -13,6 +13,7 @@ from ...pipelines.policy import Experience, FlowPolicy, join_experiences
 from ...samplers.plans import Plan, StepPlan
 from ...samplers.transitions import chunks_of
 from ..data import PromptRow
+from ..planning import levels_of
 from ..reporting.clock import Clock
 
 Seen = Callable[[int], None]
@@ -39,8 +40,7 @@ class Evaluator:
 
     def plan(self, roots: int) -> Plan:
         """A deterministic plan over the evaluation's noise levels, with `roots` images per prompt."""
-        given = self.recipe.sampler.sigmas if self.recipe.evaluate.steps is None else None
-        sigmas = tuple(given or self.policy.denoiser.probe.sigmas)
+        sigmas = levels_of(self.recipe, self.policy.denoiser.probe.sigmas, evaluation=True)
         return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=roots)
 
     def evaluation(

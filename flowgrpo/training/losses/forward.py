@@ -60,6 +60,8 @@ class ForwardObjective(Unmeasured):
         loss: The loss of the predictions for noised images.
         times: How many noise levels each image gets, drawn anew in every iteration; all if left out.
         old: An average of the weights that samples; if left out, the trained weights themselves sample.
+        levels: From how many of the noisiest levels they are drawn (DGPO's code draws from five of ten); all if left
+            out.
         noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. `image`: each image has noise of
             its own, as in the code of DiffusionNFT and AWM.
     """
@@ -73,10 +75,11 @@ class ForwardObjective(Unmeasured):
         loss: Loss = diffusion_nft,
         times: Count | None = None,
         old: EmaConfig | None = None,
+        levels: Count | None = None,
         noise: Literal["prompt", "image"] = "prompt",
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
-        self.noise = noise
+        self.noise, self.levels = noise, levels
         self.loss = loss
         # The metrics ask the surrogate which images are clipped.
         self.surrogate: Callable[..., Tensor] | None = None
@@ -158,7 +161,7 @@ class ForwardObjective(Unmeasured):
 
     def _steps(self, experience: Experience) -> list[int]:
         """Noise levels of this rollout as steps, rising. They are the same for all its prompts, on every process."""
-        total = experience.plan.num_steps - 1
+        total = min(self.levels or experience.plan.num_steps, experience.plan.num_steps - 1)
         if self.times is None or self.times >= total:
             return list(range(total))
         key = experience.keys[0] if experience.key is None else experience.key
