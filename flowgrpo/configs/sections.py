@@ -131,8 +131,6 @@ def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
             "optimizer.cut edges deals out the trained states of images, and nothing here trains them; use "
             "optimizer.cut prompts, or objective transition"
         ]
-    if section.updates == 1:
-        return ["optimizer.cut edges has no effect with one update; use optimizer.updates above 1, or leave cut out"]
     return []
 
 
