@@ -14,7 +14,7 @@ from flowgrpo.training.session import start
 PUBLISHED = [
     name
     for name in recipe_names("images")
-    if name not in ("default", "mixgrpo_guard", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion", "sage_grpo")
+    if name not in ("default", "mixgrpo_guard", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion")
 ]
 
 
