@@ -32,6 +32,7 @@ BUILTIN: dict[str, str] = {
     "equations": "flowgrpo.rewards.text.equations:Equations",
     "geneval": "flowgrpo.rewards.models.geneval:Geneval",
     "gold": "flowgrpo.worlds.scenes.gold:Gold",
+    "paint": "flowgrpo.worlds.scenes.paint:Paint",
     "hpsv2": "flowgrpo.rewards.models.hpsv2:HpsV2",
     "hpsv3": "flowgrpo.rewards.models.hpsv3:HpsV3",
     "image_classifier": "flowgrpo.rewards.models.image_classifier:ImageClassifier",
@@ -59,7 +60,7 @@ BUILTIN: dict[str, str] = {
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
-LIGHT = frozenset({"answer", "equations", "gold", "majority", "text_format"})
+LIGHT = frozenset({"answer", "equations", "gold", "majority", "paint", "text_format"})
 """Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
 options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}
