@@ -77,7 +77,7 @@ def read_prompts(source: str) -> list[PromptRow]:
 
     All formats but `.txt` need a column `prompt`. Without it, one of `OTHER_NAMES` is the prompt. Capitals do not
     matter. The rewards get the other columns by name. A prompt may be a conversation, a list of objects with `role` and
-    `content`. The embedded sets are `scenes:train`, `scenes:heldout`, `arithmetic:train` and `arithmetic:heldout`.
+    `content`. The embedded sets are `train`, `heldout` and `test` of `scenes` and `arithmetic`, such as `scenes:train`.
 
     Raises:
         ValueError: a file is missing or empty, its ending is unknown, a line cannot be read or has no prompt, or a line
@@ -120,7 +120,7 @@ def prompt_path(source: str) -> Path:
     if colon and world in EMBEDDED:
         path = Path(str(resources.files(EMBEDDED[world]) / "data" / f"{name}.jsonl"))
         if not path.is_file():
-            raise ValueError(f"no embedded prompt set {source!r}; write {world}:train or {world}:heldout")
+            raise ValueError(f"no embedded prompt set {source!r}; write {world}:train, {world}:heldout or {world}:test")
         return path
     path = Path(source)
     if not source:

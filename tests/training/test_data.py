@@ -120,12 +120,12 @@ def test_faults_name_file_and_line(tmp_path: Path, name: str, content: str | byt
 
 def test_missing_sources_are_named(tmp_path: Path):
     assert "data.train" in refused(str(tmp_path / "none.txt"))
-    assert "scenes:train or scenes:heldout" in refused("scenes:test")
+    assert "scenes:train, scenes:heldout or scenes:test" in refused("scenes:valid")
 
 
 def test_the_embedded_sets_carry_what_the_verifier_reads():
     assert prompt_path("scenes:train").name == "train.jsonl"
-    for source in ("scenes:train", "scenes:heldout"):
+    for source in ("scenes:train", "scenes:heldout", "scenes:test"):
         rows = read_prompts(source)
         assert [row.id for row in rows] == list(range(len(rows)))
         assert all(set(row.columns) == {"tag", "include"} for row in rows)

@@ -59,7 +59,7 @@ def test_the_folder_holds_what_the_package_ships(built: tuple[Path, list[str]]) 
     out, _ = built
     assert sorted(path.name for path in out.iterdir()) == ["build.json", "data", "denoiser", "pipeline", "proxy"]
     shipped = resources.files("flowgrpo.worlds.scenes") / "data"
-    for name in ("train.jsonl", "heldout.jsonl"):
+    for name in ("train.jsonl", "heldout.jsonl", "test.jsonl"):
         assert (out / "data" / name).read_text() == (shipped / name).read_text()
     images = model_images(str(out / "pipeline"), ["a red circle"], [1], ["evaluate.steps=1"])
     assert images.shape == (1, 3, 64, 64)

@@ -1,6 +1,8 @@
-"""The embedded arithmetic: separate training and held-out problems, files as shipped, a tokenizer that can be saved."""
+"""The embedded arithmetic: training, held-out and test problems, files as shipped, a tokenizer that can be saved."""
 
+import hashlib
 import json
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from flowgrpo.worlds.arithmetic.problems import (
     ArithmeticSettings,
     build_arithmetic,
     problems,
+    same_problem,
+    shipped,
     split_problems,
     write_problem_files,
 )
@@ -38,11 +42,38 @@ def test_the_three_parts_share_nothing() -> None:
 
 def test_the_files_are_those_the_package_ships(tmp_path: Path) -> None:
     write_problem_files(tmp_path)
-    shipped = resources.files("flowgrpo.worlds.arithmetic") / "data"
-    for name in ("train.jsonl", "heldout.jsonl"):
-        assert (tmp_path / name).read_text() == (shipped / name).read_text()
-    first = json.loads((tmp_path / "heldout.jsonl").read_text().splitlines()[0])
-    assert first.keys() == {"prompt", "answer"}
+    folder = resources.files("flowgrpo.worlds.arithmetic") / "data"
+    names = {"train.jsonl", "heldout.jsonl", "test.jsonl"}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in tmp_path.iterdir()} == names
+    for name in names:
+        assert (tmp_path / name).read_text() == (folder / name).read_text()
+        first = json.loads((tmp_path / name).read_text().splitlines()[0])
+        assert first.keys() == {"prompt", "answer"}
+
+
+def test_files_of_earlier_runs_stay_as_they_are() -> None:
+    sums = {
+        "train": "7e763bb2a9babd1f1d816d00a4779552f71e66a2865c919135578a67b570d20b",
+        "heldout": "d222c7767d789c351f8d6ff6e5217b72da8a184d8bf108b4733c90c6172ed153",
+    }
+    folder = resources.files("flowgrpo.worlds.arithmetic") / "data"
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / f"{name}.jsonl").read_bytes()).hexdigest() == digest
+
+
+def test_test_problems_are_in_no_other_file_with_their_numbers_in_either_order() -> None:
+    sets = {name: {same_problem(prompt) for prompt, _ in rows} for name, rows in shipped().items()}
+    assert not sets["test"] & (sets["train"] | sets["heldout"])
+    assert not {prompt for prompt, _ in shipped()["train"]} & {prompt for prompt, _ in shipped()["heldout"]}
+    assert same_problem("7+12=") == same_problem("12+7=") != same_problem("12-7=")
+    assert all(dict(problems())[prompt] == answer for prompt, answer in shipped()["test"])
+
+
+def test_test_problems_are_made_up_like_the_heldout_ones() -> None:
+    kinds = {name: Counter(("+" in p, len(answer)) for p, answer in rows) for name, rows in shipped().items()}
+    assert kinds["test"] == kinds["heldout"]
+    assert len(set(shipped()["test"])) == len(shipped()["test"]) == HELDOUT
+    assert shipped(1)["test"] != shipped(0)["test"]
 
 
 def test_a_build_loads_like_any_other_model(tmp_path: Path) -> None:

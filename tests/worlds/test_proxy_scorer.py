@@ -18,8 +18,8 @@ from flowgrpo.worlds.scenes import proxy_training as training
 from flowgrpo.worlds.scenes.draw import Thing, draw
 from flowgrpo.worlds.scenes.gold import Found, verify
 from flowgrpo.worlds.scenes.proxy_scorer import CONFIG, TOKENS, VOCABULARY, WEIGHTS, Proxy, WordTokenizer
-from flowgrpo.worlds.scenes.proxy_training import contrastive_loss, draw_scenes, meaning, shown, train_proxy
-from flowgrpo.worlds.scenes.scene_prompts import SKILLS, Item, all_prompts, compose, disturb, ground_colour
+from flowgrpo.worlds.scenes.proxy_training import contrastive_loss, draw_scenes, shown, train_proxy
+from flowgrpo.worlds.scenes.scene_prompts import SKILLS, Item, all_prompts, compose, disturb, ground_colour, meaning
 
 PROMPTS = ["a red circle", "two blue squares", "a star above a cross"]
 

@@ -1,5 +1,6 @@
 """Prompts of the embedded world: wording, split, the columns they travel as, and scenes that satisfy them."""
 
+import hashlib
 import itertools
 import json
 from collections import Counter
@@ -12,6 +13,8 @@ import pytest
 
 from flowgrpo.worlds.scenes.draw import COLOURS, GROUND, SHAPES, SIZE, Thing
 from flowgrpo.worlds.scenes.scene_prompts import (
+    FRAMES,
+    FRESH_FRAMES,
     NUMBERS,
     OPPOSITE,
     RELATIONS,
@@ -23,7 +26,9 @@ from flowgrpo.worlds.scenes.scene_prompts import (
     disturb,
     ground_colour,
     is_heldout,
+    meaning,
     read_items,
+    shipped,
     split,
     write_prompt_files,
 )
@@ -83,20 +88,75 @@ def test_a_split_is_limited_per_skill_and_drawn_by_its_seed():
 
 def test_the_shipped_files_are_what_the_code_writes(tmp_path: Path):
     write_prompt_files(tmp_path)
-    shipped = resources.files("flowgrpo.worlds.scenes") / "data"
+    folder = resources.files("flowgrpo.worlds.scenes") / "data"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in tmp_path.iterdir())
     records: dict[str, list[dict[str, Any]]] = {}
-    for name in ("train", "heldout"):
+    for name in ("train", "heldout", "test"):
         text = (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")
-        assert (shipped / f"{name}.jsonl").read_text(encoding="utf-8") == text
+        assert (folder / f"{name}.jsonl").read_text(encoding="utf-8") == text
         records[name] = [json.loads(line) for line in text.splitlines()]
-    assert len(records["heldout"]) >= 300
-    assert len(records["train"]) >= 1000
-    texts = [{record["prompt"] for record in rows} for rows in records.values()]
-    assert not texts[0] & texts[1]
+    assert {name: len(rows) for name, rows in records.items()} == {"train": 1069, "heldout": 301, "test": 301}
+    texts = {record["prompt"] for rows in records.values() for record in rows}
+    assert len(texts) == 1069 + 301 + 301
     assert all({record["tag"] for record in rows} == set(SKILLS) for rows in records.values())
-    known = {prompt.text: prompt for prompt in WORLD}
-    for record in records["heldout"]:
+    known = {prompt.text: prompt for prompt in [*WORLD, *all_prompts(FRESH_FRAMES)]}
+    for record in [*records["heldout"], *records["test"]]:
         assert read_items(record["include"]) == known[record["prompt"]].items
+
+
+def test_files_of_earlier_runs_stay_as_they_are():
+    sums = {
+        "train": "bc223ff2c19be8d22d298bd3ee846872aa7a51b181f4e263c2757caa0f321583",
+        "heldout": "0d65b158505c3f50ad1114da4c1db0cebf62c8da1aa8bb526828e41cf715d1a5",
+    }
+    folder = resources.files("flowgrpo.worlds.scenes") / "data"
+    for name, digest in sums.items():
+        assert hashlib.sha256((folder / f"{name}.jsonl").read_bytes()).hexdigest() == digest
+
+
+def test_test_prompts_ask_for_what_no_choice_was_made_on():
+    sets = shipped()
+    scenes = {
+        name: {s: {meaning(p.items) for p in rows if p.skill == s} for s in SKILLS} for name, rows in sets.items()
+    }
+    for skill in ("counting", "position", "color_attr"):
+        assert not scenes["test"][skill] & scenes["heldout"][skill]
+    assert not scenes["test"]["color_attr"] & scenes["train"]["color_attr"]
+    # The other skills have 5 + 10 + 30 scenes, and training prompts ask for each of them: only the words can be new.
+    rest = ("single_object", "two_object", "colors")
+    assert [len(scenes["train"][skill]) for skill in rest] == [5, 10, 30]
+    frames = {frame.format("") for frame in FRESH_FRAMES}
+    assert not set(FRESH_FRAMES) & set(FRAMES)
+    for prompt in sets["test"]:
+        assert (prompt.skill in rest) == any(prompt.text.startswith(frame) for frame in frames)
+
+
+def test_test_prompts_are_made_up_like_the_heldout_ones():
+    def share(rows: list[ScenePrompt], *words: str) -> float:
+        return sum(word in prompt.text for prompt in rows for word in words) / len(rows)
+
+    sets = shipped()
+    kinds = {name: Counter((p.skill, p.items[0].count) for p in rows) for name, rows in sets.items()}
+    assert kinds["test"] == kinds["heldout"]
+    test, heldout = sets["test"], sets["heldout"]
+    assert [p.skill for p in test] == [p.skill for p in heldout]
+    words = [sum(len(p.text.split()) for p in rows) / len(rows) for rows in (test, heldout)]
+    assert words[0] == pytest.approx(words[1], abs=0.25)
+    for name in (*SHAPES, *COLOURS):
+        assert share(test, name) == pytest.approx(share(heldout, name), abs=0.1)
+
+
+def test_each_seed_makes_its_own_disjoint_sets():
+    assert shipped() == shipped(0)
+    others = shipped(1)
+    assert all(others[name] != rows for name, rows in shipped().items())
+    assert sum(len({p.text for p in rows}) for rows in others.values()) == len(
+        {p.text for rows in others.values() for p in rows}
+    )
+
+
+def test_the_models_know_the_words_of_new_frames():
+    assert {w for p in all_prompts(FRESH_FRAMES) for w in p.text.split()} <= {w for p in WORLD for w in p.text.split()}
 
 
 def test_items_travel_as_genevals_columns():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,10 +60,35 @@ def split_problems() -> tuple[list[tuple[str, str]], list[tuple[str, str]], list
     return every[HELDOUT + TRAIN :], every[HELDOUT : HELDOUT + TRAIN], every[:HELDOUT]
 
 
+def same_problem(prompt: str) -> tuple[str, ...]:
+    """The sign and the two numbers in order of size: equal for `47+85=` and `85+47=`, and for `47-85=` and `85-47=`."""
+    sign = "+" if "+" in prompt else "-"
+    return sign, *sorted(prompt.removesuffix("=").split(sign))
+
+
+def shipped(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
+    """The problems of the files that ship: `train`, `heldout` and `test`.
+
+    Test problems are for measurements alone: nothing may be chosen by them. As many as in `heldout` have each sign and
+    each length of the answer. None is a training or held-out problem, also not with its numbers exchanged. All 20,000
+    problems are divided, so the test problems are among the problems on which the model was trained before any reward.
+    """
+    before, train, heldout = split_problems()
+    known = {same_problem(prompt) for prompt, _ in (*train, *heldout)}
+    unseen = [problem for problem in before if same_problem(problem[0]) not in known]
+    wanted = Counter((same_problem(prompt)[0], len(answer)) for prompt, answer in heldout)
+    test = []
+    for k in np.random.default_rng([seed, 2]).permutation(len(unseen)):
+        kind = same_problem(unseen[k][0])[0], len(unseen[k][1])
+        if wanted[kind]:
+            wanted[kind] -= 1
+            test.append(unseen[k])
+    return {"train": train, "heldout": heldout, "test": test}
+
+
 def write_problem_files(folder: Path) -> None:
-    """Write `train.jsonl` and `heldout.jsonl`; each line is an object with `prompt` and `answer`."""
-    _, train, heldout = split_problems()
-    for name, rows in (("train", train), ("heldout", heldout)):
+    """Write `train.jsonl`, `heldout.jsonl` and `test.jsonl`; each line is an object with `prompt` and `answer`."""
+    for name, rows in shipped().items():
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -24,12 +24,11 @@ from torch import Tensor
 from .draw import SIZE, Thing
 from .gold import holds
 from .proxy_scorer import CONFIG, TOKENS, VOCABULARY, WEIGHTS, WordTokenizer, build_model
-from .scene_prompts import OPPOSITE, RELATIONS, Item, all_prompts, sample_scenes
+from .scene_prompts import RELATIONS, Item, Meaning, all_prompts, meaning, sample_scenes
 
 FULL_STEPS = 800
 BATCH = 256
 PREPROCESS = {"size": SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic", "resize_mode": "squash"}
-Meaning = tuple[Any, ...]
 
 _POOL = 24_000
 _LEARNING_RATE = 2e-3
@@ -40,17 +39,6 @@ def architecture(vocabulary: int) -> dict[str, Any]:
     vision = {"image_size": SIZE, "patch_size": 8, "width": 64, "layers": 3, "head_width": 16, "pool_type": "avg"}
     text = {"context_length": TOKENS, "vocab_size": vocabulary, "width": 64, "heads": 4, "layers": 2}
     return {"embed_dim": 64, "vision_cfg": vision, "text_cfg": text}
-
-
-def meaning(items: Sequence[Item]) -> Meaning:
-    """What items ask for, equal for all wordings: "a star above a cross" means the same as "a cross below a star"."""
-    described = [(item.shape, item.count, item.colour or "") for item in items]
-    for one, item in zip(described, items):
-        if item.relation in ("right of", "below"):
-            return OPPOSITE[item.relation], described[item.other], one
-        if item.relation is not None:
-            return item.relation, one, described[item.other]
-    return "", *sorted(described)
 
 
 def shown(things: Sequence[Thing]) -> set[Meaning]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,22 @@ FRAMES = (
     "a scene with {}",
     "a card with {}",
 )
+FRESH_FRAMES = (
+    "a picture with {}",
+    "a drawing with {}",
+    "an image with {}",
+    "a photo with {}",
+    "a sketch with {}",
+    "a scene of {}",
+    "a card of {}",
+)
+"""Frames of the test prompts of a skill of which training and held-out prompts have every wording. The words are those
+of `FRAMES`, but the models were built without these frames."""
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 HELDOUT_SHARE = 0.25
+PER_SKILL = {"train": 240, "heldout": 70}
+"""Largest number of shipped prompts of a skill."""
+Meaning = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -131,9 +146,20 @@ def _phrases() -> Iterator[tuple[str, str, tuple[Item, ...]]]:
         yield "color_attr", text, (Item(one, colour=ink), Item(two, colour=tint))
 
 
-def all_prompts() -> list[ScenePrompt]:
+def all_prompts(frames: Sequence[str] = FRAMES) -> list[ScenePrompt]:
     """Every prompt of the world, in a fixed order: each phrase in each frame."""
-    return [ScenePrompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in FRAMES]
+    return [ScenePrompt(frame.format(phrase), skill, items) for skill, phrase, items in _phrases() for frame in frames]
+
+
+def meaning(items: Sequence[Item]) -> Meaning:
+    """What items ask for, equal for all wordings: "a star above a cross" means the same as "a cross below a star"."""
+    described = [(item.shape, item.count, item.colour or "") for item in items]
+    for one, item in zip(described, items):
+        if item.relation in ("right of", "below"):
+            return OPPOSITE[item.relation], described[item.other], one
+        if item.relation is not None:
+            return item.relation, one, described[item.other]
+    return "", *sorted(described)
 
 
 def is_heldout(text: str) -> bool:
@@ -148,14 +174,60 @@ def split(heldout: bool, per_skill: int | None = None, seed: int = 0) -> list[Sc
     chosen: list[list[ScenePrompt]] = []
     for skill in SKILLS:
         pool = [p for p in all_prompts() if p.skill == skill and is_heldout(p.text) == heldout]
-        order = rng.permutation(len(pool))[: per_skill or len(pool)]
-        chosen.append([pool[k] for k in order])
+        chosen.append(_drawn(pool, per_skill or len(pool), rng))
+    return _in_turn(chosen)
+
+
+def _drawn(pool: Sequence[ScenePrompt], most: int, rng: np.random.Generator) -> list[ScenePrompt]:
+    return [pool[k] for k in rng.permutation(len(pool))[:most]]
+
+
+def _in_turn(chosen: Sequence[Sequence[ScenePrompt]]) -> list[ScenePrompt]:
     return [p for rank in itertools.zip_longest(*chosen) for p in rank if p is not None]
 
 
+def shipped(seed: int = 0) -> dict[str, list[ScenePrompt]]:
+    """The prompts of the files that ship: `train`, `heldout` and `test`.
+
+    No wording is in two of them. Test prompts are for measurements alone: nothing may be chosen by them. There are as
+    many of each skill and number as in `heldout`, and what they ask for is as new as the world allows:
+
+    - `color_attr`: no training or held-out prompt asks for the same scene;
+    - `counting` and `position`: no held-out prompt asks for the same scene. (Training prompts ask for nearly all
+      scenes of these skills.)
+    - `single_object`, `two_object` and `colors`: the frames are new. The world has only 45 scenes of these skills, and
+      training prompts ask for all of them in all of `FRAMES` that `heldout` leaves.
+    """
+    train, heldout = split(False, PER_SKILL["train"], seed), split(True, PER_SKILL["heldout"], seed)
+    rng, chosen = np.random.default_rng([seed, 2]), []
+    for skill in SKILLS:
+        wanted = Counter(p.items[0].count for p in heldout if p.skill == skill)
+        unseen, found = _unseen(skill, train, heldout, wanted), []
+        for prompt in _drawn(unseen, len(unseen), rng):
+            if wanted[prompt.items[0].count]:
+                wanted[prompt.items[0].count] -= 1
+                found.append(prompt)
+        chosen.append(found)
+    return {"train": train, "heldout": heldout, "test": _in_turn(chosen)}
+
+
+def _unseen(
+    skill: str, train: Sequence[ScenePrompt], heldout: Sequence[ScenePrompt], wanted: Counter[int]
+) -> list[ScenePrompt]:
+    """Wordings of a skill that neither set has: of scenes of neither, else not of `heldout`, or else in new frames."""
+    texts = {p.text for p in (*train, *heldout)}
+    asked, held = ({meaning(p.items) for p in rows} for rows in (train, heldout))
+    unused = [p for p in all_prompts() if p.skill == skill and p.text not in texts]
+    for known in (asked | held, held):
+        fitting = [p for p in unused if meaning(p.items) not in known]
+        if not wanted - Counter(p.items[0].count for p in fitting):
+            return fitting
+    return [p for p in all_prompts(FRESH_FRAMES) if p.skill == skill]
+
+
 def write_prompt_files(folder: Path) -> None:
-    """Write `train.jsonl` and `heldout.jsonl` to `folder`; no wording is in both files."""
-    for name, prompts in (("train", split(False, 240)), ("heldout", split(True, 70))):
+    """Write `train.jsonl`, `heldout.jsonl` and `test.jsonl` to `folder`; see `shipped`."""
+    for name, prompts in shipped().items():
         lines = "".join(json.dumps(p.as_record()) + "\n" for p in prompts)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
