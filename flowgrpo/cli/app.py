@@ -165,7 +165,10 @@ def bench(
         ),
     ],
     words: Annotated[
-        list[str] | None, typer.Argument(help="A recipe (claims: claims, and recipes for a short run; by default all) and key=value overrides.")
+        list[str] | None,
+        typer.Argument(
+            help="A recipe (claims: claims, and recipes for a short run; by default all) and key=value overrides."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
     seeds: Annotated[str, typer.Option(help="claims: the seeds that every claim gets.")] = "0,1,2",

@@ -97,7 +97,10 @@ def _gradients(evidence: Evidence) -> list[Panel]:
 
 def _vanished(evidence: Evidence) -> list[Panel]:
     probe = evidence.probes["vanishing"]
-    places = [math.log10(factor) if factor else math.log10(min(f for f in probe["shrunk"] if f)) - 1 for factor in probe["shrunk"]]
+    places = [
+        math.log10(factor) if factor else math.log10(min(f for f in probe["shrunk"] if f)) - 1
+        for factor in probe["shrunk"]
+    ]
     said = {"value": "VGPO", "relative": "advantages of the group alone"}
     series = []
     for name, words in said.items():

@@ -15,6 +15,7 @@ from .evidence import Measure
 
 WIDTH, ROW, HEAD = 980, 26, 64
 LEFT, RIGHT = 430, 190
+TITLE = "Claims of the papers: measured (dot, 95 % interval) and claimed (diamond)"
 _COLOURS = {
     "reproduced": ("#23804f", "#63c694"), "not reproduced": ("#b3303c", "#ee7d86"), "undecided": ("#8a6d00", "#d9b84a"),
 }  # fmt: skip
@@ -39,7 +40,7 @@ def draw_dots(rows: Sequence[Row]) -> str:
     """The rows as an SVG document."""
     height = HEAD + ROW * max(len(rows), 1) + 12
     parts = [
-        '<text class="title" x="12" y="22">Claims of the papers: measured (dot, 95 % interval) and claimed (diamond)</text>',
+        f'<text class="title" x="12" y="22">{TITLE}</text>',
         *_legend(),
     ]
     previous = ""
@@ -62,7 +63,9 @@ def _legend() -> list[str]:
         x += 38 + 6.4 * len(verdict)
     parts.append(f'<rect class="good" x="{x}" y="35" width="22" height="14"/>')
     parts.append(f'<text x="{x + 28}" y="46">values that reproduce the claim</text>')
-    parts.append(f'<path class="paper" d="{_diamond(x + 240, 42)}"/><text x="{x + 252}" y="46">the paper’s number</text>')
+    parts.append(
+        f'<path class="paper" d="{_diamond(x + 240, 42)}"/><text x="{x + 252}" y="46">the paper’s number</text>'
+    )
     return parts
 
 
@@ -118,8 +121,8 @@ def _style() -> str:
         return found + "".join(f".{name}{{fill:{shades[which]};stroke:{shades[which]}}}" for name, shades in pairs)
 
     fixed = (
-        "text{font:11px system-ui,sans-serif}.title{font-size:14px;font-weight:600}.name{font-size:12px;font-weight:600}"
-        ".bar{stroke-width:2.5}"
+        "text{font:11px system-ui,sans-serif}.title{font-size:14px;font-weight:600}"
+        ".name{font-size:12px;font-weight:600}.bar{stroke-width:2.5}"
     )
     dark = rules(1, "#e6e9eb", "#a3acb2", "#3a4146", "#1d3327")
     light = rules(0, "#1b2023", "#566066", "#d9dee1", "#e2f1e8")

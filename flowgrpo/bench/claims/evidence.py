@@ -164,7 +164,7 @@ class Statement:
     measure: Measure | None = None
 
 
-def tested(
+def judged(
     text: str, words: str, values: Sequence[float], bound: float, least: bool, *,
     claimed: float | None = None, each: str = "seeds", form: str = ".2f", beyond: float = 0.0,
 ) -> Statement:  # fmt: skip
@@ -214,7 +214,7 @@ def compared(
         theirs: gains of the baseline, by seed.
         bound: the least share.
         claimed: the paper's share.
-        beyond: as of `tested`.
+        beyond: as of `judged`.
     """
     over = [[a - edge * b for a, b in zip(ours, theirs, strict=True)] for edge in (bound, bound + beyond)]
     above, below = (Interval.of(values).at_least(0.0) for values in over)
@@ -267,10 +267,10 @@ class Claim:
         findings = self.judge(shared)
         broken = {label: evidence.failed[label] for label in self.runs if evidence.failed.get(label)}
         findings += [Statement(f"{label} ended early on seed {_listed(seeds)}.") for label, seeds in broken.items()]
-        tested = [finding.holds for finding in findings if not finding.note]
-        if False in tested:
+        tests = [finding.holds for finding in findings if not finding.note]
+        if False in tests:
             return "not reproduced", findings
-        return ("undecided" if None in tested else "reproduced"), findings
+        return ("undecided" if None in tests else "reproduced"), findings
 
 
 def _listed(values: Iterable[int]) -> str:

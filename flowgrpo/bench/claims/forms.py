@@ -100,13 +100,23 @@ FORMS: dict[str, Form] = {
     # BranchGRPO's baselines have its 20 steps and its images; two of 16 prompts are left, so there are two updates.
     "dance_grpo_19of20": Form(
         "dance_grpo",
-        ("sampler.steps=20", "sampler.plan.window.size=19", "rollout.prompts=16", "rollout.group=16",
-         "optimizer.updates=2"),
+        (
+            "sampler.steps=20",
+            "sampler.plan.window.size=19",
+            "rollout.prompts=16",
+            "rollout.group=16",
+            "optimizer.updates=2",
+        ),
     ),
     "dance_grpo_12of20": Form(
         "dance_grpo",
-        ("sampler.steps=20", "sampler.plan.window.size=12", "rollout.prompts=16", "rollout.group=16",
-         "optimizer.updates=2"),
+        (
+            "sampler.steps=20",
+            "sampler.plan.window.size=12",
+            "rollout.prompts=16",
+            "rollout.group=16",
+            "optimizer.updates=2",
+        ),
     ),
     "branchgrpo": Form("branchgrpo"),
     "branchgrpo_depth": Form("branchgrpo_depth"),

@@ -66,9 +66,10 @@ def _measure_runs(settings: Settings, chosen: Sequence[Claim], end: float, repor
             report("every run that claims need has a result")
             return
         if time.monotonic() >= end:
-            report(f"the budget of {settings.budget:g} h is spent; runs that are missing, first to last: {_named(todo)}")
+            report(
+                f"the budget of {settings.budget:g} h is spent; runs that are missing, first to last: {_named(todo)}"
+            )
             return
-        label, seed = todo[0]
         report(f"{len(todo)} runs to make, at most {(end - time.monotonic()) / 60:.0f} minutes left")
         if not any(measure_run(settings, known[label], seed, report) for label, seed in todo):
             time.sleep(_WAIT)  # another process makes them all, and its results may ask for more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,8 +43,7 @@ def order(answers: Sequence[Answer], made: Mapping[str, Any], first: Sequence[in
     for count, claim in sorted(((c, k) for c, k in open_claims if k.runs), key=lambda pair: pair[0]):
         if not count:
             continue
-        seeds = (seed for seed in range(most) if any(seed not in made.get(label, ()) for label in claim.runs))
-        seed = next(seeds, None)
-        if seed is not None:
+        free = (seed for seed in range(most) if any(seed not in made.get(label, ()) for label in claim.runs))
+        for seed in itertools.islice(free, 1):
             found |= {(label, seed): None for label in claim.runs if seed not in made.get(label, ())}
     return list(found)

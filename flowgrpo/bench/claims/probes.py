@@ -28,8 +28,8 @@ from .results import PACKAGE, Result, Settings, claimed, digest, find, key_of, p
 from .trainings import Job, Report, apart, recipe_of
 
 # Each number of a probe is a mean or an interval over draws. A draw is a rollout with its own prompts and noise.
-EXPLORED, DRAWN, SPREAD, VANISHED = 12, 16, 4, 8
-ETAS: dict[str, tuple[float, ...]] = {"flow_sde": (0.3, 0.5, 0.7, 0.9, 1.2), "sage": (0.3, 0.5, 0.7, 0.9, 1.2)}
+EXPLORED, DRAWN, SPREAD, VANISHED = 8, 16, 4, 6
+ETAS: dict[str, tuple[float, ...]] = {"flow_sde": (0.5, 0.7, 0.9, 1.2), "sage": (0.3, 0.5, 0.7)}
 SHRUNK = (1.0, 0.1, 0.01, 0.001, 0.0)
 """Factors of the differences of rewards within a group."""
 
@@ -167,12 +167,11 @@ def vanishing(trainer: Trainer, report: Report) -> dict[str, Any]:
         `shrunk`, and for `value` (VGPO's credit) and `relative` (advantages of the group alone): a list by draw of the
         norms for each factor of `SHRUNK`.
     """
+    own = flow_task(trainer).recipe
     relative = {"advantage": {"name": "group", "scale": "group", "ddof": 1, "eps": 1e-4}, "credit": "leaf"}
     credits = {
-        "value": trainer.recipe,
-        "relative": Recipe.model_validate(
-            {**trainer.recipe.model_dump(), **relative} | {"sampler": _without_previews(trainer.recipe)}
-        ),
+        "value": own,
+        "relative": Recipe.model_validate({**own.model_dump(), **relative} | {"sampler": _without_previews(own)}),
     }
     found: dict[str, list[list[float]]] = {name: [] for name in credits}
     kept = trainer.credit
@@ -212,7 +211,7 @@ def toward_means(values: Tensor, owners: Sequence[int], factor: float) -> Tensor
 
 PROBES = {
     "exploration": ClaimProbe("flow_grpo", exploration, ("rollout.prompts=24", "rollout.group=4")),
-    "gradient_variance": ClaimProbe("loop_diffusion", gradient_variance, ("optimizer.updates=1",)),
+    "gradient_variance": ClaimProbe("loop_diffusion", gradient_variance, ("rollout.prompts=2", "optimizer.updates=1")),
     "gradient_spread": ClaimProbe("flow_grpo", gradient_spread, ("rollout.prompts=4", "rollout.group=12")),
     "vanishing": ClaimProbe("vgpo", vanishing, ("rollout.prompts=4", "rollout.group=12", "optimizer.updates=1")),
 }

@@ -66,7 +66,10 @@ def write_report(found: Results, out: Path) -> Path:
         "package": asdict(stamp()),
         "hardware": machines(found.used),
         "runs": plain(rows),
-        "times": {name: {key: timed[key] for key in ("iterations", "seconds", "nfe")} for name, timed in found.evidence.times.items()},
+        "times": {
+            name: {key: timed[key] for key in ("iterations", "seconds", "nfe")}
+            for name, timed in found.evidence.times.items()
+        },
         "rises": {name: {key: run[key] for key in RISE if key in run} for name, run in found.rises.items()},
         "claims": [
             {
@@ -199,7 +202,11 @@ def _numbers(findings: Sequence[Statement]) -> list[str]:
 
 def _how(found: Results) -> list[str]:
     settings = found.settings
-    embedded = f" These have no published settings and run as they are embedded: {', '.join(found.embedded)}." if found.embedded else ""
+    embedded = (
+        f" These have no published settings and run as they are embedded: {', '.join(found.embedded)}."
+        if found.embedded
+        else ""
+    )
     return [
         f"`{command(settings)}`",
         f"Run on: {'; '.join(machines(found.used)) or 'nothing yet'}. "

@@ -65,7 +65,9 @@ def measure_times(settings: Settings, families: Sequence[str], report: Report) -
             write_result(settings.results / f"{file}.json", head | provenance() | figures)
             first = sum(next(iter(figures["seconds"].values())))
             for name, values in figures["seconds"].items():
-                report(f"{name}: {sum(values) / len(values):.2f} s an iteration, {sum(values) / first:.2f} of the first")
+                report(
+                    f"{name}: {sum(values) / len(values):.2f} s an iteration, {sum(values) / first:.2f} of the first"
+                )
 
 
 def _warm(recipe: Recipe, folder: Path) -> Trainer:

@@ -1,8 +1,8 @@
 """The runs behind the papers' claims: what is trained on the embedded default, and what is saved from each run.
 
 Every method trains in its paper's proportions for the same number of iterations, with the same evaluation and seeds. An
-interrupted run goes on from its run folder. Several processes may work on one folder of results: each takes a run that no other
-process is making.
+interrupted run goes on from its run folder. Several processes may work on one folder of results: each takes a run that
+no other process is making.
 
 The unit of compute is one state through the denoiser. A state with gradients counts `GRADIENT_UNITS`, since a backward
 pass costs about as much as two forward passes. States are counted while a run calls the denoiser. So passes for a
@@ -39,8 +39,10 @@ from .results import Result, Settings, claimed, find, key_of, provenance, write_
 Report = Callable[[str], None]
 
 # Over this length, a run takes one to three minutes on one core, and every method gains many standard errors.
-ITERATIONS = 12
+ITERATIONS = 8
 EVALUATIONS = 2
+EVALUATED = 150
+"""Prompts of an evaluation, the first of the file; the skills take turns in it."""
 GRADIENT_UNITS = 3
 HELD_OUT = "scenes:test"
 """The prompts of all figures. Nothing is chosen on them."""
@@ -73,7 +75,7 @@ class Job:
 # does not fall. KL, average and the scale of the advantage are made equal, so that only ratio, step weight and clip
 # differ.
 _LONG = (
-    "rewards=[{name: proxy}]", "optimizer.updates=4", "optimizer.schedule=constant", "optimizer.learning_rate=6e-4",
+    "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant", "optimizer.learning_rate=6e-4",
     "optimizer.ema=null", "penalties=[]", "advantage.scale=group", "advantage.ddof=0",
 )  # fmt: skip
 _JUDGED = "rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]"
@@ -99,10 +101,12 @@ def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
     """The recipe of one run: the form's own, with the common length, evaluation and seed."""
     iterations = max(EVALUATIONS, round(ITERATIONS * job.length * settings.scale))
     every = math.ceil(iterations / EVALUATIONS)
-    rewards = f"[{TRAINED_ON}, {{name: gold}}, {{name: gold, options: {{dense: true}}, label: {DENSE}}}, {{name: proxy}}]"
+    rewards = (
+        f"[{TRAINED_ON}, {{name: gold}}, {{name: gold, options: {{dense: true}}, label: {DENSE}}}, {{name: proxy}}]"
+    )
     common = (
         f"data.heldout={HELD_OUT}",
-        f"evaluate={{every: {every}, seeds: 1, steps: 10, rewards: {rewards}}}",
+        f"evaluate={{every: {every}, prompts: {EVALUATED}, seeds: 1, steps: 10, rewards: {rewards}}}",
         f"run={{iterations: {iterations}, seed: {seed}, checkpoint_every: 10, keep: 1, sample_every: {every}}}",
     )
     return job.form.recipe([*common, *job.overrides, *settings.overrides])

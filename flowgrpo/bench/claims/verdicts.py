@@ -18,9 +18,9 @@ from .evidence import (
     final,
     first_reach,
     gain,
+    judged,
     lopsided,
     score_at,
-    tested,
     time_ratios,
     unevenness,
 )
@@ -56,7 +56,7 @@ def faster(
     said = f"An iteration of {method} takes {{}} of the time of {baseline}; the paper's share is {share:.2f}. "
     said += f"Evaluations for an image (old policy, θ): {counts}. "
     said += f"With the states shared that samples have in common, the share is {shared.text('.2f')}."
-    found = tested(
+    found = judged(
         said, words, time_ratios(evidence, family, ours, theirs), share + SLACK, False, claimed=share, each="turns"
     )
     return [Statement(found.text, found.holds, note, None if note else found.measure)]
@@ -64,7 +64,9 @@ def faster(
 
 def _evaluations(timed: Result, name: str) -> str:
     found = timed["nfe"][name]
-    return f"({found['old']:.3g}, {found['theta']:.3g}), shared ({found['old_shared']:.3g}, {found['theta_shared']:.3g})"
+    return (
+        f"({found['old']:.3g}, {found['theta']:.3g}), shared ({found['old_shared']:.3g}, {found['theta_shared']:.3g})"
+    )
 
 
 def gains(evidence: Evidence, method: str, baseline: str, words: str, bound: float = NO_LOWER) -> list[Statement]:
@@ -116,13 +118,13 @@ def guard_ratios(evidence: Evidence) -> list[Statement]:
     by = [a - b for a, b in zip(evidence.each(guard, lopsided), evidence.each(plain, lopsided), strict=True)]
     said = f"|Mean| / deviation of the log-ratio, averaged over the steps: {before.text('.2f')} without and "
     said += f"{after.text('.2f')} with Guard, difference {{}}."
-    found = [tested(said, "log-ratio off centre, with Guard minus without", by, 0.0, False, form="+.2f")]
+    found = [judged(said, "log-ratio off centre, with Guard minus without", by, 0.0, False, form="+.2f")]
     before, after = (Interval.of(evidence.each(label, unevenness)) for label in (plain, guard))
     decades = [[math.log10(v) for v in evidence.each(label, unevenness)] for label in (guard, plain)]
     said = f"Largest / smallest deviation among the steps: {before.text('.1f')} without and {after.text('.1f')} with"
     said += " Guard, difference {} decades."
     by = [a - b for a, b in zip(*decades, strict=True)]
-    return [*found, tested(said, "spread among steps, decades, with Guard minus without", by, 0.0, False, form="+.2f")]
+    return [*found, judged(said, "spread among steps, decades, with Guard minus without", by, 0.0, False, form="+.2f")]
 
 
 def over_optimised(evidence: Evidence) -> list[Statement]:
@@ -134,12 +136,12 @@ def over_optimised(evidence: Evidence) -> list[Statement]:
     risen, other = (Interval.of(values).text() for values in proxies)
     said = "Without Guard, partial gold changes by {}; the claim is a fall."
     return [
-        tested(said, "partial gold without Guard", fall, 0.0, False, form="+.3f", beyond=GOLD_MATTERS),
-        tested(
+        judged(said, "partial gold without Guard", fall, 0.0, False, form="+.3f", beyond=GOLD_MATTERS),
+        judged(
             "Partial gold at the end, with Guard minus without: {}.", "partial gold, with Guard minus without",
             by, 0.0, True, form="+.3f", beyond=GOLD_MATTERS,
         ),
-        tested("With Guard the proxy rises by {}.", "proxy with Guard", proxies[0], 0.0, True, form="+.3f"),
+        judged("With Guard the proxy rises by {}.", "proxy with Guard", proxies[0], 0.0, True, form="+.3f"),
         Statement(f"The proxy changes by {risen} with Guard and by {other} without.", note=True),
     ]  # fmt: skip
 
@@ -155,9 +157,9 @@ def even_gradients(evidence: Evidence) -> list[Statement]:
     plain, guard = ([max(v) / min(v) for v in spread[form]] for form in ("plain", "guard"))
     said = "Largest / smallest gradient among the steps,"
     return [
-        tested(f"{said} with Guard: {{}}.", "gradients with Guard, largest / smallest", guard, 2.5, False, claimed=2.5,
+        judged(f"{said} with Guard: {{}}.", "gradients with Guard, largest / smallest", guard, 2.5, False, claimed=2.5,
                each="draws"),
-        tested(f"{said} without Guard: {{}}.", "gradients without Guard, largest / smallest", plain, 2.5, True,
+        judged(f"{said} without Guard: {{}}.", "gradients without Guard, largest / smallest", plain, 2.5, True,
                claimed=20.0, each="draws"),
     ]  # fmt: skip
 
@@ -170,7 +172,7 @@ def preferred(evidence: Evidence) -> list[Statement]:
     own, other = (Interval.of(evidence.each(label, lambda run: gain(run, DENSE))).text() for label in JUDGED)
     said = "Partial gold at the end, win rates of the proxy minus its scores: {}."
     return [
-        tested(said, "partial gold, win rates minus scores", gold, 0.0, True, form="+.3f", beyond=GOLD_MATTERS),
+        judged(said, "partial gold, win rates minus scores", gold, 0.0, True, form="+.3f", beyond=GOLD_MATTERS),
         Statement(f"The proxy at the end, win rates minus scores: {proxy.text('+.4f')}.", note=True),
         Statement(f"Partial gold changes by {own} with win rates and by {other} with scores.", note=True),
     ]
@@ -182,12 +184,14 @@ def signal_kept(evidence: Evidence) -> list[Statement]:
     place = probe["shrunk"].index(0.001)
     value, relative = ([norms[place] / norms[0] for norms in probe[name]] for name in ("value", "relative"))
     by = [a - b for a, b in zip(value, relative, strict=True)]
-    said = "With the differences of rewards within a group a thousandth of theirs, the gradient keeps this share of its "
+    said = (
+        "With the differences of rewards within a group a thousandth of theirs, the gradient keeps this share of its "
+    )
     said += f"norm: VGPO {Interval.of(value).text('.2f')}, advantages of the group alone "
     said += f"{Interval.of(relative).text('.2f')}, difference {{}}."
     rest = Interval.of(norms[-1] / norms[0] for norms in probe["value"])
     return [
-        tested(said, "gradient kept, VGPO minus group alone", by, 0.0, True, each="draws", form="+.2f"),
+        judged(said, "gradient kept, VGPO minus group alone", by, 0.0, True, each="draws", form="+.2f"),
         Statement(f"Without any difference, VGPO keeps {rest.text('.2f')} and the group alone keeps 0.", note=True),
     ]
 
@@ -216,7 +220,7 @@ def better_rollouts(evidence: Evidence) -> list[Statement]:
         return [Statement("sage and flow_sde have no common diversity.")]
     said = "Partial gold of rollouts at equal distance between the images of a group, SAGE minus Flow-GRPO: {}."
     words = "partial gold of rollouts, SAGE minus Flow-GRPO"
-    return [tested(said, words, known, 0.0, True, each="draws", form="+.3f", beyond=GOLD_MATTERS)]
+    return [judged(said, words, known, 0.0, True, each="draws", form="+.3f", beyond=GOLD_MATTERS)]
 
 
 def less_variance(evidence: Evidence) -> list[Statement]:
@@ -226,7 +230,9 @@ def less_variance(evidence: Evidence) -> list[Statement]:
     left = [(a - b) / whole for a, b in zip(squared["none"], squared["loo"], strict=True)]
     own = statistics.fmean(squared["loo"])
     said = f"Variance of a batch's gradient: {whole:.3g} without a baseline, {own:.3g} with the leave-one-out baseline;"
-    return [tested(f"{said} it falls by a share of {{}}.", "fall of the variance, share", left, 0.0, True, each="draws")]
+    return [
+        judged(f"{said} it falls by a share of {{}}.", "fall of the variance, share", left, 0.0, True, each="draws")
+    ]
 
 
 def _mixgrpo(evidence: Evidence) -> list[Statement]:
@@ -249,7 +255,9 @@ def _flash(evidence: Evidence) -> list[Statement]:
 def _branch(evidence: Evidence) -> list[Statement]:
     return [
         *faster(evidence, "branchgrpo", "branchgrpo_depth", ALL, 0.45, "time pruned, of DanceGRPO's with all steps"),
-        *faster(evidence, "branchgrpo", "branchgrpo_depth", SOME, 0.67, "time pruned, of DanceGRPO's with 60 % of steps"),
+        *faster(
+            evidence, "branchgrpo", "branchgrpo_depth", SOME, 0.67, "time pruned, of DanceGRPO's with 60 % of steps"
+        ),
         *gains(evidence, "branchgrpo_depth", ALL, "gain pruned, of DanceGRPO's", 1.0),
         *faster(evidence, "branchgrpo", "branchgrpo", SOME, 1.05, "", note=True),
     ]
@@ -310,8 +318,8 @@ CLAIMS = (
     ),
     Claim(
         "guard-reward", "GRPO-Guard 2510.22319",
-        "Without Guard the gold score falls while a proxy is trained on; with Guard it ends higher, and the proxy still "
-        "rises.",
+        "Without Guard the gold score falls while a proxy is trained on; with Guard it ends higher, and the proxy "
+        "still rises.",
         over_optimised, runs=GUARDED, before=_OPEN,
     ),
     Claim(
