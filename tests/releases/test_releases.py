@@ -1,31 +1,42 @@
-"""Kernels, solvers, windows, advantages and penalties give the numbers of the methods' released code.
+"""The numbers of the methods' released code, method by method; here, the numbers of one denoising step.
 
-The numbers stand in `numbers/`; `ask.py` asks the releases for them again.
+The numbers stand in `numbers/`; `ask.py` asks the releases for them again. The other files of this folder compare
+schedules, credit and losses. A test fails if a number is further away than rounding, or it says why the numbers differ.
+
+What is compared:
+
+- Flow-GRPO: the step, the advantages, the loss and the KL. Flow-GRPO-Fast has the same loss on fewer steps.
+- GRPO-Guard: the ratio and the loss, by the statements of its training script and by Pref-GRPO's.
+- Flow-CPS and TP-GRPO: the step and the ratio. TP-GRPO: the rewards of steps, in three forms.
+- Flow-DPPO: the loss and the mask. Flow-DPO: the loss of pairs in Flow-GRPO's repository.
+- DanceGRPO: the step, the loss, and the shifted table of its scripts for FLUX.
+- MixGRPO: the step, the solver, the windows, the tables of Flash, and the sum of several advantages.
+- BranchGRPO: the step, the rewards and advantages of nodes, the edges of a tree, and both kinds of pruning.
+- G²RPO: the step at a split. SAGE-GRPO: the step, and the factors of its equaliser.
+- Euphonium: the step, the drift of its guide, and the weight of its KL.
+- Pref-GRPO: the KL, the loss, and the advantages of several rewards.
+- DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
+  DGPO with its clip and its KL.
+- Neighbor GRPO: noises, advantages and loss, of a second author; there is no code of the paper's authors.
+
+What cannot be compared:
+
+- TempFlow-GRPO: its repository has no code. LOOP, VGPO, AC-Flow: no public code was found.
+- The repositories of SAGE-GRPO and G²RPO could be read, but not cloned. Their functions are asked. Their advantages,
+  KL and completions are statements within functions, which have no numbers here.
+- Updates by edges (BranchGRPO steps the optimizer after 12 edges of a rank, G²RPO after all steps of a rollout) are
+  settings of a run, and belong to recipes.
 """
-
-import json
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from flowgrpo.core.advantages import group_advantages
-from flowgrpo.core.forward_process import Noised, awm, dgpo, diffusion_nft
 from flowgrpo.core.objectives import gaussian_kl
-from flowgrpo.core.trees import depth_advantages, node_values
-from flowgrpo.samplers.kernels import Kernel, log_ratio, step
+from flowgrpo.samplers.kernels import Kernel, guard_weight, jacobian, log_ratio, step
 from flowgrpo.samplers.solvers import History, solve
-from flowgrpo.samplers.windows import decay, exp_decay, progressive
-from tests.releases.ask import NUMBERS, QUESTIONS
-
-WINDOWS = {"progressive": progressive, "decay": decay, "exp_decay": exp_decay}
-# Sums and differences of float32 numbers of order 1.
-ROUNDING = {"rtol": 1e-6, "atol": 1e-6}
-
-
-def numbers(name: str) -> dict[str, Any]:
-    return json.loads((NUMBERS / f"{name}.json").read_text(encoding="utf-8"))
+from tests.releases.ask import QUESTIONS
+from tests.releases.asking import NUMBERS
+from tests.releases.comparing import ROUNDING, numbers
 
 
 def test_every_question_has_its_numbers_of_its_commit() -> None:
@@ -41,6 +52,9 @@ def test_every_question_has_its_numbers_of_its_commit() -> None:
         ("mixgrpo_steps", "flow_sde"),
         ("dance_grpo_steps", "dance_sde"),
         ("branchgrpo_steps", "dance_sde"),
+        ("g2rpo_steps", "flow_sde"),
+        ("sage_grpo_steps", "sage"),
+        ("euphonium_steps", "dance_sde"),
     ],
 )
 def test_a_step_has_the_density_and_the_ratio_of_the_release(name: str, kernel: str) -> None:
@@ -68,92 +82,56 @@ def test_the_second_order_solver_goes_where_the_release_goes() -> None:
     assert following == 0.0
 
 
-def test_windows_move_as_in_the_release_until_the_end_of_the_schedule() -> None:
-    """After that, the release shortens its window, or leaves it empty; here it starts over."""
-    for schedule in numbers("mixgrpo_windows")["schedules"]:
-        size = schedule["group_size"]
-        window = WINDOWS[schedule["sample_strategy"]]
-        options = {"size": size, "interval": schedule["iters_per_group"]}
-        options["stride"] = 1 if schedule["prog_overlap"] else size
-        found = [list(window(k, schedule["max_timesteps"] + 1, 0, **options)) for k in range(len(schedule["windows"]))]
-        assert found == schedule["windows"], schedule["sample_strategy"]
+@pytest.mark.parametrize("name", ["flow_cps_steps", "tp_grpo_steps"])
+def test_a_step_that_keeps_the_coefficients_is_the_step_of_the_release(name: str) -> None:
+    """The release scores a step by its squared distance to the mean; `cps_released` is the ratio of these scores."""
+    asked = numbers(name)
+    for row in asked["steps"]:
+        x, old, moved, x_next = (torch.tensor(row[key]) for key in ("x", "velocity", "moved", "x_next"))
+        coefficients = Kernel("cps", asked["eta"]).coefficients(asked["sigmas"], row["index"])
+        sampled, scored = (step(velocity, x, coefficients, x_next=x_next) for velocity in (old, moved))
+        torch.testing.assert_close(sampled.mean, torch.tensor(row["mean"]), **ROUNDING)
+        torch.testing.assert_close(torch.tensor(row["std"]), torch.full_like(torch.tensor(row["std"]), sampled.std))
+        ratio = log_ratio(scored.mean - sampled.mean, sampled.noise, coefficients.std, form="cps_released")
+        expected = torch.tensor(row["moved_log_prob"]) - torch.tensor(row["log_prob"])
+        torch.testing.assert_close(ratio, expected, **ROUNDING)
+    assert len(asked["steps"]) == len(asked["sigmas"]) - 2
 
 
-@pytest.mark.parametrize("scale", ["group", "batch"])
-def test_advantages_of_prompts_are_those_of_the_release(scale: str) -> None:
-    asked = numbers("flow_grpo_advantages")
-    groups = [ord(prompt) for prompt in asked["prompts"]]
-    rewards = torch.tensor(asked["rewards"], dtype=torch.float64)
-    found = group_advantages(rewards, groups, scale=scale, ddof=0, eps=1e-4)
-    torch.testing.assert_close(found, torch.tensor(asked["advantages"][scale], dtype=torch.float64), **ROUNDING)
+def test_gradients_are_evened_out_as_in_the_release() -> None:
+    """The release divides by the lower of two middle values, and counts the last step. Here the median is their mean.
+
+    So the weights of the steps are the same up to one factor.
+    """
+    asked = numbers("sage_grpo_steps")
+    kernel, steps = Kernel("sage", asked["eta"]), range(len(asked["sigmas"]) - 1)
+    scales = [kernel.coefficients(asked["sigmas"], index) for index in steps]
+    weights = torch.tensor([c.std * guard_weight(c) for c in scales])
+    torch.testing.assert_close(1.0 / weights, torch.tensor(asked["norms"]), rtol=1e-5, atol=0.0)
+    factors = weights / torch.tensor(asked["factors"])
+    torch.testing.assert_close(factors, factors[:1].expand_as(factors), rtol=1e-5, atol=0.0)
+    # The release's unit is the step of the lower middle norm.
+    assert sorted(asked["factors"])[len(steps) // 2] == pytest.approx(1.0)
 
 
-def tree(asked: dict[str, Any], how: str) -> tuple[Tensor, Tensor]:
-    """Values and advantages of the nodes of the tree that was asked about."""
-    parents, log_probs = torch.tensor(asked["parents"]), torch.tensor([0.0, *asked["log_probs"]])
-    values = node_values(parents, torch.tensor(asked["rewards"]), how=how, log_prob=log_probs)
-    depth = torch.tensor([0, 1, 1, *[2] * 4, *[3] * 8])
-    return values, depth_advantages(values, depth, torch.zeros_like(depth))
+def test_a_guided_step_moves_by_the_gradient_and_the_step_size() -> None:
+    """The guided mean is the mean plus scale times step size times gradient; here a guide gives noise to add.
+
+    A drift d of the mean is the noise d / s, which is what a guide of this package returns.
+    """
+    asked = numbers("euphonium_steps")
+    for row in asked["steps"]:
+        x, velocity, gradient = (torch.tensor(row[key]) for key in ("x", "velocity", "gradient"))
+        coefficients = Kernel("dance_sde", asked["eta"]).coefficients(asked["sigmas"], row["index"])
+        size = coefficients.sigma - coefficients.sigma_next
+        moved = step(velocity, x, coefficients, noise=asked["scale"] * size * gradient / coefficients.std)
+        torch.testing.assert_close(moved.x_next, torch.tensor(row["guided"]), **ROUNDING)
 
 
-def test_a_tree_has_the_values_and_advantages_of_the_release() -> None:
-    asked = numbers("branchgrpo_advantages")
-    values, advantages = tree(asked, "mean")
-    torch.testing.assert_close(values, torch.tensor(asked["found"]["mean"]["values"]), **ROUNDING)
-    torch.testing.assert_close(advantages, torch.tensor(asked["found"]["mean"]["advantages"]), **ROUNDING)
-
-
-def test_weights_by_likelihood_are_those_of_the_release_at_the_last_split() -> None:
-    """Above the last split, the release weights a child by its own edge alone; the paper weights whole paths."""
-    asked = numbers("branchgrpo_advantages")
-    values, expected = tree(asked, "path")[0], torch.tensor(asked["found"]["path"]["values"])
-    torch.testing.assert_close(values[3:], expected[3:], **ROUNDING)
-    assert (values[:3] - expected[:3]).abs().min() > 1e-3
-    edge = torch.tensor(asked["log_probs"])[:2].softmax(0)
-    torch.testing.assert_close((edge * expected[1:3]).sum(), expected[0], **ROUNDING)
-
-
-def test_the_kl_of_two_steps_is_that_of_the_release() -> None:
-    asked = numbers("pref_grpo_kl")
-    mean, reference = (torch.tensor(asked[key])[:, None] for key in ("mean", "reference"))
-    assert gaussian_kl(mean, reference, asked["std"]).mean().item() == pytest.approx(asked["kl"], rel=1e-6)
-
-
-def images(asked: dict[str, Any]) -> tuple[Noised, Tensor]:
-    """Noised images, and the prediction whose gradient is asked for."""
-    velocity = torch.tensor(asked["velocity"]).requires_grad_(True)
-    rows = Noised(
-        velocity=velocity, old=torch.tensor(asked["old"]), reference=torch.tensor(asked["reference"]),
-        x0=torch.tensor(asked["x0"]), noise=torch.tensor(asked["noise"]), sigma=asked["sigma"],
-        advantage=torch.tensor(asked["advantage"]), group=torch.tensor(asked["group"]),
-    )  # fmt: skip
-    return rows, velocity
-
-
-def gradient(value: Tensor, velocity: Tensor) -> Tensor:
-    return torch.autograd.grad(value, velocity)[0]
-
-
-def test_negative_aware_fine_tuning_has_the_loss_of_the_release() -> None:
-    asked = numbers("diffusion_nft_loss")
-    rows, velocity = images(asked)
-    loss = diffusion_nft(rows, beta=asked["beta"], bound=asked["bound"])[0].mean()
-    assert loss.item() == pytest.approx(asked["loss"], rel=1e-6)
-    torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
-
-
-def test_advantage_weighted_matching_has_the_log_prob_of_the_release() -> None:
-    """With a surrogate that returns its log-prob, the loss is the log-prob."""
-    asked = numbers("awm_log_prob")
-    rows, velocity = images(asked)
-    found = awm(rows, surrogate=lambda log_ratio, adv, logp, mask: logp, power=asked["power"])[0]
-    torch.testing.assert_close(found, torch.tensor(asked["log_prob"]), **ROUNDING)
-    torch.testing.assert_close(gradient(found.sum(), velocity), torch.tensor(asked["gradient"]), **ROUNDING)
-
-
-def test_group_preference_optimisation_has_the_gradient_of_the_release() -> None:
-    """The release differentiates A l, and this package -A exp(l_old - l): the gradients are equal at a ratio of 1."""
-    asked = numbers("dgpo_loss")
-    rows, velocity = images(asked | {"old": asked["velocity"]})
-    loss = dgpo(rows, beta=asked["beta"])[0].mean()
-    torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+def test_the_kl_of_euphonium_is_the_kl_of_two_steps() -> None:
+    asked = numbers("euphonium_steps")
+    for row in asked["steps"]:
+        c = Kernel("dance_sde", asked["eta"]).coefficients(asked["sigmas"], row["index"])
+        shift = jacobian(c.sigma, c.sigma_next, c.kappa) * torch.ones(1, 1, 1)
+        found = gaussian_kl(shift, torch.zeros_like(shift), c.std).item()
+        assert found == pytest.approx(row["kl_weight"], rel=1e-6)

@@ -1,0 +1,134 @@
+"""How released code is asked for numbers. `ask.py` is the command, and the other files here have the questions."""
+
+from __future__ import annotations
+
+import ast
+import math
+import subprocess
+import textwrap
+import typing
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+NUMBERS = Path(__file__).parent / "numbers"
+SHAPE = (2, 3, 2, 2)
+STEPS, SHIFT = 8, 3.0
+
+Names = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a release.
+
+    Attributes:
+        repository: OWNER/NAME.
+        commit: of the repository.
+        file: in the repository.
+        names: functions and classes that are taken from the file. A method `CLASS.METHOD` becomes the function METHOD.
+        ask: called with the names; returns inputs and outputs by name.
+        lines: first and last line of statements within a function, which the name `run` runs on given names.
+        beside: another file, and what is taken from it, too.
+    """
+
+    repository: str
+    commit: str
+    file: str
+    names: tuple[str, ...]
+    ask: Callable[[Names], dict[str, Any]]
+    lines: tuple[int, int] | None = None
+    beside: tuple[str, tuple[str, ...]] | None = None
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The place of what is asked, as it stands beside the numbers."""
+        found: dict[str, Any] = {"repository": self.repository, "commit": self.commit, "file": self.file}
+        if self.names or self.lines is None:
+            found["names"] = list(self.names)
+        if self.lines is not None:
+            found["lines"] = list(self.lines)
+        if self.beside is not None:
+            found["beside"] = [self.beside[0], list(self.beside[1])]
+        return found
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape or SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+def table() -> Tensor:
+    """A shifted table of noise levels, as DanceGRPO and MixGRPO make it: float32, from 1 to 0."""
+    times = torch.linspace(1, 0, STEPS + 1)
+    return SHIFT * times / (1 + (SHIFT - 1) * times)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; a float32 is written so that it reads back to the last bit."""
+    if isinstance(value, Tensor):
+        return value.detach().double().tolist()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def shown(clone: Path, commit: str, file: str) -> str:
+    """The text of a file of a commit."""
+    found = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{file}"], check=True, capture_output=True)
+    return found.stdout.decode()
+
+
+def chosen(text: str, names: tuple[str, ...], where: str) -> ast.Module:
+    """The functions, classes and methods of these names."""
+    tree = ast.parse(text)
+    defined = {one.name: one for one in tree.body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+    methods = {
+        f"{outer}.{one.name}": one
+        for outer, definition in defined.items()
+        for one in definition.body
+        if isinstance(one, ast.FunctionDef)
+    }
+    found = {**defined, **methods}
+    if missing := sorted(set(names) - set(found)):
+        raise SystemExit(f"{where} has no {', '.join(missing)}")
+    tree.body = [found[name] for name in names]
+    return tree
+
+
+def taken(clone: Path, question: Question) -> Names:
+    """The functions and classes of a question, made from the file of its commit."""
+
+    def randn_tensor(shape: Any, **options: Any) -> Tensor:
+        return torch.randn(shape)
+
+    names: Names = {
+        **vars(typing), "torch": torch, "math": math, "np": np, "deque": deque, "dataclass": dataclass, "F": functional,
+        "randn_tensor": randn_tensor, "FlowMatchEulerDiscreteScheduler": object, "main_print": lambda *words: None,
+        "__name__": __name__,
+    }  # fmt: skip
+    text = shown(clone, question.commit, question.file)
+    for file, wanted in ((question.file, question.names), *([question.beside] if question.beside else ())):
+        part = text if file == question.file else shown(clone, question.commit, file)
+        exec(compile(chosen(part, wanted, f"{file} of {question.repository}"), file, "exec"), names)
+    if question.lines is not None:
+        first, last = question.lines
+        lines = textwrap.dedent("".join(text.splitlines(keepends=True)[first - 1 : last]))
+
+        def run(**given: Any) -> Names:
+            exec(compile(lines, question.file, "exec"), made := names | given)
+            return made
+
+        names["run"] = run
+    return names

@@ -1,0 +1,18 @@
+"""Repositories and commits that are asked."""
+
+FLOW_GRPO = ("yifan123/flow_grpo", "ac4c86e8cae021841f1fde853d340e0db67690dd")
+GRPO_GUARD = ("yifan123/flow_grpo", "9745241cf1101407e9b518dd4f10498092150522")
+FLOW_CPS = ("IamCreateAI/FlowCPS", "b402c7a3d5b2539e6c42fed6c6c042bab9a1be05")
+DANCE_GRPO = ("XueZeyue/DanceGRPO", "15cc71d53cc2e6e18a68ee607d5fb6ba9a99e344")
+MIXGRPO = ("Tencent-Hunyuan/MixGRPO", "e5cdd6a427778d8c8b2e7a48ce16972141adbe7c")
+BRANCHGRPO = ("Fredreic1849/BranchGRPO", "19fbb9fc92ad1857212f3b664d6e9ff80c8b3804")
+TP_GRPO = ("YunzeTong/TurningPoint-GRPO", "994d26a63b65dbeba3260286317c137453cf3070")
+SAGE_GRPO = ("Tencent-Hunyuan/SAGE-GRPO", "c86886938386c4ae521cb08ac3d9f34928fbb7ae")
+G2RPO = ("bcmi/Granular-GRPO", "0e6979913d4d21dff3bd302f2bb5bfbfcc3f53b5")
+FLOW_DPPO = ("Tencent-Hunyuan/UniRL", "1a7b501e8fe8517b432a130220d2ff462f9b5afa")
+EUPHONIUM = ("zerzerzerz/Euphonium", "d9f2c39dfa73f5f8ff88de52e68bb65a21b12dee")
+NEIGHBOURS = ("UGVly/DrPO", "dd473d8fc28ffe4fb8d0440ad249164e21a23cb0")
+NFT = ("NVlabs/DiffusionNFT", "24af5554898d85e93efa492f42b5e9cdf4156e9b")
+AWM = ("scxue/advantage_weighted_matching", "be5137232e33a21b449ed65a533211d0deb97ed8")
+DGPO = ("Luo-Yihong/DGPO", "01ceb4b83c0bbc55d96246fe1b6d9a3d4749ebd6")
+PREF_GRPO = ("CodeGoat24/Pref-GRPO", "3e787f6dd5a3051b40d61f07e9578468ac26130a")

@@ -1,0 +1,214 @@
+"""Losses, and their gradients, are those of the methods' released code, or a test here says otherwise."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.core.forward_process import Noised, awm, dgpo, diffusion_nft, flow_dpo
+from flowgrpo.core.objectives import gaussian_kl, policy_loss
+from flowgrpo.core.penalties import Edges, kl, stepwise
+from flowgrpo.core.surrogates import clip
+from flowgrpo.samplers.kernels import Coefficients, Kernel, guard_weight, log_ratio, step
+from flowgrpo.training.losses.transition import TransitionObjective
+from tests.releases.comparing import ROUNDING, numbers
+
+
+def test_the_kl_of_two_steps_is_that_of_the_release() -> None:
+    asked = numbers("pref_grpo_kl")
+    mean, reference = (torch.tensor(asked[key])[:, None] for key in ("mean", "reference"))
+    assert gaussian_kl(mean, reference, asked["std"]).mean().item() == pytest.approx(asked["kl"], rel=1e-6)
+
+
+def images(asked: dict[str, Any]) -> tuple[Noised, Tensor]:
+    """Noised images, and the prediction whose gradient is asked for."""
+    velocity = torch.tensor(asked["velocity"]).requires_grad_(True)
+    rows = Noised(
+        velocity=velocity, old=torch.tensor(asked["old"]), reference=torch.tensor(asked["reference"]),
+        x0=torch.tensor(asked["x0"]), noise=torch.tensor(asked["noise"]), sigma=asked["sigma"],
+        advantage=torch.tensor(asked["advantage"]), group=torch.tensor(asked["group"]),
+    )  # fmt: skip
+    return rows, velocity
+
+
+def gradient(value: Tensor, velocity: Tensor) -> Tensor:
+    return torch.autograd.grad(value, velocity)[0]
+
+
+def test_negative_aware_fine_tuning_has_the_loss_of_the_release() -> None:
+    asked = numbers("diffusion_nft_loss")
+    rows, velocity = images(asked)
+    loss = diffusion_nft(rows, beta=asked["beta"], bound=asked["bound"])[0].mean()
+    assert loss.item() == pytest.approx(asked["loss"], rel=1e-6)
+    torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def test_advantage_weighted_matching_has_the_log_prob_of_the_release() -> None:
+    """With a surrogate that returns its log-prob, the loss is the log-prob."""
+    asked = numbers("awm_log_prob")
+    rows, velocity = images(asked)
+    found = awm(rows, surrogate=lambda log_ratio, adv, logp, mask: logp, power=asked["power"])[0]
+    torch.testing.assert_close(found, torch.tensor(asked["log_prob"]), **ROUNDING)
+    torch.testing.assert_close(gradient(found.sum(), velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def test_group_preference_optimisation_has_the_gradient_of_the_release() -> None:
+    """The release differentiates A l, and this package -A exp(l_old - l): the gradients are equal at a ratio of 1."""
+    asked = numbers("dgpo_loss")
+    rows, velocity = images(asked | {"old": asked["velocity"]})
+    loss = dgpo(rows, beta=asked["beta"])[0].mean()
+    torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def test_group_preference_optimisation_is_clipped_as_in_the_release() -> None:
+    """After a move, an image that is not clipped has the gradient of the release times its ratio."""
+    asked = numbers("dgpo_clipped_loss")
+    rows, velocity = images(asked)
+    loss, ratio = dgpo(rows, beta=asked["beta"], surrogate=partial(clip, low=asked["clip"], high=asked["clip"]))
+    penalty = kl(between(rows)).mean()
+    assert penalty.item() == pytest.approx(asked["kl_loss"], rel=1e-6)
+    own = torch.autograd.grad(loss.mean(), velocity, retain_graph=True)[0] / ratio.exp().view(-1, 1, 1, 1)
+    found = own + asked["kl"] * gradient(penalty, velocity)
+    torch.testing.assert_close(found, torch.tensor(asked["gradient"]), **ROUNDING)
+    clipped = torch.tensor(asked["clipped"]).bool()
+    assert clipped.any()
+    assert not clipped.all()
+    assert bool((own[clipped] == 0).all())
+
+
+def between(rows: Noised) -> Edges:
+    """What penalties read of noised images."""
+    assert rows.reference is not None
+    reference = rows.reference
+    return Edges(
+        step=0, std=None, shift=rows.velocity - rows.old, log_ratio=torch.zeros(len(rows.x0), 1),
+        advantage=rows.advantage, mask=None, to_reference=lambda: rows.velocity - reference,
+        to_guided=lambda: rows.velocity,
+    )  # fmt: skip
+
+
+def test_advantage_weighted_matching_has_the_whole_loss_of_the_release() -> None:
+    """The release divides the clamped advantage by its clamp, and adds a KL and a pull to an average of the weights."""
+    asked = numbers("awm_loss")
+    rows, velocity = images(asked | {"advantage": [min(max(a, -5.0), 5.0) / 5.0 for a in asked["advantage"]]})
+    surrogate = partial(clip, low=asked["clip"], high=asked["clip"])
+    loss = awm(rows, surrogate=surrogate, power=asked["power"])[0]
+    whole = (loss + asked["kl"] * kl(between(rows)) + asked["trust"] * stepwise(between(rows))).mean()
+    assert whole.item() == pytest.approx(asked["loss"], rel=1e-6)
+    torch.testing.assert_close(gradient(whole, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def test_preferences_of_pairs_have_the_loss_of_the_release() -> None:
+    """There the good images come first. Here a pair is the best and the worst image of a group of two."""
+    asked = numbers("flow_dpo_loss")
+    pairs = {"group": [0, 1, 2, 0, 1, 2], "advantage": [1.0] * 3 + [-1.0] * 3}
+    rows, velocity = images(asked | pairs)
+    loss = flow_dpo(rows, beta=asked["beta"])[0].sum() / 3
+    assert loss.item() == pytest.approx(asked["loss"], rel=1e-6)
+    torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"]), **ROUNDING)
+
+
+def scored(asked: dict[str, Any], row: dict[str, Any], kernel: str) -> tuple[Tensor, Tensor, Tensor, Coefficients]:
+    """The velocity, the shift of the mean, the noise of the sampled step, and its coefficients."""
+    velocity = torch.tensor(row["velocity"]).requires_grad_(True)
+    x, old, x_next = (torch.tensor(row[key]) for key in ("x", "old", "x_next"))
+    c = Kernel(kernel, asked["eta"]).coefficients(asked["sigmas"], row["index"])
+    before = step(old, x, c, x_next=x_next)
+    return velocity, step(velocity, x, c, x_next=x_next).mean - before.mean, before.noise, c
+
+
+def clipped_loss(asked: dict[str, Any], row: dict[str, Any], ratio: Tensor, weight: float = 1.0) -> Tensor:
+    """The loss of one step of every row."""
+    surrogate = partial(clip, low=asked["clip"], high=asked["clip"])
+    advantage = torch.tensor(row["advantage"]).clamp(-5.0, 5.0)
+    return policy_loss(
+        ratio[:, None], torch.zeros_like(ratio)[:, None], advantage, surrogate=surrogate,
+        weight=torch.full_like(advantage, weight),
+    )[0]  # fmt: skip
+
+
+# A log-prob of the releases has an error of 1e-7, which a clip of 3e-4 makes visible in the loss.
+NEARLY = {"rtol": 1e-4, "atol": 2e-6}
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("flow_grpo_loss", "flow_sde"), ("dance_grpo_loss", "dance_sde")])
+def test_a_step_has_the_loss_and_the_gradient_of_the_release(name: str, kernel: str) -> None:
+    asked, silent = numbers(name), []
+    for row in asked["steps"]:
+        velocity, shift, noise, c = scored(asked, row, kernel)
+        ratio = log_ratio(shift, noise, c.std)
+        torch.testing.assert_close(ratio.exp(), torch.tensor(row["ratio"]), **ROUNDING)
+        loss = clipped_loss(asked, row, ratio)
+        silent += (torch.tensor(row["gradient"]).abs().flatten(1).amax(1) == 0).tolist()
+        assert loss.item() == pytest.approx(row["loss"], rel=1e-5, abs=1e-6)
+        torch.testing.assert_close(gradient(loss, velocity), torch.tensor(row["gradient"]), **NEARLY)
+    # The clip holds some rows back.
+    assert 0 < sum(silent) < len(silent)
+
+
+def test_the_kl_of_flow_grpo_lacks_the_step_size() -> None:
+    """The release divides by twice the squared diffusion; here the KL is exact, and larger by 1 over the step size."""
+    asked = numbers("flow_grpo_loss")
+    for row in asked["steps"]:
+        x, velocity, reference, x_next = (torch.tensor(row[key]) for key in ("x", "velocity", "reference", "x_next"))
+        c = Kernel("flow_sde", asked["eta"]).coefficients(asked["sigmas"], row["index"])
+        means = [step(v, x, c, x_next=x_next).mean[:, None] for v in (velocity, reference)]
+        found = gaussian_kl(*means, c.std).mean().item()
+        assert found * (c.sigma - c.sigma_next) == pytest.approx(row["kl"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["grpo_guard_loss", "pref_grpo_loss"])
+def test_a_guarded_step_has_the_loss_and_the_gradient_of_the_release(name: str) -> None:
+    """The releases divide the loss by the step size, and here the weight is exact for every kernel.
+
+    GRPO-Guard's release averages the bias over the rows of a micro-batch, so its rows are compared one by one.
+    """
+    asked, seen = numbers(name), []
+    for row in asked["steps"]:
+        if name == "grpo_guard_loss" and len(row["x"]) > 1:
+            continue
+        velocity, shift, noise, c = scored(asked, row, "flow_sde")
+        ratio = log_ratio(shift, noise, c.std, form="guard")
+        torch.testing.assert_close(ratio.exp(), torch.tensor(row["ratio"]), **ROUNDING)
+        size = c.sigma - c.sigma_next
+        loss = clipped_loss(asked, row, ratio, guard_weight(c))
+        # Below sigma 1, the exact weight is 1 / (1 + eta² / 2) of 1 over the step size.
+        factor = 1.0 if c.sigma == 1.0 else 1.0 + asked["eta"] ** 2 / 2.0
+        assert guard_weight(c) * size * factor == pytest.approx(1.0, rel=1e-6)
+        assert loss.item() * factor == pytest.approx(row["loss"], rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(
+            gradient(loss, velocity) * factor, torch.tensor(row["gradient"]), rtol=1e-4, atol=1e-5
+        )
+        seen.append(row["index"])
+    assert seen == [0, 3, 6]
+
+
+def test_the_released_guard_has_one_bias_for_a_micro_batch() -> None:
+    asked = numbers("grpo_guard_loss")
+    for row in asked["steps"]:
+        _, shift, noise, c = scored(asked, row, "flow_sde")
+        bias = shift.detach().square().flatten(1).mean(1) / (2.0 * c.std)
+        own = log_ratio(shift, noise, c.std, form="guard").detach()
+        torch.testing.assert_close((own - bias + bias.mean()).exp(), torch.tensor(row["ratio"]), **ROUNDING)
+
+
+def test_a_trust_region_has_the_loss_and_the_mask_of_the_release() -> None:
+    asked = numbers("flow_dppo_loss")
+    shift = torch.tensor(asked["shift"])[:, 0].requires_grad_(True)
+    noise, std = torch.tensor(asked["noise"])[:, 0], asked["std"]
+    advantage = torch.tensor(asked["advantage"])
+    ratio = log_ratio(shift, noise, std)[:, None]
+    divergence = shift.detach().square().flatten(1).mean(1)[:, None] / (2.0 * std**2)
+    elements = shift[0].numel()
+    objective: Any = SimpleNamespace(trust_nats=asked["threshold"] * elements, elements=elements)
+    trusted = TransitionObjective._trusted(objective, ratio, advantage, divergence)
+    assert isinstance(trusted, Tensor)
+    surrogate = partial(clip, low=torch.inf, high=torch.inf)
+    loss = policy_loss(ratio, torch.zeros_like(ratio), advantage, surrogate=surrogate, weight=trusted)[0]
+    assert 0.0 < 1.0 - trusted.mean().item() == pytest.approx(asked["masked"])
+    assert loss.item() == pytest.approx(asked["loss"], rel=1e-5)
+    found = gradient(loss, shift)
+    torch.testing.assert_close(found, torch.tensor(asked["gradient"])[:, 0], rtol=1e-5, atol=1e-6)

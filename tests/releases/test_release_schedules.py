@@ -1,0 +1,132 @@
+"""Noise levels, windows, trees and averages move as in the methods' released code, or as a test here says otherwise."""
+
+import pytest
+import torch
+from torch import nn
+
+from flowgrpo.samplers.kernels import Kernel
+from flowgrpo.samplers.plans import branch_plan
+from flowgrpo.samplers.schedules import compress_tail, shifted_sigmas
+from flowgrpo.samplers.windows import decay, exp_decay, progressive
+from flowgrpo.weights.averages import Ema
+from tests.releases.comparing import numbers
+
+WINDOWS = {"progressive": progressive, "decay": decay, "exp_decay": exp_decay}
+
+
+def test_shifted_tables_are_those_of_the_release() -> None:
+    asked = numbers("flux_levels")
+    for table in asked["tables"]:
+        assert shifted_sigmas(len(table) - 1, asked["shift"]) == pytest.approx(table, rel=1e-6)
+
+
+def test_windows_move_as_in_the_release_until_the_end_of_the_schedule() -> None:
+    """After that, the release shortens its window, or leaves it empty; here it starts over."""
+    for schedule in numbers("mixgrpo_windows")["schedules"]:
+        size = schedule["group_size"]
+        window = WINDOWS[schedule["sample_strategy"]]
+        options = {"size": size, "interval": schedule["iters_per_group"]}
+        options["stride"] = 1 if schedule["prog_overlap"] else size
+        found = [list(window(k, schedule["max_timesteps"] + 1, 0, **options)) for k in range(len(schedule["windows"]))]
+        assert found == schedule["windows"], schedule["sample_strategy"]
+
+
+def test_fewer_levels_after_a_window_are_those_of_the_release() -> None:
+    """Where the release keeps one level after the window, its table ends above 0; here every table ends at 0."""
+    asked, short = numbers("mixgrpo_flash_tables"), 0
+    whole = shifted_sigmas(asked["steps"], asked["shift"])
+    for row in asked["tables"]:
+        ends_above = row["sigmas"][-1] > 0.0
+        short += ends_above
+        expected = [*row["sigmas"], 0.0] if ends_above else row["sigmas"]
+        assert compress_tail(whole, row["last"], row["ratio"]) == pytest.approx(expected, rel=1e-5)
+    assert short == 3
+
+
+def test_a_tree_has_the_edges_of_the_release() -> None:
+    asked = numbers("branchgrpo_edges")
+    plan = branch_plan(shifted_sigmas(asked["steps"], 3.0), asked["splits"], Kernel("dance_sde", 0.3))
+    counts = plan.counts()
+    assert counts.edges == sum(asked["edges"]) == 218
+    # The release also trains the last step. Its ratio is mostly rounding, so here it is not trained.
+    assert counts.trained_edges == sum(asked["edges"][:-1]) == 202
+
+
+def test_pruned_steps_move_the_other_way_in_the_release() -> None:
+    """The release prunes earlier and earlier steps until the window reaches its stop; here it moves to later steps.
+
+    The paper describes a window that moves to later steps. The first window is the same. A depth is a step plus 1.
+    """
+    asked = numbers("branchgrpo_depths")
+    starts = [row["pruned"][0] - 1 for row in asked["windows"]]
+    assert all(row["pruned"] == list(range(row["pruned"][0], row["pruned"][0] + 4)) for row in asked["windows"])
+    options = {"size": asked["size"], "interval": asked["interval"], "start": 5}
+    found = [progressive(row["iteration"], 20, 0, **options)[0] for row in asked["windows"]]
+    moved = [first - start for start, first in zip(found, starts)]
+    assert starts[:2] == [14, 14]
+    assert found[:2] == [5, 5]
+    assert all(left > right for left, right in zip(moved[::2], moved[2:12:2]))
+    assert min(starts) == asked["stop"] - 1
+
+
+def test_width_pruning_of_the_release_keeps_the_first_steps_of_every_image() -> None:
+    """Mode 1 keeps the better half of the later edges of each image, and all of them have the advantage of the image.
+
+    So it keeps their first half, and no image is preferred to its sibling. The paper keeps the better of two siblings,
+    as here. Mode 2 keeps the images with the best and the worst rewards, as `extremes` does.
+    """
+    asked = numbers("branchgrpo_widths")
+    first, second = asked["modes"]
+    assert all(kept == list(range(15)) for kept in first["kept"])
+    order = sorted(range(16), key=lambda leaf: asked["rewards"][leaf])
+    whole = {leaf for leaf in range(16) if second["kept"][leaf] == list(range(20))}
+    assert whole == {*order[:4], *order[-4:]}
+    assert all(second["kept"][leaf] == list(range(10)) for leaf in set(range(16)) - whole)
+
+
+class Single:
+    """One weight, whose average is asked for."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return {"weight": self.weight}
+
+    def write(self) -> None:
+        """Nothing else holds the weight."""
+
+
+def decays(rise: float, cap: float, count: int) -> list[float]:
+    """The decay of each of the first updates of an average: what is left of an average of 1 if the weight is 0."""
+    found = []
+    single = Single()
+    average = Ema(single, decay=cap, every=1, rise=rise)
+    for _ in range(count):
+        for shadow in average._average.shadow_params:
+            shadow.fill_(1.0)
+        average.step()
+        found.append(float(average._average.shadow_params[0]))
+    return found
+
+
+def test_the_old_policy_rises_as_in_the_release() -> None:
+    asked = numbers("dgpo_decay")
+    found = decays(0.001, 0.3, max(asked["updates"]) + 1)
+    assert [found[n] for n in asked["updates"]] == pytest.approx(asked["decays"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "cap"), [("diffusion_nft_decay", 0.5), ("awm_decay", 0.3)])
+def test_an_average_rises_as_in_the_release_one_update_later(name: str, cap: float) -> None:
+    """These releases count the update that has just been made; here the first update copies the weights."""
+    asked = numbers(name)
+    expected = asked["decays"]["1"] if isinstance(asked["decays"], dict) else asked["decays"]
+    found = decays(0.001, cap, max(asked["updates"]) + 1)
+    assert [found[n] for n in asked["updates"]] == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_second_kind_of_decay_starts_late() -> None:
+    """DiffusionNFT's second kind has no part in this package: it is 0 for 75 updates, and then rises by 0.0075."""
+    asked = numbers("diffusion_nft_decay")
+    expected = [min(0.0075 * max(n - 75, 0), 0.999) for n in asked["updates"]]
+    assert asked["decays"]["2"] == pytest.approx(expected)
