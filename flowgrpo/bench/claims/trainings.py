@@ -75,8 +75,8 @@ class Job:
 # does not fall. KL, average and the scale of the advantage are made equal, so that only ratio, step weight and clip
 # differ.
 _LONG = (
-    "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant", "optimizer.learning_rate=6e-4",
-    "optimizer.ema=null", "penalties=[]", "advantage.scale=group", "advantage.ddof=0",
+    "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant",
+    "optimizer.learning_rate=6e-4", "optimizer.ema=null", "penalties=[]", "advantage.scale=group", "advantage.ddof=0",
 )  # fmt: skip
 _JUDGED = "rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]"
 TRAINED = (
