@@ -316,8 +316,8 @@ def _mark(finding: Statement) -> str:
 
 def _spent(found: Results) -> str:
     runs = [run for label in found.labels for run in found.evidence.runs[label].values()]
-    hours = sum(run["totals"].get("seconds", 0.0) for run in runs) / 3600
-    return f"The {len(runs)} runs trained for {hours:.1f} hours in all; evaluations are not counted."
+    minutes = sum(run["totals"].get("seconds", 0.0) for run in runs) / 60
+    return f"The {len(runs)} runs trained for {minutes:.0f} minutes in all; evaluations are not counted."
 
 
 def _warnings(found: Results) -> list[str]:
