@@ -6,11 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from flowgrpo.bench.claims import gather as claims_gather
 from flowgrpo.bench.claims import probes as claims_probes
@@ -31,7 +29,6 @@ from flowgrpo.bench.claims.trainings import (
     PAINT,
     Job,
     apart,
-    diversity,
     find_run,
     jobs,
     measure_run,
@@ -101,8 +98,7 @@ def test_a_result_holds_what_was_spent_and_found(measured: Settings) -> None:
     assert marks["iteration"] == [0, 2, 4]
     assert marks["updates"] == [0, 2, 4]
     assert marks["compute"] == [unit * k for k in (0, 2, 4)]
-    assert {"gold", DENSE, PAINT, "proxy", "diversity"} <= set(marks)
-    assert all(value > 0 for value in marks["diversity"])
+    assert {"gold", DENSE, PAINT, "proxy"} <= set(marks)
     assert set(result["steps"]) == {"0", "1"}
     assert result["images"] == 6
     assert result["code"] == stamp().code
@@ -269,18 +265,13 @@ def test_what_a_recipe_is_trained_on() -> None:
 # -- diversity and log-ratios ------------------------------------------------------------------------------------------
 
 
-def test_diversity_of_images_made_by_hand(tmp_path: Path) -> None:
+def test_diversity_of_images_made_by_hand() -> None:
     # Prompt 4: black, white and grey of 0.2; prompt 7: two equal ones; prompt 9: one alone.
-    levels = [(4, 0), (7, 100), (4, 255), (9, 3), (4, 51), (7, 100)]
-    lines = []
-    for number, (prompt, level) in enumerate(levels):
-        Image.fromarray(np.full((4, 4, 3), level, dtype=np.uint8)).save(tmp_path / f"{number}.png")
-        lines.append({"phase": "eval", "iteration": 20, "image": f"{number}.png", "prompt_id": prompt})
-    lines.append({"phase": "train", "iteration": 0, "image": "0.png", "prompt_id": 1})
-    (tmp_path / "index.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"phase": "ev')
+    levels = torch.tensor([0.0, 0.4, 1.0, 0.01, 0.2, 0.4])
+    images = levels[:, None, None, None].expand(6, 3, 4, 4)
     # Distances 1, 0.2 and 0.8 have the mean 2/3; the second prompt has 0.
-    assert diversity(tmp_path, "eval") == {20: pytest.approx((2 / 3 + 0) / 2)}
-    assert diversity(tmp_path, "train") == {}
+    assert apart(images, [4, 7, 4, 9, 4, 7]) == pytest.approx((2 / 3 + 0) / 2)
+    assert apart(images[:1], [4]) is None
 
 
 def test_the_order_of_images_does_not_change_diversity() -> None:
@@ -330,7 +321,6 @@ def test_timed_iterations_take_turns_and_span_the_run() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings and probes with little work."""
     monkeypatch.setattr(claims_timings, "TURNS", 2)
-    monkeypatch.setitem(FAMILIES, "mixgrpo", ("dance_grpo", "mixgrpo"))
     for name in ("EXPLORED", "SPREAD", "VANISHED"):
         monkeypatch.setattr(claims_probes, name, 1)
     monkeypatch.setattr(claims_probes, "DRAWN", 3)
@@ -381,7 +371,7 @@ def test_a_claim_of_time_and_reward_has_its_timing_and_its_runs(
         "dance_grpo": {0, 1}, "mixgrpo": {0, 1}
     }  # fmt: skip
     times = found.evidence.times["mixgrpo"]
-    assert set(times["seconds"]) == {name + end for name in ("dance_grpo", "mixgrpo") for end in ("", APART)}
+    assert set(times["seconds"]) == {name + end for name in FAMILIES["mixgrpo"] for end in ("", APART)}
     assert times["iterations"] == [75, 225]
     assert not found.unused
     # With no time left, nothing is begun.

@@ -15,7 +15,7 @@ from .order import order
 from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
-from .rises import find_rise, measure_rises
+from .rises import find_rise, measure_rises, rise_recipe
 from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
 from .verdicts import CLAIMS
@@ -50,7 +50,7 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
         for name in [name for name in PROBES if name in {claim.probe for claim in chosen}]:
             measure_probe(settings, name, report)
         _measure_runs(settings, chosen, began + 3600 * settings.budget, report)
-        measure_rises(settings, methods, report)
+        measure_rises(settings, [name for name in methods if _rises(settings, name)], report)
     found = gather(settings)
     report(f"report: {write_report(found, out)}")
 
@@ -132,7 +132,7 @@ def gather(settings: Settings) -> Results:
                 runs.setdefault(label, {})[seed] = result
     times = {name: found for name in FAMILIES if (found := find_time(settings, name)) is not None}
     probed = {name: found for name in PROBES if (found := find_probe(settings, name)) is not None}
-    methods = recipe_names("images")
+    methods = [name for name in recipe_names("images") if _rises(settings, name)]
     rises = {name: found for name in methods if (found := find_rise(settings, name)) is not None}
     used += [*times.values(), *probed.values(), *rises.values()]
     files = {result["file"] for result in used}
@@ -149,6 +149,15 @@ def _seeds(settings: Settings, label: str) -> list[int]:
         if (found := re.fullmatch(rf"{re.escape(label)}-seed(\d+)-[0-9a-f]+\.json", path.name))
     }
     return sorted(numbers)
+
+
+def _rises(settings: Settings, method: str) -> bool:
+    """Whether the overrides make sense for the short run of a recipe."""
+    try:
+        rise_recipe(settings, method)
+    except RecipeError:
+        return False
+    return True
 
 
 def _fits(settings: Settings, job: Job) -> bool:

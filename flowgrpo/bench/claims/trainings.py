@@ -20,9 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from ...configs.load import dump_recipe
@@ -230,7 +228,7 @@ def rounded(record: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """Curves by iteration, evaluations with the compute and time before each, log-ratios by step, diversity, totals."""
+    """Curves by iteration, evaluations with the compute and time before each, log-ratios by step, totals."""
     records = json_lines(folder / "metrics.jsonl")
     done = [r for r in records if r["iteration"] < recipe.run.iterations]
     counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
@@ -254,15 +252,12 @@ def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     evaluation |= {"iteration": at, "updates": [steps * k for k in at]}
     evaluation |= {name: [sum(curves[name][:k]) for k in at] for name in ("compute", "seconds")}
-    apart = diversity(folder / "samples", "eval")
-    evaluation["diversity"] = [apart.get(k) for k in at]
     spent = ("evaluations", "forward", "trained_states", "trained_edges", "compute", "seconds")
     return {
         "iterations": len(done),
         "images": sum(1 for r in json_lines(folder / "samples" / "index.jsonl") if _first_batch(r)),
         "curves": curves,
         "evaluation": evaluation,
-        "rollout_diversity": {str(k): v for k, v in diversity(folder / "samples", "train").items()},
         "steps": ratios_by_step(done),
         "totals": {name: sum(curves[name]) for name in spent if name in curves},
     }
@@ -303,21 +298,6 @@ def ratios_by_step(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
             "var": max(second / count - mean**2, 0.0),
             "clipped": clipped / count,
         }
-    return found
-
-
-def diversity(samples: Path, phase: str) -> dict[int, float]:
-    """Iteration → mean distance between the saved images of one prompt; see `apart`."""
-    by_iteration: dict[int, list[Mapping[str, Any]]] = {}
-    for record in json_lines(samples / "index.jsonl"):
-        if record["phase"] == phase:
-            by_iteration.setdefault(record["iteration"], []).append(record)
-    found = {}
-    for iteration, records in by_iteration.items():
-        pixels = [np.asarray(Image.open(samples / r["image"]).convert("RGB"), dtype=np.float32) for r in records]
-        distance = apart(torch.from_numpy(np.stack(pixels) / 255), [r["prompt_id"] for r in records])
-        if distance is not None:
-            found[iteration] = distance
     return found
 
 
