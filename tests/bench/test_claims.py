@@ -36,6 +36,7 @@ from flowgrpo.bench.claims.trainings import (
     recipe_of,
     trained_on,
 )
+from flowgrpo.bench.claims.verdicts import GUARDED
 from flowgrpo.configs.load import dump_recipe, load_recipe, recipe_names
 from flowgrpo.training.planning import planner
 
@@ -364,20 +365,20 @@ def test_a_claim_of_time_and_reward_has_its_timing_and_its_runs(
     monkeypatch.setattr(claims_gather, "MOST_SEEDS", 2)
     settings = Settings(tmp_path / "results", (0,), 0.01, tiny)
     said: list[str] = []
-    claims(settings, ["mixgrpo"], tmp_path / "out", said.append)
+    claims(settings, ["mixgrpo", "guard-ratio"], tmp_path / "out", said.append)
     found = gather(settings)
-    # One seed decides nothing, and with two seeds a baseline that gains nothing decides nothing.
-    assert {label: set(runs) for label, runs in found.evidence.runs.items()} == {
-        "dance_grpo": {0, 1}, "mixgrpo": {0, 1}
-    }  # fmt: skip
+    made = {label: set(runs) for label, runs in found.evidence.runs.items()}
+    assert set(made) == {"dance_grpo", "mixgrpo", *GUARDED}
+    # One seed decides nothing, so there is a second seed, and then no further seed is allowed.
+    assert [made[label] for label in GUARDED] == [{0, 1}] * 2
     times = found.evidence.times["mixgrpo"]
     assert set(times["seconds"]) == {name + end for name in FAMILIES["mixgrpo"] for end in ("", APART)}
     assert times["iterations"] == [75, 225]
     assert not found.unused
     # With no time left, nothing is begun.
     late = dataclasses.replace(settings, seeds=(0, 1, 5), budget=0.0)
-    claims(late, ["mixgrpo"], tmp_path / "out", said.append)
-    assert said[-2].startswith("the budget of 0 h is spent; runs that are missing, first to last: mixgrpo (seed 5)")
+    claims(late, ["guard-ratio"], tmp_path / "out", said.append)
+    assert said[-2].startswith("the budget of 0 h is spent; runs that are missing, first to last: flow_grpo+proxy (se")
 
 
 def test_timed_forms_have_the_papers_length_and_share_nothing_where_they_may() -> None:
