@@ -313,9 +313,9 @@ def test_timed_iterations_take_turns_and_span_the_run() -> None:
     asked: list[tuple[str, int]] = []
     trainers: dict[str, Any] = {name: FakeTrainer(name, asked) for name in ("one", "two")}
     figures = interleaved(trainers)
-    assert figures["iterations"] == [25, 75, 125, 175, 225, 275]
-    assert asked[:4] == [("one", 25), ("two", 25), ("two", 75), ("one", 75)]
-    assert all(len(seconds) == 6 for seconds in figures["seconds"].values())
+    assert figures["iterations"] == [30, 90, 150, 210, 270]
+    assert asked[:4] == [("one", 30), ("two", 30), ("two", 90), ("one", 90)]
+    assert all(len(seconds) == 5 for seconds in figures["seconds"].values())
 
 
 @pytest.fixture

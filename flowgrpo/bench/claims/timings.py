@@ -21,7 +21,7 @@ from .probes import loaded, probe_code
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 from .trainings import Report
 
-TURNS = 6
+TURNS = 5
 APART = ", nothing shared"
 FAMILIES: dict[str, tuple[str, ...]] = {
     "mixgrpo": ("dance_grpo", "dance_grpo_4of25", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star"),
