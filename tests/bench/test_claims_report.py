@@ -120,7 +120,7 @@ def test_a_report_answers_every_claim(tmp_path: Path) -> None:
     assert [c["name"] for c in data["claims"]] == [c.name for c in CLAIMS] == list(CHARTS)
     assert "not measured" not in {c["verdict"] for c in data["claims"]}
     assert data["unused"] == ["old.json"]
-    assert data["command"] == "flowgrpo bench claims optimizer.learning_rate=1e-3 --seeds 0,1,2 --scale 1"
+    assert data["command"] == "flowgrpo bench claims optimizer.learning_rate=1e-3 --seeds 0,1,2 --scale 1 --budget 1"
     assert data["hardware"] == ["1 thread(s) on 2 cores of a cpu, torch 2"]
     row = data["runs"]["mixgrpo"]
     assert row[PAINT]["mean"] == pytest.approx(0.5)

@@ -115,7 +115,8 @@ def plain(value: Any) -> Any:
 def command(settings: Settings) -> str:
     """The command line that makes this report."""
     words = ["flowgrpo", "bench", "claims", *settings.overrides, "--seeds", ",".join(map(str, settings.seeds))]
-    words += ["--scale", f"{settings.scale:g}", *(["--any-code"] if settings.any_code else [])]
+    words += ["--scale", f"{settings.scale:g}"]
+    words += ["--budget", f"{settings.budget:g}", *(["--any-code"] if settings.any_code else [])]
     return shlex.join(words)
 
 

@@ -283,13 +283,13 @@ _NOT, _YES, _OPEN = "not reproduced", "reproduced", "undecided"
 CLAIMS = (
     Claim(
         "mixgrpo", "MixGRPO 2507.21802",
-        "“Nearly 50 % lower training time” than DanceGRPO (149 s against 291 s an iteration, a share of 0.51) at no "
+        "Nearly 50 % less training time than DanceGRPO (149 s against 291 s an iteration, a share of 0.51) at no "
         "lower reward.",
         _mixgrpo, runs=("mixgrpo", "dance_grpo"), times="mixgrpo", before=_NOT,
     ),
     Claim(
         "mixgrpo-flash", "MixGRPO-Flash 2507.21802",
-        "“Further reduces training time by 71 %”: 83 s (Flash*, 0.29) and 112 s (Flash, 0.39) against DanceGRPO's "
+        "71 % less training time than DanceGRPO: 83 s (Flash*, 0.29) and 112 s (Flash, 0.39) against "
         "291 s, at no lower reward.",
         _flash, runs=("mixgrpo_flash_star", "mixgrpo_flash", "dance_grpo"), times="mixgrpo", before=_NOT,
     ),
