@@ -191,6 +191,7 @@ def makers() -> dict[str, Maker]:
         Case("math", NONE, "sums"),
         # Without this option, the engine enlarges each page to 736 pixels, which takes minutes.
         Case("ocr", PACKAGE, "pages", {"engine": {"Det.limit_side_len": 96}}),
+        Case("paint", NONE),
         Case("proxy", SHIPPED),
         Case("sql", NONE, "queries"),
         Case("text_format", NONE, "answers", {"pattern": r"[\d ]+"}),

@@ -185,10 +185,11 @@ Only lines with statements are counted, not blank lines, comments or docstrings.
 method needs so far. Other methods share everything else that it uses.
 
 The figures for the embedded pipeline come from [benchmarks/claims.md](benchmarks/claims.md), which `flowgrpo bench
-claims` writes. There are three figures. The first is the time of an iteration, divided by the time of an iteration of
-DanceGRPO here. The second is the change of held-out partial gold over a run of the common length, as a mean over the
-seeds. Most of these changes are small. So the third is the change of the files' kilobytes over a few iterations with
-small files as the reward, ± its standard error.
+claims` writes. There are three figures. The first two are of forms in the papers' proportions, for the methods whose
+papers' claims need them: the time of an iteration with nothing shared, divided by the time of an iteration of the
+paper's baseline, and the gain of the reward `paint` on test prompts, as a mean over the seeds. The third is of the
+embedded recipe: the change of the files' kilobytes over a few iterations with small files as the reward, ± its standard
+error.
 """
 
 
@@ -237,18 +238,29 @@ def _figures(found: dict[str, Any], recipes: tuple[str, ...]) -> list[str]:
     """A table of the report's figures for some recipes; empty if the report has none."""
     rows = []
     for name in recipes:
-        run, rise = found["methods"].get(name, {}), found["rises"].get(name, {})
-        of_time, gain = run.get("time_dance_grpo"), run.get("gold_dense_gain")
+        run, rise = found["runs"].get(name, {}), found["rises"].get(name, {})
+        gain, share = run.get("paint_gain"), _share(found["times"], name)
         cells = [
-            f"{of_time['mean']:.2f}" if of_time else "",
+            share,
             ", ".join(map(str, run["seeds"])) if run else "",
             f"{gain['mean']:+.3f}" if gain else "",
             f"{rise['after'] - rise['before']:+.3f} ± {rise['error']:.3f}" if "after" in rise else "",
         ]
         if any(cells):
             rows.append(f"| `{name}` | {' | '.join(cells)} |".replace("-", "−"))
-    head = "| measured | time of an iteration / DanceGRPO's | run seeds | partial gold | kilobytes |"
+    head = "| measured | time of an iteration / the baseline's | run seeds | paint | kilobytes |"
     return [head, "| --- | --- | --- | --- | --- |", *rows, ""] if rows else []
+
+
+def _share(times: dict[str, Any], name: str) -> str:
+    """Seconds of an iteration divided by the baseline's, with nothing shared; empty if the form was not timed."""
+    for timed in times.values():
+        seconds = timed["seconds"]
+        if name in seconds:
+            first = next(iter(seconds))
+            own, other = (seconds.get(f"{form}, nothing shared", seconds[form]) for form in (name, first))
+            return f"{sum(own) / sum(other):.2f}"
+    return ""
 
 
 def entry(method: Method, found: dict[str, Any]) -> str:

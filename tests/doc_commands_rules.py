@@ -172,12 +172,13 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
     told = given(["bench"], words)
     name = told["name"]
     if name == "claims":
-        # Only one method, on one seed.
-        small = ["dance_grpo", "--seeds", "0", "--scale", "1e-3", *TINY_ROLLOUT, TINY_WINDOW]
-        small += ["evaluate.prompts=2", "evaluate.steps=4"]
+        # Only one claim, on one seed, and one short run.
+        small = ["guard-ratio", "dance_grpo", "--seeds", "0", "--scale", "1e-3", *TINY_ROLLOUT, TINY_WINDOW]
+        small += ["evaluate.prompts=2", "evaluate.steps=4", "optimizer.updates=1"]
+        reader.patch.setattr("flowgrpo.bench.claims.gather.MOST_SEEDS", 1)
         reader.flowgrpo("bench", *words, *small)
-        assert list((reader.home / told["results"]).glob("dance_grpo-seed0-*.json"))
-        assert list((reader.home / told["results"]).glob("dance_grpo-time-*.json"))
+        assert list((reader.home / told["results"]).glob("grpo_guard+proxy-seed0-*.json"))
+        assert list((reader.home / told["results"]).glob("dance_grpo-rise-*.json"))
         return None
     if name == "interruption":
         # Only one process is killed, not a dozen; with this seed, after two thirds of the run's time.

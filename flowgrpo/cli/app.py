@@ -165,13 +165,17 @@ def bench(
         ),
     ],
     words: Annotated[
-        list[str] | None, typer.Argument(help="A recipe (claims: methods; by default all) and key=value overrides.")
+        list[str] | None,
+        typer.Argument(
+            help="A recipe (claims: claims, and recipes for a short run; by default all) and key=value overrides."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
-    seeds: Annotated[str, typer.Option(help="claims: run seeds.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="claims: the seeds that every claim gets.")] = "0,1,2",
     scale: Annotated[float, typer.Option(help="claims: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
     results: Annotated[Path, typer.Option(help="claims: folder of result files and runs.")] = Path("runs/claims"),
     any_code: Annotated[bool, typer.Option(help="claims: also use results of older code, for equal recipes.")] = False,
+    budget: Annotated[float, typer.Option(help="claims: hours after which no further run begins.")] = 1.0,
     report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
 ) -> None:
     """Measure a claim of the documentation again; `claims` measures all claims of papers that have no result yet."""
@@ -185,7 +189,7 @@ def bench(
 
         output_folder(results)
         output_folder(out)
-        settings, methods = settings_of(results, words or [], seeds, scale, any_code)
+        settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
         return claims(settings, methods, out or results / "report", say, report_only)
     output_file(out)
     from ..bench.kills import kills

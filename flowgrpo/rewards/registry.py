@@ -45,6 +45,7 @@ BUILTIN: dict[str, str] = {
     "majority": "flowgrpo.rewards.text.majority:Majority",
     "math": "flowgrpo.rewards.text.math_answer:MathAnswer",
     "ocr": "flowgrpo.rewards.models.ocr:Ocr",
+    "paint": "flowgrpo.worlds.scenes.paint:Paint",
     "pickscore": "flowgrpo.rewards.models.pickscore:PickScore",
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
     "remote": "flowgrpo.rewards.remote:Remote",
@@ -59,7 +60,7 @@ BUILTIN: dict[str, str] = {
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
-LIGHT = frozenset({"answer", "equations", "gold", "majority", "text_format"})
+LIGHT = frozenset({"answer", "equations", "gold", "majority", "paint", "text_format"})
 """Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
 options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}

@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .evidence import SCORE, Evidence
 from .line_charts import Panel, Series
-from .results import Result
+from .timings import APART
+from .trainings import DENSE
 
-# Each point of a training curve averages over this share of the run's iterations.
-_BIN = 1 / 16
-_IN_A_FIGURE = 6
-_NAMES = {"gold": "gold, held out", SCORE: "partial gold, held out", "proxy": "proxy, held out"}
+_NAMES = {SCORE: "paint, test prompts", DENSE: "partial gold, test prompts", "proxy": "proxy, test prompts"}
 
 
 def _mean(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -48,51 +46,28 @@ def held_out(
     return Panel(_NAMES.get(name, name), said, series)
 
 
-def overviews(evidence: Evidence, labels: Sequence[str]) -> dict[str, list[Panel]]:
-    """Gold (over iterations and compute) and the proxy of all methods; a figure has a few methods and the baselines."""
-    baselines = [label for label in ("dance_grpo", "flow_grpo") if label in labels]
-    others = [label for label in labels if label not in baselines]
-    seen = Evidence({label: _middle(evidence.runs[label]) for label in labels}, {}, {}, {})
-    figures = {}
-    for first in range(0, len(others), _IN_A_FIGURE):
-        shown = [*baselines, *others[first : first + _IN_A_FIGURE]]
-        figures[f"all-{first // _IN_A_FIGURE + 1}"] = [
-            held_out(seen, shown),
-            held_out(seen, shown, "compute"),
-            held_out(seen, shown, name="gold"),
-            held_out(seen, shown, name="proxy"),
-        ]
-    return figures
-
-
-def _middle(runs: Mapping[int, Result]) -> dict[int, Result]:
-    """A single result that replaces the results of several seeds: the mean of their evaluations."""
-    marks = [run["evaluation"] for run in runs.values()]
-    numbers = {name: [[math.nan if v is None else v for v in m[name]] for m in marks] for name in marks[0]}
-    return {0: {"evaluation": {name: _mean(rows) for name, rows in numbers.items()}}}
-
-
-def _against_time(*labels: str) -> Callable[[Evidence], list[Panel]]:
-    """The score over iterations, and over time in units of a DanceGRPO iteration."""
+def _against_time(family: str, *labels: str) -> Callable[[Evidence], list[Panel]]:
+    """The score over iterations, and over time in units of an iteration of the first label."""
 
     def panels(evidence: Evidence) -> list[Panel]:
-        scale = {}
-        for label in set(labels) & set(evidence.times):
-            seconds = evidence.times[label]["seconds"]
-            scale[label] = sum(seconds[label]) / sum(seconds["dance_grpo"])
-        timed = held_out(evidence, labels, scale=scale)
-        said = "time, in iterations of dance_grpo"
-        return [held_out(evidence, labels), Panel(timed.title, said, timed.series)]
+        seconds = evidence.times[family]["seconds"] if family in evidence.times else {}
+        own = {label: sum(seconds.get(label + APART, seconds.get(label, [1.0]))) for label in labels}
+        timed = held_out(evidence, labels, scale={label: own[label] / own[labels[0]] for label in labels})
+        return [
+            held_out(evidence, labels),
+            Panel(timed.title, f"time, in iterations of {labels[0]}", timed.series),
+            held_out(evidence, labels, name=DENSE),
+        ]
 
     return panels
 
 
 def _against(axis: str, *labels: str) -> Callable[[Evidence], list[Panel]]:
-    return lambda evidence: [held_out(evidence, labels, axis), held_out(evidence, labels, axis, "gold")]
+    return lambda evidence: [held_out(evidence, labels, axis), held_out(evidence, labels, axis, DENSE)]
 
 
 def _gold_and_proxy(*labels: str) -> Callable[[Evidence], list[Panel]]:
-    return lambda evidence: [held_out(evidence, labels), held_out(evidence, labels, name="proxy")]
+    return lambda evidence: [held_out(evidence, labels, name=DENSE), held_out(evidence, labels, name="proxy")]
 
 
 def _by_step(evidence: Evidence) -> list[Panel]:
@@ -120,35 +95,27 @@ def _gradients(evidence: Evidence) -> list[Panel]:
     return [Panel("gradient in the velocity, over its mean", "denoising step", series)]
 
 
-def _binned(run: Result, name: str) -> tuple[list[float], list[float]]:
-    values = run["curves"][name]
-    size = max(round(len(values) * _BIN), 1)
-    places, means = [], []
-    for first in range(0, len(values), size):
-        kept = [value for value in values[first : first + size] if value is not None]
-        places.append(first + (len(values[first : first + size]) - 1) / 2)
-        means.append(statistics.fmean(kept) if kept else math.nan)
-    return places, means
-
-
-def _signal(evidence: Evidence) -> list[Panel]:
-    panels = []
-    for name, title in (("degenerate_groups", "share of degenerate groups"), ("grad_norm", "gradient norm")):
-        series = []
-        for label, runs in evidence.runs.items():
-            series += lines(label, [_binned(run, name) for run in runs.values()])
-        panels.append(Panel(title, "iterations", series))
-    return panels
+def _vanished(evidence: Evidence) -> list[Panel]:
+    probe = evidence.probes["vanishing"]
+    places = [
+        math.log10(factor) if factor else math.log10(min(f for f in probe["shrunk"] if f)) - 1
+        for factor in probe["shrunk"]
+    ]
+    said = {"value": "VGPO", "relative": "advantages of the group alone"}
+    series = []
+    for name, words in said.items():
+        series += lines(words, [(places, [norm / norms[0] for norm in norms]) for norms in probe[name]])
+    return [Panel("gradient norm, of its norm at first", "differences within groups, log10 (last point: none)", series)]
 
 
 def _explored(evidence: Evidence) -> list[Panel]:
     panels = []
-    for name, title in ((SCORE, "partial gold of rollouts"), ("proxy", "proxy of rollouts")):
+    for name, title in ((DENSE, "partial gold of rollouts"), ("proxy", "proxy of rollouts")):
         series = []
         for kernel, entries in evidence.probes["exploration"]["kernels"].items():
             seeds = range(len(entries[0]["diversity"]))
             by_seed = [([e["diversity"][k] for e in entries], [e[name][k] for e in entries]) for k in seeds]
-            series += lines(kernel, by_seed)
+            series += [Series(kernel, _mean([x for x, _ in by_seed]), _mean([y for _, y in by_seed]))]
         panels.append(Panel(title, "RMS distance between images of a group", series))
     return panels
 
@@ -164,16 +131,16 @@ def _variances(evidence: Evidence) -> list[Panel]:
 
 
 CHARTS: dict[str, Callable[[Evidence], list[Panel]]] = {
-    "mixgrpo": _against_time("dance_grpo", "mixgrpo"),
-    "mixgrpo-flash": _against_time("dance_grpo", "mixgrpo_flash_star"),
-    "branchgrpo": _against_time("dance_grpo", "branchgrpo_depth"),
-    "branchgrpo-mix": _against_time("dance_grpo", "branchgrpo_mix"),
+    "mixgrpo": _against_time("mixgrpo", "dance_grpo", "mixgrpo"),
+    "mixgrpo-flash": _against_time("mixgrpo", "dance_grpo", "mixgrpo_flash_star", "mixgrpo_flash"),
+    "branchgrpo": _against_time("branchgrpo", "dance_grpo_19of20", "branchgrpo_depth"),
+    "branchgrpo-mix": _against_time("branchgrpo", "dance_grpo_19of20", "branchgrpo_mix"),
     "tempflow": _against("updates", "flow_grpo", "tempflow_grpo"),
     "guard-ratio": _by_step,
     "guard-reward": _gold_and_proxy("flow_grpo+proxy", "grpo_guard+proxy"),
     "guard-gradient": _gradients,
     "pref-grpo": _gold_and_proxy("pref_grpo+pointwise", "pref_grpo+proxy"),
-    "vgpo": _signal,
+    "vgpo": _vanished,
     "diffusion-nft": _against("compute", "flow_grpo", "diffusion_nft"),
     "sage": _explored,
     "loop": _variances,

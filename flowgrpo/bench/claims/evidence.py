@@ -1,9 +1,9 @@
 """Intervals, the numbers of a run that claims rest on, and how their tests give a verdict.
 
-Numbers are means over seeds with 95 % intervals of Student's t. Two methods are compared by their difference on each
-seed. A claim rests on some numbers, each with an interval. It is reproduced if every interval lies on the claimed side
-of its bound, not reproduced if an interval lies beyond its bound, and otherwise undecided. With three seeds the
-intervals are wide.
+Numbers are means over seeds with 95 % intervals of Student's t. Two methods are compared seed by seed. A claim rests on
+some numbers, each with an interval. It is reproduced if every interval lies on the claimed side of its bound, not
+reproduced if an interval lies beyond its bound, and otherwise undecided. A number that is undecided says how many more
+values would decide it, if they spread as the present values do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ import numpy as np
 from scipy.stats import t as student
 
 from .results import Result
+from .trainings import PAINT
 
-# The held-out reward that methods are compared by: partial credit. Every method of the table is trained on it, and it
-# is less noisy than the share of satisfied prompts.
-SCORE = "gold_dense"
+# The held-out reward that methods are compared by. Every method of the table is trained on it. It is smooth, so that
+# short runs move it by many standard errors.
+SCORE = PAINT
+MOST = 999
+"""More values than this are not counted."""
 VERDICTS = ("reproduced", "not reproduced", "undecided", "not measured")
 
 
@@ -51,6 +54,10 @@ class Interval:
         """Whether the interval lies at or above a bound; None if the bound is inside."""
         return True if self.low >= bound else False if self.high < bound else None
 
+    def side(self, bound: float, least: bool) -> bool | None:
+        """`at_least` or `at_most`."""
+        return self.at_least(bound) if least else self.at_most(bound)
+
     def text(self, form: str = "+.3f") -> str:
         """The interval as `mean [low, high]`."""
         if not math.isfinite(self.mean):
@@ -67,7 +74,7 @@ class Evidence:
     Attributes:
         runs: label → seed → result of a run that completed.
         failed: label → seeds on which the run failed.
-        times: method → result of its timing.
+        times: comparison → result of its timing.
         probes: name → result of the probe.
     """
 
@@ -91,6 +98,62 @@ class Evidence:
         return Evidence(kept, self.failed, self.times, self.probes)
 
 
+def shares(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
+    """Interval of the ratio of two means of paired values, by Fieller's theorem.
+
+    The interval has the ratios r for which the mean of `ours − r · theirs` is compatible with 0 by Student's t. So a
+    test of a share and its interval always agree. The interval is unbounded unless `theirs` is clearly above 0.
+    """
+    count, top, below = len(ours), statistics.fmean(ours), statistics.fmean(theirs)
+    middle = top / below if below else math.nan
+    if count < 2 or not math.isfinite(middle):
+        return Interval(middle, -math.inf, math.inf, count)
+    t2 = float(student.ppf(0.975, count - 1)) ** 2 / count
+    covariance = np.cov(ours, theirs)
+    a = below**2 - t2 * covariance[1, 1]
+    b = below * top - t2 * covariance[0, 1]
+    c = top**2 - t2 * covariance[0, 0]
+    if a <= 0 or below <= 0:
+        return Interval(middle, -math.inf, math.inf, count)
+    half = math.sqrt(max(b**2 - a * c, 0.0)) / a
+    return Interval(middle, b / a - half, b / a + half, count)
+
+
+def needed(values: Sequence[float], bound: float) -> int | None:
+    """How many values like these decide on which side of a bound their mean lies; None if over `MOST` or unknown."""
+    found = list(values)
+    if len(found) < 2 or not all(map(math.isfinite, found)):
+        return None
+    away, spread = abs(statistics.fmean(found) - bound), statistics.stdev(found)
+    for count in range(2, MOST + 1):
+        if float(student.ppf(0.975, count - 1)) * spread <= away * math.sqrt(count):
+            return count
+    return None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that a claim is judged by, for the figure of all claims.
+
+    Attributes:
+        words: what the number is, in a few words.
+        interval: the number that was measured.
+        bound: where the interval must lie beyond.
+        least: whether the claimed side is above the bound; if not, it is below.
+        claimed: the paper's number; None if the paper gives no number.
+        more: about how many more values decide; 0 if decided, None if very many or unknown.
+        each: what a value is, in the plural.
+    """
+
+    words: str
+    interval: Interval
+    bound: float
+    least: bool
+    claimed: float | None = None
+    more: int | None = 0
+    each: str = "seeds"
+
+
 @dataclass(frozen=True)
 class Statement:
     """A sentence, and whether its test holds (None: the interval covers the bound); a note has no test."""
@@ -98,6 +161,73 @@ class Statement:
     text: str
     holds: bool | None = None
     note: bool = False
+    measure: Measure | None = None
+
+
+def judged(
+    text: str, words: str, values: Sequence[float], bound: float, least: bool, *,
+    claimed: float | None = None, each: str = "seeds", form: str = ".2f", beyond: float = 0.0,
+) -> Statement:  # fmt: skip
+    """A sentence about the mean of some values, and the test of its side of a bound.
+
+    Args:
+        text: the sentence; `{}` is replaced by the interval.
+        words: what the number is, in a few words.
+        values: by seed or draw.
+        bound: where the interval must lie beyond.
+        least: whether the claimed side is above the bound.
+        claimed: the paper's number.
+        each: what a value is, in the plural.
+        form: format of the interval.
+        beyond: a claim of any effect at all is refuted if the interval lies below the bound plus the smallest effect
+            that matters.
+    """
+    interval = Interval.of(values)
+    holds = interval.side(bound, least)
+    refuted = interval.side(bound + beyond if least else bound - beyond, least) is False
+    holds = True if holds else False if refuted else None
+    more = _more(values, bound, beyond if least else -beyond, holds)
+    measure = Measure(words, interval, bound, least, claimed, more, each)
+    return Statement(text.format(interval.text(form)), holds, measure=measure)
+
+
+def _more(values: Sequence[float], bound: float, beyond: float, holds: bool | None) -> int | None:
+    """How many more values decide, at the bound or at the edge of what matters."""
+    if holds is not None:
+        return 0
+    counts = [count for edge in {bound, bound + beyond} if (count := needed(values, edge)) is not None]
+    return max(min(counts) - len(values), 1) if counts else None
+
+
+def compared(
+    text: str, words: str, ours: Sequence[float], theirs: Sequence[float], bound: float, *,
+    claimed: float | None = 1.0, beyond: float = 0.0,
+) -> Statement:  # fmt: skip
+    """A sentence about the share of a baseline's gain that a method has, and the test that it is above a bound.
+
+    The test is of the mean of `ours − bound · theirs`. It decides only if the baseline itself gains.
+
+    Args:
+        text: the sentence; `{}` is replaced by the interval of the share.
+        words: what the share is, in a few words.
+        ours: gains of the method, by seed.
+        theirs: gains of the baseline, by seed.
+        bound: the least share.
+        claimed: the paper's share.
+        beyond: as of `judged`.
+    """
+    over = [[a - edge * b for a, b in zip(ours, theirs, strict=True)] for edge in (bound, bound + beyond)]
+    above, below = (Interval.of(values).at_least(0.0) for values in over)
+    holds = True if above else False if below is False else None
+    learned = Interval.of(theirs).at_least(0.0)
+    counts = [count for values in over if (count := needed(values, 0.0)) is not None]
+    if learned is not True:
+        holds = None
+        counts = [count] if (count := needed(theirs, 0.0)) is not None else []
+    more = 0 if holds is not None else max(min(counts) - len(ours), 1) if counts else None
+    interval = shares(ours, theirs)
+    measure = Measure(words, interval, bound, True, claimed, more)
+    return Statement(text.format(interval.text(".2f")), holds, measure=measure)
 
 
 @dataclass(frozen=True)
@@ -110,8 +240,9 @@ class Claim:
         statement: the claim, with the bound that is used here if it is not obvious.
         judge: gives findings from evidence; called only if the results that the fields below name exist.
         runs: labels of the runs that the claim needs.
-        times: methods whose timing the claim needs.
+        times: the comparison of seconds that the claim needs.
         probe: the probe that the claim needs.
+        before: the verdict of the previous table, which compared the embedded recipes.
     """
 
     name: str
@@ -119,13 +250,14 @@ class Claim:
     statement: str
     judge: Callable[[Evidence], list[Statement]]
     runs: tuple[str, ...] = ()
-    times: tuple[str, ...] = ()
+    times: str | None = None
     probe: str | None = None
+    before: str = ""
 
     def answer(self, evidence: Evidence) -> tuple[str, list[Statement]]:
         """The verdict, and the findings that it rests on."""
         missing = [label for label in self.runs if not evidence.runs.get(label)]
-        missing += [f"the timing of {name}" for name in self.times if name not in evidence.times]
+        missing += [f"the timing {self.times}"] if self.times and self.times not in evidence.times else []
         missing += [f"the probe {self.probe}"] if self.probe and self.probe not in evidence.probes else []
         shared = evidence.common(self.runs)
         if not missing and self.runs and not shared.runs:
@@ -135,10 +267,10 @@ class Claim:
         findings = self.judge(shared)
         broken = {label: evidence.failed[label] for label in self.runs if evidence.failed.get(label)}
         findings += [Statement(f"{label} ended early on seed {_listed(seeds)}.") for label, seeds in broken.items()]
-        tested = [finding.holds for finding in findings if not finding.note]
-        if False in tested:
+        tests = [finding.holds for finding in findings if not finding.note]
+        if False in tests:
             return "not reproduced", findings
-        return ("undecided" if None in tested else "reproduced"), findings
+        return ("undecided" if None in tests else "reproduced"), findings
 
 
 def _listed(values: Iterable[int]) -> str:
@@ -162,9 +294,9 @@ def _known(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def score_at(run: Result, axis: str, place: float) -> float:
+def score_at(run: Result, axis: str, place: float, name: str = SCORE) -> float:
     """The held-out score at a value of an axis (`iteration`, `updates`, `compute`, `seconds`), interpolated."""
-    return float(np.interp(place, run["evaluation"][axis], run["evaluation"][SCORE]))
+    return float(np.interp(place, run["evaluation"][axis], run["evaluation"][name]))
 
 
 def first_reach(run: Result, axis: str, target: float) -> float | None:
@@ -191,20 +323,7 @@ def unevenness(run: Result) -> float:
     return max(deviations) / min(deviations) if deviations else math.nan
 
 
-def kept_signal(run: Result) -> float:
-    """Mean gradient norm where groups are degenerate, relative to where they are not.
-
-    The norm in the third of the iterations with most degenerate groups is divided by the norm in the third with fewest.
-    """
-    curves = run["curves"]
-    pairs = sorted((d, g) for d, g in zip(curves["degenerate_groups"], curves["grad_norm"]) if None not in (d, g))
-    third = max(len(pairs) // 3, 1)
-    norms = [norm for _, norm in pairs]
-    least = sum(norms[:third])
-    return sum(norms[-third:]) / least if least else math.nan
-
-
-def time_ratio(evidence: Evidence, method: str, baseline: str) -> Interval:
-    """Seconds of an iteration divided by the seconds of a baseline's iteration, timed in turn in one process."""
-    seconds = evidence.times[method]["seconds"]
-    return Interval.of(a / b for a, b in zip(seconds[method], seconds[baseline], strict=True))
+def time_ratios(evidence: Evidence, family: str, one: str, other: str) -> list[float]:
+    """Seconds of an iteration divided by the seconds of another's, timed in turn in one process."""
+    seconds = evidence.times[family]["seconds"]
+    return [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]

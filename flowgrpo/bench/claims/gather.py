@@ -2,106 +2,127 @@
 
 from __future__ import annotations
 
+import math
+import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...configs.load import RecipeError
-from .evidence import Evidence
-from .probes import find_probe, find_time, measure_probe, measure_times, probes
+from ...configs.load import RecipeError, recipe_names
+from .evidence import Claim, Evidence
+from .forms import FORMS
+from .order import order
+from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
-from .rises import find_rise, measure_rises
+from .rises import find_rise, measure_rises, rise_recipe
+from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
+from .verdicts import CLAIMS
+
+# No claim gets more seeds than this, whatever the budget.
+MOST_SEEDS = 12
+_WAIT = 20.0
 
 
 def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:
     """Measure what is missing and write the report.
 
-    Timings come first, then probes, then short runs, then runs. Runs are made seed by seed, so that the table is
-    complete after the first seed, although its intervals are still wide.
+    Timings come first, then probes, then runs, in the order of `order`, and then short runs of every recipe. A run
+    begins only while the budget lasts.
 
     Args:
         settings: settings of the table.
-        names: methods, variants and probes to measure; everything if empty. The report always has all results.
+        names: claims to measure, and recipes whose short run is made; everything if empty. The report always has all
+            results.
         out: folder of the report.
         report: called with lines of progress.
         only_report: measure nothing.
 
     Raises:
-        ValueError: a name is not a method, a variant or a probe.
+        ValueError: a name is not a claim and not a recipe.
     """
-    chosen, probed = choose(names)
+    chosen, methods = choose(names)
     if not only_report:
+        began = time.monotonic()
         settings.results.mkdir(parents=True, exist_ok=True)
-        methods = list(dict.fromkeys(job.method for job in chosen))
-        measure_times(settings, methods, report)
-        for name in probed:
+        measure_times(settings, [name for name in FAMILIES if name in {claim.times for claim in chosen}], report)
+        for name in [name for name in PROBES if name in {claim.probe for claim in chosen}]:
             measure_probe(settings, name, report)
-        measure_rises(settings, methods, report)
-        todo = [(job, seed) for seed in settings.seeds for job in chosen if find_run(settings, job, seed) is None]
-        report(_forecast(settings, todo, len(chosen) * len(settings.seeds)))
-        for count, (job, seed) in enumerate(todo, 1):
-            report(f"run {count} of {len(todo)}: {job.label}, seed {seed}")
-            measure_run(settings, job, seed, report)
+        _measure_runs(settings, chosen, began + 3600 * settings.budget, report)
+        measure_rises(settings, [name for name in methods if _rises(settings, name)], report)
     found = gather(settings)
     report(f"report: {write_report(found, out)}")
 
 
+def _measure_runs(settings: Settings, chosen: Sequence[Claim], end: float, report: Report) -> None:
+    """Make runs until every claim is decided, has `MOST_SEEDS` seeds, or the budget is spent."""
+    known = jobs()
+    while True:
+        evidence = gather(settings).evidence
+        made = {label: {*evidence.runs.get(label, ()), *evidence.failed.get(label, ())} for label in known}
+        todo = order([(claim, *claim.answer(evidence)) for claim in chosen], made, settings.seeds, MOST_SEEDS)
+        if not todo:
+            report("every run that claims need has a result")
+            return
+        if time.monotonic() >= end:
+            report(
+                f"the budget of {settings.budget:g} h is spent; runs that are missing, first to last: {_named(todo)}"
+            )
+            return
+        report(f"{len(todo)} runs to make, at most {(end - time.monotonic()) / 60:.0f} minutes left")
+        if not any(measure_run(settings, known[label], seed, report) for label, seed in todo):
+            time.sleep(_WAIT)  # another process makes them all, and its results may ask for more
+
+
+def _named(runs: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{label} (seed {seed})" for label, seed in runs)
+
+
 def settings_of(
-    results: Path, words: Sequence[str], seeds: str, scale: float, any_code: bool
+    results: Path, words: Sequence[str], seeds: str, scale: float, any_code: bool, budget: float = 1.0
 ) -> tuple[Settings, list[str]]:
     """Settings of the table from the words of a command, and the names of what to measure.
 
     Raises:
-        ValueError: `seeds` is no list of numbers, or `scale` is not above 0.
+        ValueError: `seeds` is no list of numbers, `scale` is not above 0, or `budget` is not a number of 0 or more.
     """
     listed = seeds.split(",")
     if not all(seed.strip().isdecimal() for seed in listed):
         raise ValueError(f"--seeds is {seeds!r}; write numbers with commas between them, such as 0,1,2")
     if not scale > 0:
         raise ValueError(f"--scale is {scale:g}; use a number above 0, such as 1")
+    if not 0 <= budget < math.inf:
+        raise ValueError(f"--budget is {budget:g}; use a number of hours, such as 1.5, or 0 for no runs")
     numbers = tuple(dict.fromkeys(int(seed) for seed in listed))
     overrides = tuple(word for word in words if "=" in word)
-    return Settings(results, numbers, scale, overrides, any_code), [word for word in words if "=" not in word]
+    return Settings(results, numbers, scale, overrides, any_code, budget), [word for word in words if "=" not in word]
 
 
-def choose(names: Sequence[str]) -> tuple[list[Job], list[str]]:
-    """Runs and probes of these names; the name of a method includes its variants.
+def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
+    """The claims of these names, and the recipes whose short run is made.
 
     Raises:
-        ValueError: a name is not a method, a variant or a probe.
+        ValueError: a name is not a claim and not a recipe.
     """
-    known, probed = jobs(), probes()
+    known, methods = {claim.name: claim for claim in CLAIMS}, list(recipe_names("images"))
     for name in names:
-        if name not in known and name not in probed:
-            raise ValueError(f"no method {name!r} to measure; use {', '.join([*known, *probed])}")
+        if name not in known and name not in methods:
+            raise ValueError(f"no claim or recipe {name!r} to measure; use {', '.join([*known, *methods])}")
     if not names:
-        return list(known.values()), probed
-    return [j for j in known.values() if {j.label, j.method} & set(names)], [name for name in probed if name in names]
-
-
-def _forecast(settings: Settings, todo: Sequence[tuple[Job, int]], total: int) -> str:
-    """A line that says how many runs are left, and how long they take if all of their methods have been timed."""
-    said = f"{total - len(todo)} of {total} runs have results"
-    seconds = 0.0
-    for job, seed in todo:
-        timed = find_time(settings, job.method)
-        if timed is None:
-            return said
-        own = timed["seconds"][job.method]
-        seconds += sum(own) / len(own) * recipe_of(job, seed, settings).run.iterations
-    return f"{said}; by the timings, the others need about {seconds / 3600:.1f} h of training, without evaluations"
+        return list(CLAIMS), methods
+    # Some claims have the name of a recipe: the name then is the claim's.
+    return [known[n] for n in names if n in known], [n for n in names if n in methods and n not in known]
 
 
 def gather(settings: Settings) -> Results:
-    """All results that belong to the table."""
+    """All results that belong to the table, of every seed that has one."""
     used: list[Result] = []
     runs: dict[str, dict[int, Result]] = {}
     failed: dict[str, list[int]] = {}
-    known = {label: job for label, job in jobs().items() if _fits(settings, job)}
-    for label, job in known.items():
-        for seed in settings.seeds:
-            result = find_run(settings, job, seed)
+    for label, job in jobs().items():
+        for seed in _seeds(settings, label):
+            result = find_run(settings, job, seed) if _fits(settings, job) else None
             if result is None:
                 continue
             used.append(result)
@@ -109,14 +130,34 @@ def gather(settings: Settings) -> Results:
                 failed.setdefault(label, []).append(seed)
             else:
                 runs.setdefault(label, {})[seed] = result
-    methods = dict.fromkeys(job.method for job in known.values())
-    times = {name: found for name in methods if (found := find_time(settings, name)) is not None}
-    probed = {name: found for name in probes() if (found := find_probe(settings, name)) is not None}
+    times = {name: found for name in FAMILIES if (found := find_time(settings, name)) is not None}
+    probed = {name: found for name in PROBES if (found := find_probe(settings, name)) is not None}
+    methods = [name for name in recipe_names("images") if _rises(settings, name)]
     rises = {name: found for name in methods if (found := find_rise(settings, name)) is not None}
     used += [*times.values(), *probed.values(), *rises.values()]
     files = {result["file"] for result in used}
     unused = sorted(path.name for path in settings.results.glob("*.json") if path.name not in files)
-    return Results(settings, Evidence(runs, failed, times, probed), used, unused, list(runs), rises)
+    embedded = [name for name, form in FORMS.items() if not form.published]
+    return Results(settings, Evidence(runs, failed, times, probed), used, unused, list(runs), rises, embedded)
+
+
+def _seeds(settings: Settings, label: str) -> list[int]:
+    """Seeds of the result files of a label."""
+    numbers = {
+        int(found[1])
+        for path in settings.results.glob("*-seed*-*.json")
+        if (found := re.fullmatch(rf"{re.escape(label)}-seed(\d+)-[0-9a-f]+\.json", path.name))
+    }
+    return sorted(numbers)
+
+
+def _rises(settings: Settings, method: str) -> bool:
+    """Whether the overrides make sense for the short run of a recipe."""
+    try:
+        rise_recipe(settings, method)
+    except RecipeError:
+        return False
+    return True
 
 
 def _fits(settings: Settings, job: Job) -> bool:

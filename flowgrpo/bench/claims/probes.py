@@ -1,4 +1,4 @@
-"""Measurements behind the papers' claims that need no training: seconds an iteration, exploration, gradients.
+"""Measurements behind the papers' claims that need no training: exploration, and gradients at the untrained policy.
 
 Each measurement writes one result file. As for the runs, the name of the file has a key.
 """
@@ -6,10 +6,8 @@ Each measurement writes one result file. As for the runs, the name of the file h
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...configs.layers import merge
-from ...configs.load import dump_recipe, recipe_names
+from ...configs.load import dump_recipe
 from ...configs.schema import Recipe
 from ...training.credit.from_scores import Credit
 from ...training.folder.run_folder import RunFolder
@@ -25,111 +23,25 @@ from ...training.planning import planner
 from ...training.session import Session
 from ...training.trainer import Trainer
 from ..measures import Silent, _gradient, _gradient_spread, flow_task
+from .forms import FORMS
 from .results import PACKAGE, Result, Settings, claimed, digest, find, key_of, provenance, write_result
 from .trainings import Job, Report, apart, recipe_of
 
-BASELINES = ("dance_grpo", "flow_grpo")
-REPEATS = 5
-TOGETHER = 6
-# Exploration draws two batches of 96 images for each seed and noise level; the variance of a gradient needs 16 batches.
-EXPLORED = 2
-DRAWN = 16
-ETAS: dict[str, tuple[float, ...]] = {
-    "flow_sde": (0.3, 0.5, 0.7, 0.9, 1.2),
-    "dance_sde": (0.15, 0.3, 0.5, 0.7, 0.9),
-    "cps": (0.3, 0.5, 0.7, 0.9),
-    "sage": (0.3, 0.5, 0.7, 0.9, 1.2),
-}
+# Each number of a probe is a mean or an interval over draws. A draw is a rollout with its own prompts and noise.
+EXPLORED, DRAWN, SPREAD, VANISHED = 8, 16, 4, 6
+ETAS: dict[str, tuple[float, ...]] = {"flow_sde": (0.5, 0.7, 0.9, 1.2), "sage": (0.3, 0.5, 0.7)}
+SHRUNK = (1.0, 0.1, 0.01, 0.001, 0.0)
+"""Factors of the differences of rewards within a group."""
 
 
-def _loaded(recipe: Recipe, folder: Path) -> Trainer:
+def loaded(recipe: Recipe, folder: Path) -> Trainer:
+    """A trainer at the untrained policy."""
     return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
 
 
-def _probe_code() -> str:
-    return digest(PACKAGE / "bench" / name for name in ("measures.py", "claims/probes.py"))
-
-
-# -- seconds an iteration ----------------------------------------------------------------------------------------------
-
-
-def baselines() -> list[str]:
-    """The methods of the package that seconds are compared with."""
-    known = recipe_names("images")
-    return [name for name in BASELINES if name in known]
-
-
-def find_time(settings: Settings, method: str) -> Result | None:
-    """The timing of a method, or None if there is no result."""
-    return find(settings, f"{method}-time", _timed(settings, method), _probe_code(), str(REPEATS))
-
-
-def _timed(settings: Settings, method: str) -> list[Recipe]:
-    """Recipes of a method and the baselines, without saved samples: saving would count as time of an iteration."""
-    names = dict.fromkeys([method, *baselines()])
-    return [recipe_of(Job(name, name, ("run.sample_every=1000000",)), 0, settings) for name in names]
-
-
-def measure_times(settings: Settings, methods: Sequence[str], report: Report) -> None:
-    """Time whole iterations of methods and of the baselines, in turn, in this process.
-
-    The iterations are spread evenly over a run, because a window makes early and late iterations differ. Loading and
-    the first iteration do not count. `TOGETHER` methods take turns, so that one measurement of a baseline serves all of
-    them.
-    """
-    todo = [method for method in methods if find_time(settings, method) is None]
-    for first in range(0, len(todo), TOGETHER):
-        with ExitStack() as locks:
-            mine = {}
-            for method in todo[first : first + TOGETHER]:
-                name = f"{method}-time-{key_of(_timed(settings, method), _probe_code(), str(REPEATS))}"
-                free = locks.enter_context(claimed(settings.results / "runs" / f"{name}.lock"))
-                if free and find_time(settings, method) is None:
-                    mine[method] = name
-            if mine:
-                _time_together(settings, mine, report)
-
-
-def _time_together(settings: Settings, names: Mapping[str, str], report: Report) -> None:
-    """Time some methods; write the figures of each method and the baselines into the method's file."""
-    recipes = {name: _timed(settings, name)[0] for name in dict.fromkeys([*names, *baselines()])}
-    with tempfile.TemporaryDirectory() as folder:
-        trainers = {name: _warm(recipe, Path(folder) / name) for name, recipe in recipes.items()}
-        figures = interleaved(trainers, recipes[next(iter(names))].run.iterations)
-    for method, file in names.items():
-        shown = dict.fromkeys([method, *baselines()])
-        head = {"kind": "time", "label": method, "recipes": [dump_recipe(recipes[name]) for name in shown]}
-        own = figures | {"seconds": {name: figures["seconds"][name] for name in shown}}
-        write_result(settings.results / f"{file}.json", head | provenance() | own)
-        report(f"{method}: {_ratios(own['seconds'], method)}")
-
-
-def _warm(recipe: Recipe, folder: Path) -> Trainer:
-    trainer = _loaded(recipe, folder)
-    trainer.iterate(0)
-    return trainer
-
-
-def interleaved(trainers: Mapping[str, Trainer], iterations: int) -> dict[str, Any]:
-    """Seconds of `REPEATS` iterations of each trainer, in turn; the order is reversed every other time."""
-    numbers = [int((k + 0.5) * iterations / REPEATS) for k in range(REPEATS)]
-    seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    for turn, number in enumerate(numbers):
-        for name in list(trainers)[:: -1 if turn % 2 else 1]:
-            trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
-            began = time.perf_counter()
-            trainers[name].iterate(number)
-            seconds[name].append(time.perf_counter() - began)
-    return {"iterations": numbers, "seconds": seconds}
-
-
-def _ratios(seconds: Mapping[str, Sequence[float]], method: str) -> str:
-    own = sum(seconds[method])
-    listed = [f"{own / sum(seconds[name]):.2f} of {name}" for name in baselines()]
-    return ", ".join([f"{own / REPEATS:.2f} s an iteration", *listed])
-
-
-# -- exploration, and gradients at the untrained policy ----------------------------------------------------------------
+def probe_code() -> str:
+    """Hash of the code of the measurements without training."""
+    return digest(PACKAGE / "bench" / name for name in ("measures.py", "claims/probes.py", "claims/timings.py"))
 
 
 @dataclass(frozen=True)
@@ -137,46 +49,47 @@ class ClaimProbe:
     """A measurement of the policy that a recipe starts from.
 
     Attributes:
-        method: the recipe.
-        measure: called with a trainer, the seeds and a report; returns the figures of the result.
-        overrides: changes to the recipe.
+        method: a name of `FORMS`.
+        measure: called with a trainer and a report; returns the figures of the result.
+        overrides: changes to the form.
     """
 
     method: str
-    measure: Callable[[Trainer, Sequence[int], Report], dict[str, Any]]
+    measure: Callable[[Trainer, Report], dict[str, Any]]
     overrides: tuple[str, ...] = ()
 
 
 def find_probe(settings: Settings, name: str) -> Result | None:
     """The result of a probe, or None if there is no result."""
-    seeds = settings.seeds
-    return find(settings, f"probe-{name}", [_probed(settings, name)], _probe_code(), str(seeds), seeds=list(seeds))
+    return find(settings, f"probe-{name}", [_probed(settings, name)], probe_code())
 
 
 def _probed(settings: Settings, name: str) -> Recipe:
     probe = PROBES[name]
-    return recipe_of(Job(name, probe.method, probe.overrides), 0, settings)
+    return recipe_of(Job(name, FORMS[probe.method], probe.overrides), 0, settings)
 
 
 def measure_probe(settings: Settings, name: str, report: Report) -> None:
     """Make the result of a probe, unless there is a result or another process is making it."""
     recipe = _probed(settings, name)
-    file = f"probe-{name}-{key_of([recipe], _probe_code(), str(settings.seeds))}"
+    file = f"probe-{name}-{key_of([recipe], probe_code())}"
     with claimed(settings.results / "runs" / f"{file}.lock") as mine, tempfile.TemporaryDirectory() as folder:
         if not mine or find_probe(settings, name) is not None:
             return
-        head = {"kind": "probe", "label": name, "seeds": settings.seeds, "recipes": [dump_recipe(recipe)]}
-        trainer = _loaded(recipe, Path(folder) / "run")
-        figures = PROBES[name].measure(trainer, settings.seeds, lambda text: report(f"{name}: {text}"))
+        head = {"kind": "probe", "label": name, "recipes": [dump_recipe(recipe)]}
+        trainer = loaded(recipe, Path(folder) / "run")
+        figures = PROBES[name].measure(trainer, lambda text: report(f"{name}: {text}"))
         write_result(settings.results / f"{file}.json", head | provenance() | figures)
 
 
-def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
+def exploration(trainer: Trainer, report: Report) -> dict[str, Any]:
     """Rewards and diversity of the images of a group, for several kernels and noise levels, from one shared noise.
+
+    A draw has the same prompts and the same noises for all kernels and levels.
 
     Returns:
         kernel → a list with an entry for each noise level: `eta`, and `diversity` (see `apart`) and each reward, each a
-        list by seed.
+        list by draw.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     task = flow_task(trainer)
@@ -186,27 +99,22 @@ def exploration(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[
             changed = {"kernel": {"name": kernel, "eta": eta}, "plan": {"shared_noise": True}}
             recipe = merge(trainer.recipe.model_dump(), {"sampler": changed})
             task.plan_for = planner(Recipe.model_validate(recipe), sigmas)
-            by_seed = [_explored(trainer, seed) for seed in seeds]
-            entry = {"eta": eta} | {name: [one[name] for one in by_seed] for name in by_seed[0]}
+            drawn = [_explored(trainer, draw) for draw in range(EXPLORED)]
+            entry = {"eta": eta} | {name: [one[name] for one in drawn] for name in drawn[0]}
             found.setdefault(kernel, []).append(entry)
             shown = ", ".join(f"{k} {sum(v) / len(v):.4f}" for k, v in entry.items() if isinstance(v, list))
             report(f"{kernel}, eta {eta}: {shown}")
     return {"kernels": found}
 
 
-def _explored(trainer: Trainer, seed: int) -> dict[str, float]:
-    sums: dict[str, list[float]] = {}
-    for batch in range(EXPLORED):
-        rows, experience = trainer.collect(seed * EXPLORED + batch)
-        scores = trainer.score(trainer.evaluation, rows, experience)
-        distance = apart(experience.samples.flatten(1), experience.prompt_of_sample)
-        sums.setdefault("diversity", []).append(distance or 0.0)
-        for name, mean in zip(scores.names, scores.values.nanmean(0).tolist()):
-            sums.setdefault(name, []).append(mean)
-    return {name: sum(values) / len(values) for name, values in sums.items()}
+def _explored(trainer: Trainer, draw: int) -> dict[str, float]:
+    rows, experience = trainer.collect(draw)
+    scores = trainer.score(trainer.evaluation, rows, experience)
+    found = {"diversity": apart(experience.samples.flatten(1), experience.prompt_of_sample) or 0.0}
+    return found | dict(zip(scores.names, scores.values.nanmean(0).tolist()))
 
 
-def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
+def gradient_variance(trainer: Trainer, report: Report) -> dict[str, Any]:
     """Variance of the gradient of one batch for three baselines, on the same batches at the untrained policy.
 
     Rewards are not scaled. So the gradient without a baseline and the gradient with the leave-one-out baseline have the
@@ -238,11 +146,11 @@ def gradient_variance(trainer: Trainer, seeds: Sequence[int], report: Report) ->
     return {"squared": squared, "mean_squared": norm}
 
 
-def gradient_spread(trainer: Trainer, seeds: Sequence[int], report: Report) -> dict[str, Any]:
+def gradient_spread(trainer: Trainer, report: Report) -> dict[str, Any]:
     """Size of the surrogate's gradient in the velocity by denoising step, with the plain ratio and Guard's ratio."""
     found: dict[str, list[list[float]]] = {"plain": [], "guard": []}
-    for seed in seeds:
-        spread = _gradient_spread(flow_task(trainer).policy, trainer.collect(seed)[1])
+    for draw in range(SPREAD):
+        spread = _gradient_spread(flow_task(trainer).policy, trainer.collect(draw)[1])
         for form, values in spread.items():
             found[form].append(values)
     for form, by_seed in found.items():
@@ -250,14 +158,65 @@ def gradient_spread(trainer: Trainer, seeds: Sequence[int], report: Report) -> d
     return {"by_step": found}
 
 
+def vanishing(trainer: Trainer, report: Report) -> dict[str, Any]:
+    """Norm of the gradient while the rewards of each group approach their mean, for two credits on the same rollouts.
+
+    The mean of a group stays. So only the differences within the groups vanish, as they do when a policy converges.
+
+    Returns:
+        `shrunk`, and for `value` (VGPO's credit) and `relative` (advantages of the group alone): a list by draw of the
+        norms for each factor of `SHRUNK`.
+    """
+    own = flow_task(trainer).recipe
+    relative = {"advantage": {"name": "group", "scale": "group", "ddof": 1, "eps": 1e-4}, "credit": "leaf"}
+    credits = {
+        "value": own,
+        "relative": Recipe.model_validate({**own.model_dump(), **relative} | {"sampler": _without_previews(own)}),
+    }
+    found: dict[str, list[list[float]]] = {name: [] for name in credits}
+    kept = trainer.credit
+    for draw in range(VANISHED):
+        rows, experience = trainer.collect(draw)
+        scores = trainer.score(trainer.rewards, rows, experience)
+        for name, recipe in credits.items():
+            norms = []
+            for factor in SHRUNK:
+                trainer.credit = Credit(recipe)
+                shrunk = replace(scores, values=toward_means(scores.values, experience.prompt_of_sample, factor))
+                gradients = _gradient(trainer, experience, trainer.advantages(shrunk, experience, rows))
+                norms.append(float(torch.cat([g.flatten() for g in gradients.values()]).norm()))
+            found[name].append(norms)
+        trainer.credit = kept
+    for name, by_draw in found.items():
+        means = [sum(column) / len(column) for column in zip(*by_draw)]
+        report(f"{name}: {', '.join(f'{f:g} → {m:.2e}' for f, m in zip(SHRUNK, means))}")
+    return {"shrunk": list(SHRUNK), **found}
+
+
+def _without_previews(recipe: Recipe) -> dict[str, Any]:
+    """The sampler of a recipe for a credit that reads no previews."""
+    return merge(recipe.sampler.model_dump(), {"plan": {"probe": None}})
+
+
+def toward_means(values: Tensor, owners: Sequence[int], factor: float) -> Tensor:
+    """Scores [N, K] whose distance from the mean of their owner's scores is multiplied by a factor; NaN stays."""
+    found = values.clone()
+    places = torch.as_tensor(list(owners))
+    for owner in places.unique():
+        own = places == owner
+        mean = values[own].nanmean(0)
+        found[own] = mean + factor * (values[own] - mean)
+    return found
+
+
 PROBES = {
-    "exploration": ClaimProbe("flow_grpo", exploration),
-    "gradient_variance": ClaimProbe("loop_diffusion", gradient_variance, ("optimizer.updates=1",)),
-    "gradient_spread": ClaimProbe("flow_grpo", gradient_spread),
+    "exploration": ClaimProbe("flow_grpo", exploration, ("rollout.prompts=24", "rollout.group=4")),
+    "gradient_variance": ClaimProbe("loop_diffusion", gradient_variance, ("rollout.prompts=2", "optimizer.updates=1")),
+    "gradient_spread": ClaimProbe("flow_grpo", gradient_spread, ("rollout.prompts=4", "rollout.group=12")),
+    "vanishing": ClaimProbe("vgpo", vanishing, ("rollout.prompts=4", "rollout.group=12", "optimizer.updates=1")),
 }
 
 
 def probes() -> list[str]:
-    """Names of the probes whose recipe the package has."""
-    names = recipe_names("images")
-    return [name for name, probe in PROBES.items() if probe.method in names]
+    """Names of the probes."""
+    return list(PROBES)

@@ -1,4 +1,4 @@
-"""The report on the papers' claims: one table as Markdown and JSON, verdicts, and a figure for each claim."""
+"""The report on the papers' claims: a page and JSON, with verdicts, a figure of all claims, and a figure for each."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...training.folder.run_folder import write_text
-from .charts import CHARTS, overviews
-from .evidence import SCORE, VERDICTS, Evidence, Interval, Statement, final, gain, score_at, time_ratio
+from .charts import CHARTS
+from .dots import Row, draw_dots, verdict_of
+from .evidence import SCORE, VERDICTS, Claim, Evidence, Interval, Statement, final, gain
 from .line_charts import draw
 from .results import Result, Settings, stamp
-from .trainings import GRADIENT_UNITS, ITERATIONS
-from .verdicts import CLAIMS, GUARDED
+from .timings import APART
+from .trainings import DENSE, GRADIENT_UNITS, HELD_OUT, ITERATIONS, TRAINED_ON
+from .verdicts import CLAIMS, GOLD_MATTERS, GUARDED, MATTERS, NO_LOWER, SLACK
 
 RISE = ("iterations", "images", "before", "after", "error", "failed")
+Answer = tuple[Claim, str, Sequence[Statement]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,9 @@ class Results:
         evidence: the results that count.
         used: the same results as a list, for their versions and hardware.
         unused: names of result files that do not count, because their code, settings or seeds differ.
-        labels: labels of the table's rows, in order.
+        labels: labels of the runs, in order.
         rises: method → the result of its short run.
+        embedded: forms of methods without published settings.
     """
 
     settings: Settings
@@ -41,28 +45,31 @@ class Results:
     unused: Sequence[str]
     labels: Sequence[str] = field(default=())
     rises: Mapping[str, Result] = field(default_factory=dict)
+    embedded: Sequence[str] = field(default=())
 
 
 def write_report(found: Results, out: Path) -> Path:
     """Write `claims.md`, `claims.json` and `claims/*.svg` into a folder; returns the page."""
     rows = table(found)
-    answers = [(claim, *claim.answer(found.evidence)) for claim in CLAIMS]
+    answers: list[Answer] = [(claim, *claim.answer(found.evidence)) for claim in CLAIMS]
     figures = out / "claims"
     figures.mkdir(parents=True, exist_ok=True)
-    drawn = {}
+    drawn = {"all": draw_dots(dots(answers))}
     for claim, verdict, _ in answers:
         if verdict != "not measured":
             shared = found.evidence.common(claim.runs) if claim.runs else found.evidence
             drawn[claim.name] = draw(f"{claim.paper}: {verdict}", CHARTS[claim.name](shared))
-    every = overviews(found.evidence, found.labels)
-    drawn |= {name: draw("Held-out rewards, means of the seeds", panels) for name, panels in every.items()}
     for name, text in drawn.items():
         write_text(figures / f"{name}.svg", text)
     data = {
         "command": command(found.settings),
         "package": asdict(stamp()),
         "hardware": machines(found.used),
-        "methods": plain(rows),
+        "runs": plain(rows),
+        "times": {
+            name: {key: timed[key] for key in ("iterations", "seconds", "nfe")}
+            for name, timed in found.evidence.times.items()
+        },
         "rises": {name: {key: run[key] for key in RISE if key in run} for name, run in found.rises.items()},
         "claims": [
             {
@@ -70,6 +77,7 @@ def write_report(found: Results, out: Path) -> Path:
                 "paper": claim.paper,
                 "statement": claim.statement,
                 "verdict": verdict,
+                "before": claim.before,
                 "findings": [asdict(finding) for finding in findings],
             }
             for claim, verdict, findings in answers
@@ -77,9 +85,20 @@ def write_report(found: Results, out: Path) -> Path:
         "other_code": sorted(r["file"] for r in found.used if r.get("other_code")),
         "unused": list(found.unused),
     }
-    write_text(out / "claims.json", json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
-    write_text(out / "claims.md", page(found, rows, [(c.name, c.paper, c.statement, v, f) for c, v, f in answers]))
+    text = json.dumps(plain(data), indent=1, allow_nan=False, ensure_ascii=False)
+    write_text(out / "claims.json", text + "\n")
+    write_text(out / "claims.md", page(found, rows, answers))
     return out / "claims.md"
+
+
+def dots(answers: Sequence[Answer]) -> list[Row]:
+    """A row for each number that a claim is judged by."""
+    return [
+        Row(claim.paper.partition(" ")[0], finding.measure, verdict_of(finding.holds))
+        for claim, _, findings in answers
+        for finding in findings
+        if finding.measure is not None
+    ]
 
 
 def plain(value: Any) -> Any:
@@ -88,13 +107,16 @@ def plain(value: Any) -> Any:
         return plain(asdict(value))
     if isinstance(value, Mapping):
         return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def command(settings: Settings) -> str:
     """The command line that makes this report."""
     words = ["flowgrpo", "bench", "claims", *settings.overrides, "--seeds", ",".join(map(str, settings.seeds))]
-    words += ["--scale", f"{settings.scale:g}", *(["--any-code"] if settings.any_code else [])]
+    words += ["--scale", f"{settings.scale:g}"]
+    words += ["--budget", f"{settings.budget:g}", *(["--any-code"] if settings.any_code else [])]
     return shlex.join(words)
 
 
@@ -108,109 +130,134 @@ def machines(results: Iterable[Result]) -> list[str]:
     return list(found)
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the runs ----------------------------------------------------------------------------------------------------------
 
 
 def table(found: Results) -> dict[str, dict[str, Any]]:
-    """Label → column → a number or an interval; None if it was not measured."""
-    evidence = found.evidence
-    runs = [run for label in found.labels for run in evidence.runs[label].values()]
-    budget = min((run["evaluation"]["compute"][-1] for run in runs), default=0.0)
-
-    def afforded(run: Result) -> float:
-        return score_at(run, "compute", budget)
-
-    rows = {}
+    """Label → column → a number or an interval."""
+    evidence, rows = found.evidence, {}
     for label in found.labels:
         own = evidence.runs[label]
         first = next(iter(own.values()))
         row: dict[str, Any] = {"seeds": sorted(own), "failed": list(evidence.failed.get(label, ()))}
         row |= {"iterations": first["iterations"], "images": first["images"], "trained_on": first["trained_on"]}
-        for name in ("evaluations", "trained_edges", "trained_states", "compute", "seconds"):
-            row[name] = _mean(run["totals"].get(name, 0) / run["iterations"] for run in own.values())
-        for baseline in ("dance_grpo", "flow_grpo"):
-            timed = baseline in evidence.times.get(label, {}).get("seconds", {})
-            row[f"time_{baseline}"] = time_ratio(evidence, label, baseline) if timed else None
-        for name in ("gold", SCORE, "proxy", "diversity"):
+        for name in ("compute", "seconds"):
+            row[name] = statistics.fmean(run["totals"].get(name, 0) / run["iterations"] for run in own.values())
+        for name in (SCORE, DENSE, "proxy"):
             row[name] = Interval.of(final(run, name) for run in own.values())
             row[f"{name}_gain"] = Interval.of(gain(run, name) for run in own.values())
-        row["over_flow_grpo"] = _over(evidence, label, "flow_grpo", final)
-        row["at_equal_compute"] = Interval.of(map(afforded, own.values()))
-        row["over_default_there"] = _over(evidence, label, "default", afforded)
-        row["budget"] = budget
-        rows[label] = row | _statistics(own.values())
+        rows[label] = row
     return rows
-
-
-def _over(evidence: Evidence, label: str, baseline: str, figure: Callable[[Result], float]) -> Interval | None:
-    shared = evidence.common((label, baseline))
-    return shared.difference(label, baseline, figure) if shared.runs and label != baseline else None
-
-
-def _statistics(runs: Iterable[Result]) -> dict[str, float | None]:
-    """Statistics of ratio and gradient over the iterations of a run, averaged over the seeds."""
-    curves = [run["curves"] for run in runs]
-
-    def over(name: str, figure: Callable[[list[float]], float]) -> float | None:
-        kept = [[v for v in c.get(name, ()) if v is not None] for c in curves]
-        return _mean(figure(values) for values in kept if values)
-
-    return {
-        "first_error": over("ratio/first_error", max),
-        "ratio": over("ratio/mean", statistics.fmean),
-        "log_ratio_rms": over("log_ratio_sq", lambda values: math.sqrt(statistics.fmean(values))),
-        "clip_share": over("clip_share", statistics.fmean),
-        "degenerate_groups": over("degenerate_groups", statistics.fmean),
-        "grad_norm": over("grad_norm", statistics.fmean),
-        "grad_variation": over("grad_norm", lambda v: statistics.pstdev(v) / statistics.fmean(v) if any(v) else 0.0),
-    }
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
-Answer = tuple[str, str, str, str, Sequence[Statement]]
-
 
 def page(found: Results, rows: Mapping[str, Mapping[str, Any]], answers: Sequence[Answer]) -> str:
     """The whole page as Markdown."""
-    settings = found.settings
+    assert {verdict for _, verdict, _ in answers} <= set(VERDICTS)
     parts = [
-        "# The papers' claims, on the embedded default",
-        f"`{command(settings)}`",
-        f"Run on: {'; '.join(machines(found.used)) or 'nothing yet'}. "
-        f"Package {stamp().version}, code {stamp().code}, model and prompts {stamp().data}.",
-        "Every method trains by its recipe, most of them not tuned to this model, on the same seeds for "
-        f"{ITERATIONS} × {settings.scale:g} iterations. All are evaluated on the same held-out prompts from the same "
-        "noise. Numbers are means over seeds with 95 % intervals of Student's t; methods are compared by their "
-        "difference on each seed. A claim rests on one or more intervals. It is *reproduced* if all of them lie on its "
-        "side of the bound, *not reproduced* if one lies beyond the bound, and else *undecided*.",
-        _spent(found),
-        *_warnings(found),
-        "## Verdicts",
+        "# The papers' claims, measured at the papers' own settings",
+        "![Each claim: what the paper says and what was measured](claims/all.svg)",
         _grid(
-            ["paper", "claim", "verdict"],
-            [[_linked(name, paper), text, f"**{v}**"] for name, paper, text, v, _ in answers],
+            ["paper", "claim of the paper", "measured here", "verdict", "before"],
+            [
+                [_linked(c), c.statement, "<br>".join(_numbers(findings)) or "–", f"**{verdict}**", c.before or "–"]
+                for c, verdict, findings in answers
+            ],
         ),
+        "“Before” is the verdict of the previous page. It compared the recipes in the proportions of the embedded "
+        "model, with another baseline than some papers have.",
+        "## How it is measured",
+        *_how(found),
+        *_warnings(found),
     ]
-    assert {verdict for *_, verdict, _ in answers} <= set(VERDICTS)
-    for name, paper, statement, verdict, findings in answers:
-        parts += [f"## {paper}: {name}", f"{statement} **{verdict.capitalize()}.**"]
+    for claim, verdict, findings in answers:
+        parts += [f"## {claim.paper}: {claim.name}", f"{claim.statement} **{verdict.capitalize()}.**"]
         parts.append("\n".join(f"- {finding.text}{_mark(finding)}" for finding in findings))
-        if name == "guard-ratio" and verdict != "not measured":
+        if claim.name == "guard-ratio" and verdict != "not measured":
             parts.append(_by_step(found.evidence, GUARDED))
         if verdict != "not measured":
-            parts.append(f"![{paper}: {name}](claims/{name}.svg)")
+            parts.append(f"![{claim.paper}: {claim.name}](claims/{claim.name}.svg)")
+    for name, timed in found.evidence.times.items():
+        parts += [f"## Seconds of an iteration: {name}", _times(timed)]
     if rows:
-        every = overviews(found.evidence, found.labels)
-        parts += ["## All methods", *_tables(rows), *(f"![Held-out rewards, {k}](claims/{k}.svg)" for k in every)]
+        parts += ["## The runs", _runs(rows)]
     if found.rises:
         parts += ["## Every recipe raises its reward", *_rises(found.rises)]
     return "\n\n".join(parts) + "\n"
+
+
+def _numbers(findings: Sequence[Statement]) -> list[str]:
+    """The numbers that a claim is judged by, with the paper's numbers."""
+    said = []
+    for finding in findings:
+        if (measure := finding.measure) is not None:
+            claimed = "" if measure.claimed is None else f"; claimed {measure.claimed:.2f}"
+            side = "≥" if measure.least else "≤"
+            bound = f"{measure.bound:.2f}".rstrip("0").rstrip(".")
+            shown = measure.interval.text(".2f" if abs(measure.interval.mean) >= 0.1 else ".3f")
+            said.append(f"{measure.words}: {shown} ({side} {bound} holds{claimed})")
+    return said
+
+
+def _how(found: Results) -> list[str]:
+    settings = found.settings
+    embedded = (
+        f" These have no published settings and run as they are embedded: {', '.join(found.embedded)}."
+        if found.embedded
+        else ""
+    )
+    return [
+        f"`{command(settings)}`",
+        f"Run on: {'; '.join(machines(found.used)) or 'nothing yet'}. "
+        f"Package {stamp().version}, code {stamp().code}, model and prompts {stamp().data}. {_spent(found)}",
+        "Each method has the proportions of its paper: its steps, window, tree, group, objective, advantages, updates "
+        "and averages. The model, the learning rate and the prompts are those of the embedded world. An iteration has "
+        f"an eighth of the paper's prompts.{embedded} Runs have {ITERATIONS} × {settings.scale:g} iterations; runs on "
+        "the proxy are longer.",
+        f"Runs train on the reward `{TRAINED_ON}`, unless a claim is about another reward. It is smooth: it compares "
+        "the area of each colour in a picture with the area that the prompt asks for, in [0, 1]. It asks for twice the "
+        "usual area, so that the model starts far below the best score. It says nothing about shapes and relations, so "
+        f"partial gold may fall while it rises. All figures are of the prompts `{HELD_OUT}`, from the same noise for "
+        "all runs. Nothing was chosen on these prompts.",
+        "A number has a 95 % interval of Student's t, over seeds, turns of a timing, or draws of a probe. A method and "
+        "its baseline are compared seed by seed. Bounds were set before measuring: a share of time may exceed the "
+        f"paper's by {SLACK:.2f}; a reward is no lower if the gain is at least {NO_LOWER:g} of the baseline's gain; a "
+        f"higher reward is a larger gain, and is refuted if the gain is less than {1 + MATTERS:g} of the baseline's; a "
+        f"difference of partial gold below {GOLD_MATTERS:g} does not matter. A claim is *reproduced* if every interval "
+        "lies on its side of the bound, *not reproduced* if one lies beyond, and else *undecided*. Seeds are added "
+        "until a claim is decided or the time is spent.",
+    ]
+
+
+def _times(timed: Result) -> str:
+    seconds = timed["seconds"]
+    first = next(iter(seconds))
+    rows = []
+    for name, values in seconds.items():
+        baseline = seconds[first + APART] if name.endswith(APART) else seconds[first]
+        nfe = timed["nfe"][name]
+        shown = f"({nfe['old']:.3g}, {nfe['theta']:.3g})"
+        here = f"({nfe['old_shared']:.3g}, {nfe['theta_shared']:.3g})"
+        share = Interval.of(a / b for a, b in zip(values, baseline, strict=True))
+        rows.append([name, shown, here, f"{statistics.fmean(values):.2f}", share.text(".2f")])
+    return _grid(["form", "NFE (old, θ)", "computed here", "seconds", f"share of {first}"], rows)
+
+
+def _runs(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    head = ["run", "seeds", "iterations", "images", "trained on", "compute", "seconds", "paint", "gain", "partial gold"]
+    cells = []
+    for label, row in rows.items():
+        own = [label, ", ".join(map(str, row["seeds"])), str(row["iterations"]), str(row["images"]), row["trained_on"]]
+        own += [f"{row['compute']:.0f}", f"{row['seconds']:.1f}"]
+        own += [row[SCORE].text(".3f"), row[f"{SCORE}_gain"].text(), row[f"{DENSE}_gain"].text()]
+        cells.append(own)
+    said = (
+        "Compute and seconds are of an iteration. Compute is the number of states through the denoiser; a state with "
+        f"gradients counts {GRADIENT_UNITS}. Partial gold is its change over the run."
+    )
+    return f"{said}\n\n{_grid(head, cells)}"
 
 
 def _rises(rises: Mapping[str, Result]) -> list[str]:
@@ -242,29 +289,36 @@ def _by_step(evidence: Evidence, labels: Sequence[str]) -> str:
         row = [str(step)]
         for label in labels:
             stats = [run["steps"][str(step)] for run in evidence.runs[label].values() if str(step) in run["steps"]]
-            mean, spread = _mean(s["mean"] for s in stats), _mean(math.sqrt(s["var"]) for s in stats)
-            clipped = _mean(s["clipped"] for s in stats)
+            mean, spread = _average(s["mean"] for s in stats), _average(math.sqrt(s["var"]) for s in stats)
+            clipped = _average(s["clipped"] for s in stats)
             shown = "–" if mean is None else f"{mean:.1e} ± {spread:.1e}"
             row += [shown.replace("-", "−"), "–" if clipped is None else f"{clipped:.1%}"]
         rows.append(row)
     return _grid(["step", *(text for label in labels for text in (f"log-ratio, {label}", "clipped"))], rows)
 
 
-def _linked(name: str, paper: str) -> str:
-    anchor = "".join(c for c in f"{paper}: {name}".lower() if c.isalnum() or c in " -").replace(" ", "-")
-    return f"[{paper}](#{anchor})"
+def _linked(claim: Claim) -> str:
+    heading = f"{claim.paper}: {claim.name}".lower()
+    return f"[{claim.paper}](#{''.join(c for c in heading if c.isalnum() or c in ' -').replace(' ', '-')})"
 
 
 def _mark(finding: Statement) -> str:
     if finding.note:
         return ""
-    return {True: " *Holds.*", False: " *Does not hold.*", None: " *Undecided.*"}[finding.holds]
+    if finding.holds is not None:
+        return " *Holds.*" if finding.holds else " *Does not hold.*"
+    measure = finding.measure
+    if measure is None:
+        return " *Undecided.*"
+    if measure.more is None:
+        return f" *Undecided; by the present spread, no number of {measure.each} that can be made decides it.*"
+    return f" *Undecided; by the present spread, about {measure.more} more {measure.each} decide it.*"
 
 
 def _spent(found: Results) -> str:
     runs = [run for label in found.labels for run in found.evidence.runs[label].values()]
-    hours = sum(run["totals"].get("seconds", 0.0) for run in runs) / 3600
-    return f"The {len(runs)} runs trained for {hours:.1f} hours in all; evaluations are not counted."
+    minutes = sum(run["totals"].get("seconds", 0.0) for run in runs) / 60
+    return f"The {len(runs)} runs trained for {minutes:.0f} minutes in all; evaluations are not counted."
 
 
 def _warnings(found: Results) -> list[str]:
@@ -284,65 +338,9 @@ def _warnings(found: Results) -> list[str]:
     return said
 
 
-def _tables(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    budget = next(iter(rows.values()))["budget"]
-    cost = [
-        ("seeds", lambda r: ", ".join(map(str, r["seeds"]))), ("iterations", lambda r: str(r["iterations"])),
-        ("images", lambda r: str(r["images"])), ("rollout evaluations", _number("evaluations", ".0f")),
-        ("trained edges", _number("trained_edges", ".0f")), ("states with gradient", _number("trained_states", ".0f")),
-        ("compute", _number("compute", ".0f")), ("seconds", _number("seconds", ".2f")),
-        ("of dance_grpo's", _number("time_dance_grpo", ".2f")), ("of flow_grpo's", _number("time_flow_grpo", ".2f")),
-    ]  # fmt: skip
-    reward = [
-        ("trained on", lambda r: r["trained_on"]), ("gold", _number("gold", ".3f")),
-        ("partial gold", _number(SCORE, ".3f")), ("gain", _number(f"{SCORE}_gain", "+.3f")),
-        ("over flow_grpo", _number("over_flow_grpo", "+.3f")),
-        (f"at {budget:.0f} units", _number("at_equal_compute", ".3f")),
-        ("over default there", _number("over_default_there", "+.3f")),
-        ("proxy", _number("proxy", ".3f")), ("proxy gain", _number("proxy_gain", "+.4f")),
-        ("diversity", _number("diversity", ".4f")), ("change", _number("diversity_gain", "+.4f")),
-    ]  # fmt: skip
-    ratio = [
-        ("first error", _number("first_error", ".1e")), ("ratio", _number("ratio", ".6f")),
-        ("log-ratio RMS", _number("log_ratio_rms", ".1e")), ("clipped", _number("clip_share", ".1%")),
-        ("degenerate groups", _number("degenerate_groups", ".1%")), ("gradient norm", _number("grad_norm", ".2e")),
-        ("its variation", _number("grad_variation", ".2f")),
-    ]  # fmt: skip
-    return [
-        "### Cost of an iteration",
-        "Trained edges are the edges of the plan, before any selection; losses of the forward process have none. "
-        "Compute is the number of states through the denoiser in rollout and update; a state with gradients counts "
-        f"{GRADIENT_UNITS}. Seconds were taken in the runs, while other processes ran as well; for their ratios, the "
-        "methods were timed in turn in one process.",
-        _rows(cost, rows),
-        "### Held-out rewards and diversity",
-        f"Gold is the share of satisfied prompts, and partial gold ({SCORE}) is their partial credit. Diversity is the "
-        "RMS distance between two images of a prompt, with pixels in [0, 1]. The column of partial gold at "
-        f"{budget:.0f} units compares the methods at equal compute, as much as the cheapest method spends in all; "
-        "values between two evaluations are interpolated.",
-        _rows(reward, rows),
-        "### Ratio and gradient",
-        "The first error is the largest distance of the ratio from 1 before an update. Log-ratios are means over a "
-        "latent.",
-        _rows(ratio, rows),
-    ]
-
-
-def _number(name: str, form: str) -> Callable[[Mapping[str, Any]], str]:
-    def shown(row: Mapping[str, Any]) -> str:
-        value = row[name]
-        if value is None:
-            return "–"
-        return value.text(form) if isinstance(value, Interval) else f"{value:{form}}".replace("-", "−")
-
-    return shown
-
-
-def _rows(
-    columns: Sequence[tuple[str, Callable[[Mapping[str, Any]], str]]], rows: Mapping[str, Mapping[str, Any]]
-) -> str:
-    cells = [[label, *(shown(row) for _, shown in columns)] for label, row in rows.items()]
-    return _grid(["method", *(name for name, _ in columns)], cells)
+def _average(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.fmean(found) if found else None
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

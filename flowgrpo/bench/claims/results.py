@@ -42,10 +42,11 @@ class Settings:
 
     Attributes:
         results: folder of the result files; its folder `runs` holds the run folders.
-        seeds: run seeds.
+        seeds: the seeds that every claim gets.
         scale: factor of the number of iterations.
         overrides: `key=value` changes to every recipe; they are part of the key of each result.
         any_code: if there is no result of this code and version, take a result of other code or another version.
+        budget: hours after which no further run begins.
     """
 
     results: Path
@@ -53,6 +54,7 @@ class Settings:
     scale: float = 1.0
     overrides: tuple[str, ...] = ()
     any_code: bool = False
+    budget: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...configs.load import dump_recipe
+from ...configs.load import dump_recipe, load_image_recipe
 from ...configs.schema import Recipe
 from ...training.session import start
 from ..measures import Silent
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
-from .trainings import Job, Report, json_lines, recipe_of
+from .trainings import Report, json_lines
 
 # A critic warms up for ten iterations, so some iterations remain that train the policy.
 ITERATIONS = 16
@@ -35,7 +35,7 @@ def find_rise(settings: Settings, method: str) -> Result | None:
 
 def rise_recipe(settings: Settings, method: str) -> Recipe:
     """A method's recipe on seed 0, with small files as its reward; if it has win rates, small files are their judge."""
-    own = recipe_of(Job(method, method), 0, settings)
+    own = load_image_recipe(method, settings.overrides)
     rewards = WIN_RATE if any(entry.name == "win_rate" for entry in own.rewards) else FILES
     iterations = max(1, round(ITERATIONS * settings.scale))
     changes = (
@@ -43,7 +43,7 @@ def rise_recipe(settings: Settings, method: str) -> Recipe:
         f"evaluate={{every: {iterations}, seeds: 1, steps: 10, rewards: [{FILES}]}}",
         f"run={{iterations: {iterations}, seed: 0, checkpoint_every: {iterations}, sample_every: {iterations}}}",
     )
-    return recipe_of(Job(method, method, changes), 0, settings)
+    return load_image_recipe(method, [*changes, *settings.overrides])
 
 
 def measure_rises(settings: Settings, methods: Sequence[str], report: Report) -> None:

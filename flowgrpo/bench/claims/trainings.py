@@ -1,8 +1,8 @@
 """The runs behind the papers' claims: what is trained on the embedded default, and what is saved from each run.
 
-Every method trains by its recipe for the same number of iterations, with the same evaluation and seeds. An interrupted
-run goes on from its run folder. Several processes may work on one folder of results: each takes a run that no other
-process is making.
+Every method trains in its paper's proportions for the same number of iterations, with the same evaluation and seeds. An
+interrupted run goes on from its run folder. Several processes may work on one folder of results: each takes a run that
+no other process is making.
 
 The unit of compute is one state through the denoiser. A state with gradients counts `GRADIENT_UNITS`, since a backward
 pass costs about as much as two forward passes. States are counted while a run calls the denoiser. So passes for a
@@ -16,15 +16,14 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from ...configs.load import dump_recipe, load_image_recipe, recipe_names
+from ...configs.load import dump_recipe
 from ...configs.schema import Recipe
 from ...training.folder.run_folder import RunFolder
 from ...training.reporting.reporter import Alarm
@@ -32,15 +31,20 @@ from ...training.reporting.symptoms import Symptom
 from ...training.session import Session, start
 from ...training.trainer import Trainer
 from ..measures import flow_task
+from .forms import FORMS, TRAINED_ON, Form
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 
 Report = Callable[[str], None]
 
-# With these numbers and three seeds, 31 recipes and five variants take about six hours on 2 cores. This estimate is for
-# two processes side by side, with one thread each, from the number of states through the denoiser.
-ITERATIONS = 48
-EVALUATIONS = 4
+# Over this length, a run takes one to three minutes on one core, and every method gains many standard errors.
+ITERATIONS = 8
+EVALUATIONS = 2
+EVALUATED = 150
+"""Prompts of an evaluation, the first of the file; the skills take turns in it."""
 GRADIENT_UNITS = 3
+HELD_OUT = "scenes:test"
+"""The prompts of all figures. Nothing is chosen on them."""
+PAINT, DENSE = "paint", "gold_dense"
 
 
 @dataclass(frozen=True)
@@ -49,49 +53,61 @@ class Job:
 
     Attributes:
         label: the name in tables and files.
-        method: a recipe of the package.
+        form: the recipe in its paper's proportions.
         overrides: changes to that recipe.
         length: number of iterations, as a multiple of the common number.
     """
 
     label: str
-    method: str
+    form: Form
     overrides: tuple[str, ...] = ()
     length: float = 1.0
 
+    @property
+    def method(self) -> str:
+        """The recipe of the package."""
+        return self.form.method
 
-# Over-optimisation shows if the reward is learned, each rollout is used several times, and the learning rate does not
-# fall. KL and the scale of the advantage are made equal, so that only ratio, step weight and clip differ.
+
+# Over-optimisation shows if the learned reward is trained on, each rollout is used several times, and the learning rate
+# does not fall. KL, average and the scale of the advantage are made equal, so that only ratio, step weight and clip
+# differ.
 _LONG = (
     "rewards=[{name: proxy}]", "rollout.prompts=4", "optimizer.updates=4", "optimizer.schedule=constant",
-    "penalties=[]", "advantage.scale=group", "advantage.ddof=1",
+    "optimizer.learning_rate=6e-4", "optimizer.ema=null", "penalties=[]", "advantage.scale=group", "advantage.ddof=0",
+)  # fmt: skip
+_JUDGED = "rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]"
+TRAINED = (
+    "dance_grpo", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star", "dance_grpo_19of20", "branchgrpo_depth",
+    "branchgrpo_mix", "flow_grpo", "tempflow_grpo", "diffusion_nft",
 )  # fmt: skip
 VARIANTS = (
-    Job("flow_grpo+proxy", "flow_grpo", _LONG, 2.0),
-    Job("grpo_guard+proxy", "grpo_guard", _LONG, 2.0),
-    Job("pref_grpo+proxy", "pref_grpo", ("rewards=[{name: win_rate, options: {judge: proxy, margin: 0.02}}]",)),
-    Job("pref_grpo+pointwise", "pref_grpo", ("rewards=[{name: proxy}]",)),
-    Job("vgpo+relative", "vgpo", ("sampler.plan.probe=null", "advantage=group", "credit=leaf")),
+    Job("flow_grpo+proxy", FORMS["flow_grpo"], _LONG, 2.0),
+    Job("grpo_guard+proxy", FORMS["grpo_guard"], _LONG, 2.0),
+    Job("pref_grpo+proxy", FORMS["pref_grpo"], (_JUDGED,)),
+    Job("pref_grpo+pointwise", FORMS["pref_grpo"], ("rewards=[{name: proxy}]",)),
 )
 
 
 def jobs() -> dict[str, Job]:
-    """Every recipe of the package by its name, then the variants that single claims need."""
-    names = recipe_names("images")
-    variants = {job.label: job for job in VARIANTS if job.method in names}
-    return {name: Job(name, name) for name in names} | variants
+    """Every run that claims need, by its label."""
+    return {name: Job(name, FORMS[name]) for name in TRAINED} | {job.label: job for job in VARIANTS}
 
 
+@lru_cache(maxsize=1024)
 def recipe_of(job: Job, seed: int, settings: Settings) -> Recipe:
-    """The recipe of one run: the method's own, with the common length, evaluation and seed."""
+    """The recipe of one run: the form's own, with the common length, evaluation and seed."""
     iterations = max(EVALUATIONS, round(ITERATIONS * job.length * settings.scale))
     every = math.ceil(iterations / EVALUATIONS)
-    rewards = "[{name: gold}, {name: gold, options: {dense: true}, label: gold_dense}, {name: proxy}]"
+    rewards = (
+        f"[{TRAINED_ON}, {{name: gold}}, {{name: gold, options: {{dense: true}}, label: {DENSE}}}, {{name: proxy}}]"
+    )
     common = (
-        f"evaluate={{every: {every}, seeds: 2, steps: 10, rewards: {rewards}}}",
+        f"data.heldout={HELD_OUT}",
+        f"evaluate={{every: {every}, prompts: {EVALUATED}, seeds: 1, steps: 10, rewards: {rewards}}}",
         f"run={{iterations: {iterations}, seed: {seed}, checkpoint_every: 10, keep: 1, sample_every: {every}}}",
     )
-    return load_image_recipe(job.method, [*common, *job.overrides, *settings.overrides])
+    return job.form.recipe([*common, *job.overrides, *settings.overrides])
 
 
 def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
@@ -99,11 +115,13 @@ def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
     return find(settings, f"{job.label}-seed{seed}", [recipe_of(job, seed, settings)])
 
 
-def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None:
+def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> bool:
     """Make the result of one run; an interrupted run goes on from where it stopped.
 
-    Nothing is done if there is a result, or if another process is making the run. A gradient that is not finite ends a
-    run; the result then says so.
+    A gradient that is not finite ends a run; the result then says so.
+
+    Returns:
+        Whether there is a result now. If another process is making the run, nothing is done.
     """
     recipe = recipe_of(job, seed, settings)
     key = key_of([recipe])
@@ -112,9 +130,9 @@ def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None
     with claimed(folder.with_name(f"{name}.lock")) as mine:
         if not mine:
             report(f"{job.label}, seed {seed}: another process is making this run")
-            return
+            return False
         if find_run(settings, job, seed) is not None:
-            return
+            return True
         head = {"kind": "run", "label": job.label, "method": job.method, "seed": seed, "key": key}
         head |= {"overrides": [*job.overrides, *settings.overrides], "recipes": [dump_recipe(recipe)]}
         head["trained_on"] = trained_on(recipe)
@@ -126,6 +144,7 @@ def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> None
             report(f"{job.label}, seed {seed}: {error}")
         write_result(settings.results / f"{name}.json", head | provenance() | figures)
     gc.collect()
+    return True
 
 
 def trained_on(recipe: Recipe) -> str:
@@ -209,7 +228,7 @@ def rounded(record: Mapping[str, float | None]) -> dict[str, str]:
 
 
 def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """Curves by iteration, evaluations with the compute and time before each, log-ratios by step, diversity, totals."""
+    """Curves by iteration, evaluations with the compute and time before each, log-ratios by step, totals."""
     records = json_lines(folder / "metrics.jsonl")
     done = [r for r in records if r["iteration"] < recipe.run.iterations]
     counts = {line["iteration"]: line for line in json_lines(folder / "compute.jsonl")}
@@ -233,15 +252,12 @@ def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     evaluation |= {"iteration": at, "updates": [steps * k for k in at]}
     evaluation |= {name: [sum(curves[name][:k]) for k in at] for name in ("compute", "seconds")}
-    apart = diversity(folder / "samples", "eval")
-    evaluation["diversity"] = [apart.get(k) for k in at]
     spent = ("evaluations", "forward", "trained_states", "trained_edges", "compute", "seconds")
     return {
         "iterations": len(done),
         "images": sum(1 for r in json_lines(folder / "samples" / "index.jsonl") if _first_batch(r)),
         "curves": curves,
         "evaluation": evaluation,
-        "rollout_diversity": {str(k): v for k, v in diversity(folder / "samples", "train").items()},
         "steps": ratios_by_step(done),
         "totals": {name: sum(curves[name]) for name in spent if name in curves},
     }
@@ -282,21 +298,6 @@ def ratios_by_step(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, 
             "var": max(second / count - mean**2, 0.0),
             "clipped": clipped / count,
         }
-    return found
-
-
-def diversity(samples: Path, phase: str) -> dict[int, float]:
-    """Iteration → mean distance between the saved images of one prompt; see `apart`."""
-    by_iteration: dict[int, list[Mapping[str, Any]]] = {}
-    for record in json_lines(samples / "index.jsonl"):
-        if record["phase"] == phase:
-            by_iteration.setdefault(record["iteration"], []).append(record)
-    found = {}
-    for iteration, records in by_iteration.items():
-        pixels = [np.asarray(Image.open(samples / r["image"]).convert("RGB"), dtype=np.float32) for r in records]
-        distance = apart(torch.from_numpy(np.stack(pixels) / 255), [r["prompt_id"] for r in records])
-        if distance is not None:
-            found[iteration] = distance
     return found
 
 

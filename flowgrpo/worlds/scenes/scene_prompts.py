@@ -232,10 +232,15 @@ def write_prompt_files(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
+def radius_range(things: int) -> tuple[float, float]:
+    """The smallest and the largest radius of a thing in a drawn scene of so many things, in pixels."""
+    return {1: (9.0, 12.0), 2: (8.0, 10.5), 3: (7.0, 8.5)}.get(things, (6.5, 7.5))
+
+
 def compose(items: tuple[Item, ...], rng: np.random.Generator) -> list[Thing]:
     """A random scene that shows exactly what `items` ask for; everything that they leave open is drawn at random."""
     wanted = [item for item in items for _ in range(item.count)]
-    low, high = {1: (9.0, 12.0), 2: (8.0, 10.5), 3: (7.0, 8.5)}.get(len(wanted), (6.5, 7.5))
+    low, high = radius_range(len(wanted))
     colours = [item.colour or str(rng.choice(list(COLOURS))) for item in wanted]
     for _ in range(10_000):
         radii = np.round(2 * rng.uniform(low, high, len(wanted))) / 2

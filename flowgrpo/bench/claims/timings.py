@@ -1,0 +1,93 @@
+"""Seconds of an iteration: the forms of a comparison take turns in one process.
+
+The papers compare whole iterations. Their codes compute every state of every sample, also the states that the samples
+of a prompt share. So each form with such samples is timed twice: as it runs here, and with nothing shared.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ...configs.load import dump_recipe
+from ...configs.schema import Recipe
+from ...training.trainer import Trainer
+from .forms import FORMS, PAPER_ITERATIONS, UNSHARED, nfe
+from .probes import loaded, probe_code
+from .results import Result, Settings, claimed, find, key_of, provenance, write_result
+from .trainings import Report
+
+TURNS = 5
+APART = ", nothing shared"
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "mixgrpo": ("dance_grpo", "dance_grpo_4of25", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star"),
+    "branchgrpo": ("dance_grpo_19of20", "dance_grpo_12of20", "branchgrpo", "branchgrpo_depth", "branchgrpo_mix"),
+}
+"""Comparisons by name; the first form is the baseline."""
+
+
+def timed(settings: Settings, family: str) -> dict[str, Recipe]:
+    """The recipes of a comparison by name; a name with `APART` is the form in which samples share nothing.
+
+    The runs have the papers' length, so that a moving window stands where it stands in the paper.
+    """
+    found = {}
+    # Saved samples would count as time of an iteration.
+    words = (f"run={{iterations: {PAPER_ITERATIONS}, sample_every: 1000000}}", *settings.overrides)
+    for name in FAMILIES[family]:
+        found[name] = FORMS[name].recipe(words)
+        if found[name].sampler.plan.get("shared_noise"):
+            found[name + APART] = FORMS[name].recipe((*words, UNSHARED))
+    return found
+
+
+def find_time(settings: Settings, family: str) -> Result | None:
+    """The timing of a comparison, or None if there is no result."""
+    return find(settings, f"time-{family}", list(timed(settings, family).values()), probe_code(), str(TURNS))
+
+
+def measure_times(settings: Settings, families: Sequence[str], report: Report) -> None:
+    """Time the comparisons that have no result, except those that another process is timing."""
+    for family in families:
+        recipes = timed(settings, family)
+        file = f"time-{family}-{key_of(list(recipes.values()), probe_code(), str(TURNS))}"
+        with claimed(settings.results / "runs" / f"{file}.lock") as mine, tempfile.TemporaryDirectory() as folder:
+            if not mine or find_time(settings, family) is not None:
+                continue
+            trainers = {name: _warm(recipe, Path(folder) / name) for name, recipe in recipes.items()}
+            figures = interleaved(trainers)
+            figures["nfe"] = {name: asdict(nfe(recipe)) for name, recipe in recipes.items()}
+            head = {"kind": "time", "label": family, "recipes": [dump_recipe(recipe) for recipe in recipes.values()]}
+            write_result(settings.results / f"{file}.json", head | provenance() | figures)
+            first = sum(next(iter(figures["seconds"].values())))
+            for name, values in figures["seconds"].items():
+                report(
+                    f"{name}: {sum(values) / len(values):.2f} s an iteration, {sum(values) / first:.2f} of the first"
+                )
+
+
+def _warm(recipe: Recipe, folder: Path) -> Trainer:
+    trainer = loaded(recipe, folder)
+    trainer.iterate(0)
+    return trainer
+
+
+def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
+    """Seconds of `TURNS` iterations of each trainer, in turn; the order is reversed every other time.
+
+    The iterations are spread evenly over a run of the papers' length, because a window makes early and late iterations
+    differ. Loading and the first iteration do not count.
+    """
+    numbers = [int((k + 0.5) * PAPER_ITERATIONS / TURNS) for k in range(TURNS)]
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+    for turn, number in enumerate(numbers):
+        for name in list(trainers)[:: -1 if turn % 2 else 1]:
+            trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
+            began = time.perf_counter()
+            trainers[name].iterate(number)
+            seconds[name].append(time.perf_counter() - began)
+    return {"iterations": numbers, "seconds": seconds}
