@@ -263,6 +263,14 @@ def test_published_trees_have_as_many_edges_an_image_as_branchgrpo_says():
     assert published("branchgrpo_mix").theta == 34 / 16 == pytest.approx(2.1, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["branchgrpo", "branchgrpo_depth", "branchgrpo_width", "branchgrpo_mix"])
+def test_published_updates_of_trees_have_96_edges_each(name: str):
+    """The release makes an update from 12 edges of each of 8 processes."""
+    recipe = load_image_recipe(f"{name}@published")
+    edges = published(name).theta * recipe.rollout.prompts * recipe.rollout.group
+    assert recipe.optimizer.updates == math.ceil(edges / 96)
+
+
 def test_published_branches_leave_a_deterministic_line():
     """TempFlow-GRPO (2508.04324): 9 steps, 4 seeds, 6 branches. G²RPO (2510.01982): 8 steps, 12 branches, 2 strides."""
     tempflow, g2rpo = published("tempflow_grpo"), published("g2rpo")

@@ -9,6 +9,7 @@ which is the same for all.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from ...configs.layers import layers
 from ...configs.load import load_image_recipe
 from ...configs.schema import Recipe
 from ...parts.choice import plain
-from ...training.planning import Nfe, forecast, nfe_of
+from ...training.planning import Nfe, forecast, levels_of, nfe_of, planner
 
 PROMPTS = 8
 """The prompts of an iteration are the paper's prompts divided by this number."""
@@ -26,6 +27,9 @@ PAPER_ITERATIONS = 300
 # Samples of a prompt that start from one noise share all states before their first stochastic step. The papers' code
 # computes these states again for each sample.
 UNSHARED = "sampler.plan.shared_noise=false"
+# BranchGRPO deals batches of states out to its updates, so it needs many small ones. Its baseline has batches of the
+# same size, because they are compared by time.
+SMALL_BATCHES = "rollout.batch=8"
 TRAINED_ON = "{name: paint, options: {amount: 2.0}}"
 """The reward of every run, unless its claim is about another reward."""
 REWARD = f"rewards=[{TRAINED_ON}]"
@@ -62,8 +66,21 @@ class Form:
         words = [*embedded_words(self.method), *self.changes]
         # The published prompts are read before they are changed; updates then need as many prompts as there are.
         paper = load_image_recipe(source, words)
-        prompts = max(round(paper.rollout.prompts / PROMPTS), paper.optimizer.updates)
-        return load_image_recipe(source, [*words, f"rollout.prompts={prompts}", *overrides])
+        groups = paper.optimizer.updates if paper.optimizer.cut == "prompts" else 1
+        prompts = max(round(paper.rollout.prompts / PROMPTS), groups)
+        words.append(f"rollout.prompts={prompts}")
+        if paper.optimizer.cut == "edges":
+            words.append(f"rollout.batch={_batch_for_updates(load_image_recipe(source, words))}")
+        return load_image_recipe(source, [*words, *overrides])
+
+
+def _batch_for_updates(recipe: Recipe) -> int:
+    """The largest batch, a half or a quarter or less of the recipe's, of which a rollout has one for each update."""
+    plan, prompts, batch = planner(recipe, levels_of(recipe))(0), recipe.rollout.prompts, recipe.rollout.batch
+    states = [plan.main_states[i] * prompts for i in plan.trained_steps]
+    while batch > 1 and sum(math.ceil(count / batch) for count in states) < recipe.optimizer.updates:
+        batch //= 2
+    return batch
 
 
 def _is_published(method: str) -> bool:
@@ -106,6 +123,7 @@ FORMS: dict[str, Form] = {
             "rollout.prompts=16",
             "rollout.group=16",
             "optimizer.updates=2",
+            SMALL_BATCHES,
         ),
     ),
     "dance_grpo_12of20": Form(
@@ -116,11 +134,12 @@ FORMS: dict[str, Form] = {
             "rollout.prompts=16",
             "rollout.group=16",
             "optimizer.updates=2",
+            SMALL_BATCHES,
         ),
     ),
-    "branchgrpo": Form("branchgrpo"),
-    "branchgrpo_depth": Form("branchgrpo_depth"),
-    "branchgrpo_mix": Form("branchgrpo_mix"),
+    "branchgrpo": Form("branchgrpo", (SMALL_BATCHES,)),
+    "branchgrpo_depth": Form("branchgrpo_depth", (SMALL_BATCHES,)),
+    "branchgrpo_mix": Form("branchgrpo_mix", (SMALL_BATCHES,)),
     "flow_grpo": Form("flow_grpo"),
     "tempflow_grpo": Form("tempflow_grpo"),
     "grpo_guard": Form("grpo_guard"),
