@@ -1,5 +1,6 @@
 """The smooth reward of the embedded world: known areas, known scores, and small changes for small changes."""
 
+import itertools
 import math
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_drawn_scenes_score_high_and_others_do_not() -> None:
     right = [score(picture(*compose(p.items, rng)), *p.items) for p in prompts]
     assert np.mean(right) == pytest.approx(0.94, abs=0.015)
     assert min(right) > 0.75
-    wrong = [score(picture(*compose(p.items, rng)), *q.items) for p, q in zip(prompts, prompts[1:])]
+    wrong = [score(picture(*compose(p.items, rng)), *q.items) for p, q in itertools.pairwise(prompts)]
     assert np.mean(wrong) < 0.7
 
 
