@@ -183,6 +183,7 @@ NOTES = {
     "data.train": "Files end in .txt (a prompt a line), .jsonl, .json, .csv or .tsv (a `prompt` column; the others go "
     "to the rewards). For a pipeline that takes a picture, a column `image` has its path, from the folder of the file.",
     "data.heldout": "`null` switches evaluation off.",
+    "data.test": "Choose nothing by them.",
     "sampler.steps": "Denoising steps.",
     "sampler.sigmas": "The levels fall from at most 1 to exactly 0. They replace `sampler.steps`.",
     "rollout.group": "With plan `spine`, the number of main lines per prompt; plan `branch` does not use it.",

@@ -83,12 +83,13 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
         ValueError: the recipe has faults; the message has one line for each.
     """
     from ..configs.load import load_recipe
+    from ..configs.sections import SPLITS
     from ..training.checking import check
 
-    checked = check(recipe)
+    checked = check(recipe, reads_test=True)
     if checked.texts("fault", "needed") and source is not None and not Path(source.partition("@")[0]).is_file():
         own = load_recipe(source)
-        excused = {f"data.{name}" for name in ("train", "heldout") if not Path(str(getattr(own.data, name))).exists()}
+        excused = {f"data.{name}" for name in SPLITS if not Path(str(getattr(own.data, name))).exists()}
         excused = {key for key in excused if getattr(own.data, key[5:]) == getattr(recipe.data, key[5:])}
         excused |= {"rewards"} if own.rewards == recipe.rewards else set()
         excused |= {"evaluate.rewards"} if own.evaluate.rewards == recipe.evaluate.rewards else set()

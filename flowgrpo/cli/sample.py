@@ -184,6 +184,12 @@ def evaluate(
         ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--split", help="Prompts: `heldout`, `test` or `train`, the file that `data` of the recipe names."
+        ),
+    ] = "heldout",
     out: Annotated[
         Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
     ] = None,
@@ -191,8 +197,13 @@ def evaluate(
     """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
 
     A run is evaluated by its own recipe, if no other is named. Samples are made as in the run: with its dtype, steps,
-    batch and arguments of the call. A model that is not from a run needs a recipe.
+    batch and arguments of the call. A model that is not from a run needs a recipe. No run reads the test prompts: use
+    `--split test` for a final figure, and choose nothing by it.
     """
+    from ..configs.sections import SPLITS
+
+    if on not in SPLITS:
+        raise ValueError(f"--split is {on!r}; use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
     output_folder(out)
     source, overrides = split(words)
     from ..inference.inference import evaluate_model
@@ -200,7 +211,7 @@ def evaluate(
 
     recipe = evaluation_recipe(model, source, overrides)
     noun = "images" if recipe.task == "images" else "completions"
-    for name, (mean, error, count) in evaluate_model(model, recipe, out=out, base=base, say=say).items():
+    for name, (mean, error, count) in evaluate_model(model, recipe, split=on, out=out, base=base, say=say).items():
         say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")

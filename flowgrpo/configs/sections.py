@@ -24,6 +24,9 @@ class LoraConfig(Section):
 
 
 PROMPT = "{prompt}"
+WORLDS = ("scenes", "arithmetic")
+"""The embedded worlds. Each has the prompts `WORLD:train`, `WORLD:heldout` and `WORLD:test`."""
+SPLITS = ("heldout", "test", "train")
 
 
 class DataConfig(Section):
@@ -33,6 +36,11 @@ class DataConfig(Section):
 
     train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
+    test: str | None = Field(
+        None,
+        description="Prompts that no run reads, for `flowgrpo evaluate --split test`: a file, `scenes:test` or "
+        "`arithmetic:test`. By default, the test prompts of the embedded world of `heldout`.",
+    )
     templates: list[str] = Field(
         default_factory=list,
         description="Prompt augmentation by texts with `{prompt}` in them. A prompt is sampled with each template, all "
@@ -46,6 +54,18 @@ class DataConfig(Section):
         if wrong:
             raise ValueError(f"the template {wrong[0]!r} must hold {PROMPT} once, where the prompt goes")
         return templates
+
+    def source(self, split: str) -> str | None:
+        """The prompts of one of `SPLITS`; None if the recipe has none.
+
+        Without `test`, the test prompts are those of the embedded world of `heldout`; without `heldout`, those of the
+        world of `train`.
+        """
+        if split != "test" or self.test is not None:
+            found: str | None = getattr(self, split)
+            return found
+        world, colon, _ = (self.train if self.heldout is None else self.heldout).partition(":")
+        return f"{world}:test" if colon and world in WORLDS else None
 
 
 def named_once(entries: list[Choice]) -> list[Choice]:

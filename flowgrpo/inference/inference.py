@@ -14,7 +14,7 @@ from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
 from ..text.cutting import Parts
-from ..training.checking import read_heldout, reward_specs
+from ..training.checking import read_heldout, read_split, reward_specs
 from ..training.credit.pooling import asked
 from ..training.data import PromptRow, columns_of
 from ..training.evaluating import evaluation_key
@@ -30,6 +30,7 @@ from .text_inference import how_text, iterations_done, new_index, task_of, text_
 Say = Callable[[str], None]
 CPU = torch.device("cpu")
 EVERY_SECONDS = 5.0
+NOUNS = {"heldout": "held-out", "test": "test", "train": "training"}
 
 
 def silent(line: str) -> None:
@@ -145,22 +146,30 @@ def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
 
 
 def evaluate_model(
-    model: str, recipe: AnyRecipe, *, out: Path | None = None, base: bool = False, say: Say = silent
+    model: str,
+    recipe: AnyRecipe,
+    *,
+    split: str = "heldout",
+    out: Path | None = None,
+    base: bool = False,
+    say: Say = silent,
 ) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and count of each evaluation reward on the held-out prompts.
+    """Mean, standard error and count of each evaluation reward on the held-out prompts, or on another split.
 
-    For a run with its own recipe, the means equal the means of the run's last evaluation. They are equal to the last
-    bit if one process made that evaluation on a device of the same kind.
+    For a run with its own recipe, the means on held-out prompts equal the means of the run's last evaluation. They are
+    equal to the last bit if one process made that evaluation on a device of the same kind. Prompts with the same place
+    in their files start from the same noise.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
-        recipe: says how samples are made, and has the held-out prompts, rewards and lengths; of images or of text.
+        recipe: says how samples are made, and has the prompts, rewards and lengths; of images or of text.
+        split: the prompts: one of `SPLITS`.
         out: folder for the completions with their rewards, in the format of a run's `samples/index.jsonl`; text only.
         base: for a run, evaluate the model before training.
         say: called with lines that say what is evaluated, and how many samples are done.
 
     Raises:
-        ValueError: the recipe is of another task than the model or has no held-out prompts, a reward cannot score
+        ValueError: the recipe is of another task than the model or has no prompts of the split, a reward cannot score
             the samples, a file exists, or the run has no weights yet.
     """
     made = task_of(model)
@@ -171,19 +180,19 @@ def evaluate_model(
     if out is not None and not isinstance(recipe, TextRecipe):
         raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
     index = None if out is None else new_index(out)
-    rows = read_heldout(recipe)
-    if not rows:
+    source, rows = recipe.data.source(split), read_split(recipe, split)
+    if not source or not rows:
         raise ValueError(
-            f"data.heldout of {recipe.name} is null, but an evaluation needs held-out prompts; name a file with "
-            "data.heldout=FILE"
+            f"data.{split} of {recipe.name} is null, but an evaluation needs {NOUNS[split]} prompts; name a file with "
+            f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
     parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
     total = len(rows) * recipe.evaluate.seeds
-    say(f"{model}: {len(rows)} prompts of {recipe.data.heldout}, {total} samples, scored by {', '.join(rewards.names)}")
-    experience = _evaluated(model, recipe, rows, base, say)
+    say(f"{model}: {len(rows)} prompts of {source}, {total} samples, scored by {', '.join(rewards.names)}")
+    experience = _evaluated(model, recipe, rows, source, base, say)
     say(f"scoring {total} samples")
     scores = rewards.score(*asked(rows, experience))
     rewards.close()
@@ -193,7 +202,7 @@ def evaluate_model(
     return _summaries(scores)
 
 
-def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], base: bool, say: Say) -> Any:
+def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], source: str, base: bool, say: Say) -> Any:
     keys = [evaluation_key(row) for row in rows]
     seen = progress(len(rows) * recipe.evaluate.seeds, say)
     if isinstance(recipe, TextRecipe):
@@ -201,7 +210,7 @@ def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], base: bool,
         return text_task(model, recipe, base=base).evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
     say(how(recipe))
     opened = open_images(model, recipe, base=base)
-    rows[:] = opened.illustrated(rows, str(recipe.data.heldout))
+    rows[:] = opened.illustrated(rows, source)
     evaluator = opened.evaluator([row.prompt for row in rows])
     return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)
 

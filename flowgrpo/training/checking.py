@@ -17,7 +17,7 @@ from ..rewards.registry import outline
 from ..text.cutting import Parts
 from .balance import Balance
 from .credit.from_scores import Credit
-from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, read_prompts
+from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, prompt_path, read_prompts
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .images.critic import check_guide
@@ -87,16 +87,21 @@ class Checked:
         return self.data
 
 
-def check(recipe: AnyRecipe) -> Checked:
+def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
     """Check everything that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
 
     The check reads no weights, makes no reward that could read weights, and uses no network.
+
+    Args:
+        recipe: the recipe.
+        reads_test: read the test prompts as well. A run does not read them; it only checks that the file is there.
     """
     found = Checked(recipe)
     found.data = _data(found)
     _model(found)
     _combinations(found)
     _rewards(found)
+    _test_prompts(found, reads_test)
     _trackers(found)
     return found
 
@@ -122,8 +127,13 @@ def read_data(recipe: AnyRecipe) -> Data:
 
 def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
     """The held-out prompts of a recipe, at most `evaluate.prompts`; empty if the recipe names no file."""
-    heldout = read_prompts(recipe.data.heldout) if recipe.data.heldout else []
-    return heldout[: recipe.evaluate.prompts]
+    return read_split(recipe, "heldout")
+
+
+def read_split(recipe: AnyRecipe, split: str) -> list[PromptRow]:
+    """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names no file."""
+    source = recipe.data.source(split)
+    return read_prompts(source)[: recipe.evaluate.prompts] if source else []
 
 
 def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> Any:
@@ -151,6 +161,51 @@ def _data(found: Checked) -> Data | None:
     if None in rows.values():
         return None
     return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
+
+
+def _test_prompts(found: Checked, reads: bool) -> None:
+    """Check that the file of the test prompts is there; if it is to be read, check it like the held-out prompts."""
+    recipe, source = found.recipe, found.recipe.data.source("test")
+    if source is None:
+        return
+    if not reads:
+        _try(found, "data.test", prompt_path, source)
+        return
+    rows = _try(found, "data.test", _prompts, recipe, source)
+    if rows is None or found.data is None:
+        return
+    columns = columns_of(rows, _parts_of(recipe))
+    for spec in reward_specs(evaluated(recipe)):
+        try:
+            reward = outline(spec)
+        except (ValueError, OSError):
+            continue  # The check of the rewards has said what is wrong.
+        _try(found, "data.test", _check_reward, found, reward, columns, source)
+    _shared(found, rows, source)
+
+
+def _shared(found: Checked, rows: Sequence[PromptRow], source: str) -> None:
+    """Note test prompts that are training or held-out prompts too."""
+    for name in ("train", "heldout"):
+        other = found.recipe.data.source(name)
+        known = {_said(row) for row in read_prompts(other)} if other else set()
+        count = sum(_said(row) in known for row in rows)
+        if count:
+            text = (
+                f"{count} of {len(rows)} prompts of {source}, the test prompts, are in data.{name} ({other}) too; take "
+                "them out of one of the two, or name another file with data.test"
+            )
+            found.findings.append(Fault("note", text, "data.test"))
+
+
+def _said(row: PromptRow) -> str:
+    """The words of a prompt or a conversation; texts that differ in spaces alone have equal words."""
+    said = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
+    return " ".join(" ".join(said).split())
+
+
+def _parts_of(recipe: AnyRecipe) -> Parts | None:
+    return Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
 
 
 def _prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
@@ -298,7 +353,7 @@ def idle_plan_options(recipe: Recipe) -> list[str]:
 
 def _rewards(found: Checked) -> None:
     recipe, data = found.recipe, found.data
-    parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+    parts = _parts_of(recipe)
     sides = [
         ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
         ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..configs.layers import prompt_file_note
-from ..configs.sections import PROMPT
+from ..configs.sections import PROMPT, WORLDS
 from ..pipelines.pictures import Picture
 from ..text.cutting import Parts
 from .folder.json_lines import parse_strict, unwritable
@@ -21,7 +21,7 @@ from .folder.json_lines import parse_strict, unwritable
 IMAGE = "image"
 # DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
-EMBEDDED = {"scenes": "flowgrpo.worlds.scenes", "arithmetic": "flowgrpo.worlds.arithmetic"}
+EMBEDDED = {world: f"flowgrpo.worlds.{world}" for world in WORLDS}
 
 
 @dataclass(frozen=True)
@@ -124,13 +124,14 @@ def prompt_path(source: str) -> Path:
         return path
     path = Path(source)
     if not source:
-        raise ValueError("the path of the prompt file is empty; check data.train and data.heldout")
+        raise ValueError("the path of the prompt file is empty; check data.train, data.heldout and data.test")
     if path.is_dir():
         raise ValueError(f"the prompt file {source!r} is a folder; name a file in it")
     if not path.is_file():
         note = prompt_file_note(source)
-        what = f"it should hold {note}; give the path of your file with" if note else "check"
-        raise MissingPrompts(f"no prompt file {source!r} (in {Path.cwd()}); {what} data.train and data.heldout")
+        what = f"it should hold {note}; give the path of your file with data.train and data.heldout"
+        what = what if note else "check data.train, data.heldout and data.test"
+        raise MissingPrompts(f"no prompt file {source!r} (in {Path.cwd()}); {what}")
     return path
 
 
