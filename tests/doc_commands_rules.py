@@ -91,7 +91,7 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
 
 
 def _put_files(reader: Reader, recipe: AnyRecipe) -> None:
-    for file in (recipe.data.train, recipe.data.heldout):
+    for file in (recipe.data.train, recipe.data.heldout, recipe.data.test):
         if file is not None and ":" not in file and not Path(file).is_absolute():
             read = any(reward.name == "ocr" for reward in recipe.rewards)
             put_prompts(reader.home / file, text=not isinstance(recipe, Recipe), words=read)

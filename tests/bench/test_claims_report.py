@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowgrpo.bench.claims.charts import CHARTS
-from flowgrpo.bench.claims.dots import Row, draw_dots
+from flowgrpo.bench.claims.dots import Dots, draw_dots
 from flowgrpo.bench.claims.evidence import Evidence, Interval, Measure
 from flowgrpo.bench.claims.gather import choose, gather, settings_of
 from flowgrpo.bench.claims.line_charts import Panel, Series, draw, ticks
@@ -71,7 +71,7 @@ def test_ticks_are_round(low: float, high: float, expected: list[str]) -> None:
 def test_dots_lie_on_scales_of_their_own() -> None:
     time = Measure("time < 1", Interval(0.53, 0.50, 0.56, 5), 0.56, False, 0.51)
     gain = Measure("gain", Interval(1.4, -math.inf, math.inf, 1), 0.8, True, None, None)
-    root = parsed(draw_dots([Row("A", time, "reproduced"), Row("B", gain, "undecided")]))
+    root = parsed(draw_dots([Dots("A", time, "reproduced"), Dots("B", gain, "undecided")]))
     said = texts(root)
     assert {"A", "B", "time < 1", "0.53 [0.50, 0.56]", "1.40", "reproduced", "not reproduced"} <= set(said)
     # The first three circles and the first diamond are the legend.

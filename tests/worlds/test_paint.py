@@ -1,5 +1,6 @@
 """The smooth reward of the embedded world: known areas, known scores, and small changes for small changes."""
 
+import itertools
 import math
 from typing import Any
 
@@ -76,13 +77,19 @@ def test_a_small_change_of_a_picture_is_a_small_change_of_the_score() -> None:
     assert (steps > 0).all()
 
 
+def test_the_size_of_a_picture_does_not_matter() -> None:
+    image = picture(Thing("square", "red", 30, 28, 9.0))
+    large = image.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    assert torch.allclose(paint(large), paint(image), atol=1.0)
+
+
 def test_drawn_scenes_score_high_and_others_do_not() -> None:
     rng = np.random.default_rng(0)
     prompts = split(True, 10)
     right = [score(picture(*compose(p.items, rng)), *p.items) for p in prompts]
     assert np.mean(right) == pytest.approx(0.94, abs=0.015)
     assert min(right) > 0.75
-    wrong = [score(picture(*compose(p.items, rng)), *q.items) for p, q in zip(prompts, prompts[1:])]
+    wrong = [score(picture(*compose(p.items, rng)), *q.items) for p, q in itertools.pairwise(prompts)]
     assert np.mean(wrong) < 0.7
 
 

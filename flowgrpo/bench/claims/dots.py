@@ -23,7 +23,7 @@ _CLASSES = {verdict: f"v{k}" for k, verdict in enumerate(_COLOURS)}
 
 
 @dataclass(frozen=True)
-class Row:
+class Dots:
     """A number of a claim, with the short name of its paper and its own verdict."""
 
     paper: str
@@ -36,7 +36,7 @@ def verdict_of(holds: bool | None) -> str:
     return {True: "reproduced", False: "not reproduced", None: "undecided"}[holds]
 
 
-def draw_dots(rows: Sequence[Row]) -> str:
+def draw_dots(rows: Sequence[Dots]) -> str:
     """The rows as an SVG document."""
     height = HEAD + ROW * max(len(rows), 1) + 12
     parts = [
@@ -73,7 +73,7 @@ def _diamond(x: float, y: float) -> str:
     return f"M{x:.1f} {y - 6:.1f}l5 6l-5 6l-5 -6z"
 
 
-def _scale(row: Row, y: float) -> list[str]:
+def _scale(row: Dots, y: float) -> list[str]:
     """Band, bound, paper's number, interval and dot of one row, with its numbers in words."""
     measure, name = row.measure, _CLASSES[row.verdict]
     interval = measure.interval

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...training.folder.run_folder import write_text
 from .charts import CHARTS
-from .dots import Row, draw_dots, verdict_of
+from .dots import Dots, draw_dots, verdict_of
 from .evidence import SCORE, VERDICTS, Claim, Evidence, Interval, Statement, final, gain
 from .line_charts import draw
 from .results import Result, Settings, stamp
@@ -91,10 +91,10 @@ def write_report(found: Results, out: Path) -> Path:
     return out / "claims.md"
 
 
-def dots(answers: Sequence[Answer]) -> list[Row]:
+def dots(answers: Sequence[Answer]) -> list[Dots]:
     """A row for each number that a claim is judged by."""
     return [
-        Row(claim.paper.partition(" ")[0], finding.measure, verdict_of(finding.holds))
+        Dots(claim.paper.partition(" ")[0], finding.measure, verdict_of(finding.holds))
         for claim, _, findings in answers
         for finding in findings
         if finding.measure is not None

@@ -118,13 +118,13 @@ def guard_ratios(evidence: Evidence) -> list[Statement]:
     by = [a - b for a, b in zip(evidence.each(guard, lopsided), evidence.each(plain, lopsided), strict=True)]
     said = f"|Mean| / deviation of the log-ratio, averaged over the steps: {before.text('.2f')} without and "
     said += f"{after.text('.2f')} with Guard, difference {{}}."
-    found = [judged(said, "log-ratio off centre, with Guard minus without", by, 0.0, False, form="+.2f")]
+    found = [judged(said, "log-ratio off centre, with minus without", by, 0.0, False, form="+.2f")]
     before, after = (Interval.of(evidence.each(label, unevenness)) for label in (plain, guard))
     decades = [[math.log10(v) for v in evidence.each(label, unevenness)] for label in (guard, plain)]
     said = f"Largest / smallest deviation among the steps: {before.text('.1f')} without and {after.text('.1f')} with"
     said += " Guard, difference {} decades."
     by = [a - b for a, b in zip(*decades, strict=True)]
-    return [*found, judged(said, "spread among steps, decades, with Guard minus without", by, 0.0, False, form="+.2f")]
+    return [*found, judged(said, "uneven spread of steps, with minus without", by, 0.0, False, form="+.2f")]
 
 
 def over_optimised(evidence: Evidence) -> list[Statement]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...rewards.base import Scores
 from ...rewards.options import check_positive
-from .draw import COLOURS, mask
+from .draw import COLOURS, SIZE, mask
 from .scene_prompts import Item, radius_range, read_items
 
 # Squared distance of RGB values in [0, 1] at which a pixel's share of a colour has fallen to 1/e.
@@ -27,7 +27,7 @@ _NAMES = tuple(COLOURS)
 
 
 def paint(images: Tensor) -> Tensor:
-    """The area of each colour of the palette in a picture, in pixels.
+    """The area of each colour of the palette in a picture, in pixels of a picture of 64×64.
 
     A pixel is explained as `ground + cover · (colour − ground)` by each colour. Its cover is divided among the colours
     by how well they explain it, so that the area changes smoothly with the pixel.
@@ -47,7 +47,7 @@ def paint(images: Tensor) -> Tensor:
     # |offset − cover · direction|², without an array of colours, channels and pixels.
     crossed = torch.einsum("bkc,bcp->bkp", direction, offset)
     residual = offset.square().sum(1, keepdim=True) - 2 * cover * crossed + cover.square() * length
-    return (cover * torch.softmax(-residual / SOFTNESS, dim=1)).sum(2)
+    return (cover * torch.softmax(-residual / SOFTNESS, dim=1)).mean(2) * SIZE**2
 
 
 @lru_cache(maxsize=64)
@@ -75,7 +75,7 @@ def likeness(found: Tensor, named: Tensor, free: float) -> float:
     """1 minus the paint that is missing or too much, divided by the paint that is shown and asked for; in [0, 1].
 
     Args:
-        found: area of each colour [6], in pixels.
+        found: area of each colour [6], in pixels of a picture of 64×64.
         named: area asked for of each colour [6].
         free: area asked for of any colour. What exceeds the named areas may fill it.
     """
@@ -99,7 +99,7 @@ class Paint:
         ValueError: `amount` is not a finite number above 0.
 
     The prompt file's `include` column (GenEval's form) says what is asked for; a prompt without it is not applicable
-    (NaN). Images are [B, 3, 64, 64] in [0, 1].
+    (NaN). Images are [B, 3, H, W] in [0, 1]; their size does not matter.
     """
 
     def __init__(self, amount: float = 1.0) -> None:
