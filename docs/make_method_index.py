@@ -61,21 +61,28 @@ METHODS = (
     Method(
         "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_guard", "mixgrpo_flash", "mixgrpo_flash_star"),
         "Windows are never empty. The released progressive window is empty for a whole interval when it reaches the "
-        "end. Windows are drawn once for all ranks. Flash always ends at σ = 0; the released schedule stops before σ = "
-        "0 if one step is left.",
+        "end. When a window has reached the end, it starts over, as in the release; the paper's Algorithm 1 stops. "
+        "Windows are drawn once for all ranks. An update has whole groups; a released update has three of the twelve "
+        "images of each prompt. Flash always ends at σ = 0; the released schedule stops before σ = 0 if one step is "
+        "left. Flash* keeps a quarter of the steps after its window, which makes the paper's 8 evaluations; the "
+        "released fifth makes 7.",
         (windows.progressive, windows.frozen, schedules.compress_tail, solvers.dpmpp_2m), ("mixgrpo", "mixgrpo-flash"),
     ),
     Method(
         "TempFlow-GRPO", "2508.04324", ("tempflow_grpo",),
         "The weights are computed so that their mean is 1. Each released constant holds for one schedule and one noise "
-        "level.",
+        "level. The published form compares 24 branches of a step, six of each of four seeds. The embedded form has "
+        "two seeds.",
         (plans.spine_plan,), ("tempflow",),
     ),
     Method(
         "BranchGRPO", "2509.06040", ("branchgrpo", "branchgrpo_depth", "branchgrpo_width", "branchgrpo_mix"),
         "Branch noise has unit variance and correlation 1/(1 + s²), as in the paper. The released code multiplies the "
         "noise by 4, and scores it without this factor. States are rounded before they are scored, so ratios begin at "
-        "1. The last step is not trained. Depth pruning moves towards later steps, as in the paper's text.",
+        "1. The last step is not trained. Depth pruning moves towards later steps, as in the paper's text; in the "
+        "released code it moves towards earlier ones. An update has 96 random edges of all trees, as released. Width "
+        "pruning trains the better child of the last splits, as in the paper. Its published form is the released mode "
+        "1, which sorts edges of equal advantage and so keeps the first five later steps of every branch.",
         (plans.branch_plan, trees.node_values, trees.depth_advantages), ("branchgrpo", "branchgrpo-mix"),
     ),
     Method(
@@ -87,24 +94,30 @@ METHODS = (
     Method(
         "G²RPO", "2510.01982", ("g2rpo",),
         "The advantage is the mean over the granularities; the released code takes their sum. The difference is a "
-        "factor in the learning rate.",
+        "factor in the learning rate, and in what the bound of the advantage cuts. Strides begin with the first step "
+        "after the branch; in the released code they begin with the second. Every branch ends at σ = 0; some of the "
+        "released tables end above it.",
     ),
     Method(
         "TP-GRPO", "2602.06422", ("tp_grpo",),
-        "The main reward is a step's own gain, as in the abstract. The released configurations take the gain of the "
-        "whole trajectory (`credit.main: total`).",
+        "The main reward is a step's own gain, as in the abstract and in the released scripts. The default of the "
+        "released configurations is the gain of the whole trajectory (`credit.main: total`). At a turning point the "
+        "gain of the trajectory is added, as in the paper; in the released scripts another bonus takes the place of "
+        "the step's gain.",
         (process.turning_point_rewards, step_credits.step_rewards),
     ),
     Method(
         "Neighbor GRPO", "", ("neighbor_grpo",),
-        "Distances are means over the latent, in units of the group's spread, so the same clip fits all sizes. Every "
-        "sample is an anchor; the released code takes four anchors.",
+        "Distances are means over the latent, in units of the group's spread, so the same clip fits all sizes. Four "
+        "samples of a group are anchors; they are drawn anew at every step.",
         (neighbours.neighbour_log_ratio, neighbours.quasi_norm, neighbour.NeighbourObjective),
     ),
     Method(
         "SAGE-GRPO", "2603.21872", ("sage_grpo",),
         "The variance is bounded below by 0; the released variance can be negative. The coefficients of the two KL "
-        "terms are fixed; the released code adapts them within 1e-7 to 1e-5.",
+        "terms are fixed at 1e-5 and 1e-6; the released code adapts the first within 1e-7 to 1e-5, and the second is a "
+        "tenth of it. The last step is not trained. The published form has the proportions of the release on FLUX; the "
+        "release trains HunyuanVideo 1.5.",
         (kernels.sage,), ("sage",),
     ),
     Method(
@@ -125,13 +138,16 @@ METHODS = (
     Method(
         "VGPO", "2512.12387", ("vgpo",),
         "The equations are not public. The recipe is the plainest form of the abstract: discounted rewards of the "
-        "projections that follow a step, and a comparison among all groups where the comparison within a group fades.",
+        "projections that follow a step, and a comparison among all groups where the comparison within a group fades. "
+        "Reviews tell of a weight ω = Q / mean Q on the first five steps; it is left out, because its equation is not "
+        "public.",
         (process.future_rewards, advantages.anchored_advantages), ("vgpo",),
     ),
     Method(
         "Pref-GRPO", "2508.20751", ("pref_grpo",),
         "The judge is asked about each pair in both orders, so a preference for a position cancels. The released code "
-        "asks once about each pair.",
+        "asks once about each pair. The embedded form trains a window of two steps; the published form trains 14 of 25 "
+        "stochastic steps, as released.",
         (win_rate.WinRate,), ("pref-grpo",),
     ),
     Method(
@@ -148,13 +164,26 @@ METHODS = (
         (critic.Critic.guide,),
     ),
     Method(
-        "DiffusionNFT", "2509.16117", ("diffusion_nft",), "The noise levels are the rollout's.",
+        "DiffusionNFT", "2509.16117", ("diffusion_nft",),
+        "The noise levels are the rollout's; the published form has all but the last, and the released code leaves out "
+        "a random one of ten for each image. The embedded form draws three levels and one noise for a prompt, which "
+        "lowers the variance of the gradient: 1.2 times its squared mean, and 1.7 times with noise for each image. The "
+        "published form draws noise for each image (`objective.noise: image`).",
         (forward.diffusion_nft,), ("diffusion-nft",),
     ),
-    Method("AWM", "2509.25050", ("awm",), "The noise levels are the rollout's.", (forward.awm,)),
+    Method(
+        "AWM", "2509.25050", ("awm",),
+        "The noise levels are the rollout's. The images of a prompt share their noise, which lowers the variance of "
+        "the gradient: 1.4 times its squared mean, and 2.2 times with noise for each image, as released and in the "
+        "published form. There is no pull to the average of the weights: the released average forgets at least 70 % at "
+        "every update. Advantages are not divided by 5.",
+        (forward.awm,),
+    ),
     Method(
         "DGPO", "2510.08425", ("dgpo",),
-        "The noise levels are the rollout's without the last, with equal weight; the paper prefers the noisier levels.",
+        "Four of the five noisiest levels are drawn for a rollout, as released. The average of the weights with which "
+        "the ratio compares samples from the start; in the released code it samples after 500 steps. There is no "
+        "guidance; one released configuration samples with guidance and trains without it.",
         (forward.dgpo,),
     ),
     Method(
