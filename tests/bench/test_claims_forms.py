@@ -73,7 +73,10 @@ def test_all_published_recipes_have_a_form_with_one_factor(method: str) -> None:
         assert recipe == load_image_recipe(method, [REWARD])
         return
     paper = load_recipe(f"{method}@published", [REWARD])
-    assert recipe.rollout.prompts == max(round(paper.rollout.prompts / PROMPTS), recipe.optimizer.updates)
+    # Updates that take whole groups need a prompt each; updates by edges share the edges of any number of prompts.
+    groups = paper.optimizer.updates if paper.optimizer.cut == "prompts" else 1
+    assert recipe.rollout.prompts == max(round(paper.rollout.prompts / PROMPTS), groups)
+    assert recipe.optimizer.updates == paper.optimizer.updates
 
 
 def test_both_sides_of_a_pair_have_the_same_images() -> None:

@@ -224,7 +224,14 @@ def test_over_optimisation_needs_a_fall_to_guard_against() -> None:
     falls = evidence({plain: [[0.4, 0.30], [0.4, 0.301]], guard: [[0.4, 0.42], [0.4, 0.421]]})
     assert all(f.holds for f in over_optimised(falls) if not f.note)
     holds = evidence({plain: [[0.4, 0.41], [0.4, 0.411]], guard: [[0.4, 0.42], [0.4, 0.421]]})
-    assert next(f.holds for f in over_optimised(holds) if not f.note) is False
+    first, *rest = over_optimised(holds)
+    # Without a fall, Guard has nothing to hold: the claim is neither reproduced nor refuted, and seeds change nothing.
+    assert first.holds is None
+    assert all(note.note for note in rest)
+    assert more_seeds([first, *rest]) == 0
+    assert claim("guard-reward").answer(holds)[0] == "undecided"
+    unsure = evidence({plain: [[0.4, 0.35], [0.4, 0.41]], guard: [[0.4, 0.42], [0.4, 0.421]]})
+    assert more_seeds(over_optimised(unsure)[:1]) > 0
 
 
 def test_win_rates_are_compared_with_scores_of_one_recipe() -> None:

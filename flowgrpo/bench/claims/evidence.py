@@ -143,6 +143,7 @@ class Measure:
         claimed: the paper's number; None if the paper gives no number.
         more: about how many more values decide; 0 if decided, None if very many or unknown.
         each: what a value is, in the plural.
+        takes: what would decide, where more values would not.
     """
 
     words: str
@@ -152,6 +153,7 @@ class Measure:
     claimed: float | None = None
     more: int | None = 0
     each: str = "seeds"
+    takes: str = ""
 
 
 @dataclass(frozen=True)

@@ -310,6 +310,8 @@ def _mark(finding: Statement) -> str:
     measure = finding.measure
     if measure is None:
         return " *Undecided.*"
+    if measure.takes:
+        return f" *Undecided; {measure.takes}.*"
     if measure.more is None:
         return f" *Undecided; by the present spread, no number of {measure.each} that can be made decides it.*"
     return f" *Undecided; by the present spread, about {measure.more} more {measure.each} decide it.*"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -128,22 +129,29 @@ def guard_ratios(evidence: Evidence) -> list[Statement]:
 
 
 def over_optimised(evidence: Evidence) -> list[Statement]:
-    """GRPO-Guard: without Guard gold falls; with Guard gold ends higher, while the proxy rises as much."""
+    """GRPO-Guard: without Guard gold falls; with Guard gold ends higher, while the proxy rises as much.
+
+    The fall is the premise. Where it does not happen, the other numbers are notes, and the claim stays undecided.
+    """
     plain, guard = GUARDED
     fall = [gain(run, DENSE) for _, run in sorted(evidence.runs[plain].items())]
     proxies = [evidence.each(label, lambda run: gain(run, "proxy")) for label in (guard, plain)]
     by = [final(a, DENSE) - final(b, DENSE) for a, b in _pairs(evidence, guard, plain)]
     risen, other = (Interval.of(values).text() for values in proxies)
-    said = "Without Guard, partial gold changes by {}; the claim is a fall."
-    return [
-        judged(said, "partial gold without Guard", fall, 0.0, False, form="+.3f", beyond=GOLD_MATTERS),
+    said = "Without Guard, partial gold changes by {}; the claim is about a fall."
+    first = judged(said, "partial gold without Guard", fall, 0.0, False, form="+.3f", beyond=GOLD_MATTERS)
+    rest = [
         judged(
             "Partial gold at the end, with Guard minus without: {}.", "partial gold, with Guard minus without",
             by, 0.0, True, form="+.3f", beyond=GOLD_MATTERS,
         ),
         judged("With Guard the proxy rises by {}.", "proxy with Guard", proxies[0], 0.0, True, form="+.3f"),
-        Statement(f"The proxy changes by {risen} with Guard and by {other} without.", note=True),
     ]  # fmt: skip
+    if first.holds is False and first.measure is not None:
+        longer = replace(first.measure, more=None, each="iterations", takes="it takes runs in which gold falls")
+        first = replace(first, holds=None, measure=longer)
+        rest = [Statement(finding.text, note=True) for finding in rest]
+    return [first, *rest, Statement(f"The proxy changes by {risen} with Guard and by {other} without.", note=True)]
 
 
 def _pairs(evidence: Evidence, one: str, other: str) -> list[tuple[Result, Result]]:
