@@ -80,14 +80,16 @@ def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     """Seconds of `TURNS` iterations of each trainer, in turn; the order is reversed every other time.
 
     The iterations are spread evenly over a run of the papers' length, because a window makes early and late iterations
-    differ. Loading and the first iteration do not count.
+    differ. Loading and the first iteration do not count. On a CPU they are seconds of this process, so that other
+    processes of the machine do not count.
     """
     numbers = [int((k + 0.5) * PAPER_ITERATIONS / TURNS) for k in range(TURNS)]
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn, number in enumerate(numbers):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
+            now = time.process_time if trainers[name].task.device.type == "cpu" else time.perf_counter
             trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
-            began = time.perf_counter()
+            began = now()
             trainers[name].iterate(number)
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(now() - began)
     return {"iterations": numbers, "seconds": seconds}
