@@ -91,8 +91,10 @@ METHODS = (
     ),
     Method(
         "TP-GRPO", "2602.06422", ("tp_grpo",),
-        "The main reward is a step's own gain, as in the abstract. The released configurations take the gain of the "
-        "whole trajectory (`credit.main: total`).",
+        "The main reward is a step's own gain, as in the abstract. The default of the released configurations is the "
+        "gain of the whole trajectory (`credit.main: total`). The released scripts replace the gain of a turning point "
+        "by the gain from its step to the image (`credit.main: rest`). They also keep as many positive as negative "
+        "turning points of a batch, which this package does not.",
         (process.turning_point_rewards, step_credits.step_rewards),
     ),
     Method(
