@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from tests.releases.asking import Names, Question, drawn, table
-from tests.releases.sources import AWM, DANCE_GRPO, DGPO, FLOW_DPPO, FLOW_GRPO, G2RPO, GRPO_GUARD, NFT, PREF_GRPO
+from tests.releases.sources import (
+    AWM,
+    DANCE_GRPO,
+    DGPO,
+    EUPHONIUM,
+    FLOW_DPPO,
+    FLOW_GRPO,
+    G2RPO,
+    GRPO_GUARD,
+    NFT,
+    PREF_GRPO,
+)
 
 
 def pref_grpo_kl(names: Names) -> dict[str, Any]:
@@ -249,6 +260,26 @@ def dance_grpo_loss(names: Names) -> dict[str, Any]:
     return {"sigmas": sigmas, "eta": eta, "clip": BOUND, "steps": found}
 
 
+def euphonium_loss(names: Names) -> dict[str, Any]:
+    """The loss of Euphonium with an advantage of the image and one of the step, and its gradient by the log-prob."""
+    rows = 24
+    before, outcome, process = drawn(31, rows), 2.0 * drawn(32, rows), 2.0 * drawn(33, rows, 1)
+    log_prob = (before + 5e-4 * drawn(34, rows)).requires_grad_(True)
+    made = names["run"](
+        sample={"log_probs": before[:, None], "image_advantages": outcome, "process_advantages": process},
+        new_log_probs=log_prob, timestep_index=0, perms=torch.zeros(1, 1, dtype=torch.long), i=0, adv_clip_max=5.0,
+        clip_range=BOUND, args=SimpleNamespace(gradient_accumulation_steps=1), train_timesteps=1,
+        process_reward_advantage_mode="both", reward_names=["image"], reward_weights={"image": 0.7},
+        outcome_reward_advantage_coef=1.0, process_reward_advantage_coef=0.5,
+    )  # fmt: skip
+    loss = sum(made["weighted_losses"])
+    loss.backward()
+    return {
+        "before": before, "log_prob": log_prob, "outcome": outcome, "process": process[:, 0], "clip": BOUND,
+        "weights": [0.7, 0.5], "loss": loss, "gradient": log_prob.grad,
+    }  # fmt: skip
+
+
 def g2rpo_loss(names: Names) -> dict[str, Any]:
     """The loss of G²RPO: branches of three steps, judged by two rewards at two granularities."""
     sigmas, eta, splits, branches, shape = table(), 0.7, [0, 2, 4], 4, (1, 3, 4)
@@ -319,6 +350,7 @@ LOSSES: dict[str, Question] = {
     "dance_grpo_loss": Question(
         *DANCE_GRPO, "fastvideo/train_grpo_flux.py", ("flux_step",), dance_grpo_loss, (589, 603)
     ),
+    "euphonium_loss": Question(*EUPHONIUM, "euphonium/grpo/grpo_training/trainer.py", (), euphonium_loss, (407, 479)),
     "g2rpo_loss": Question(
         *G2RPO,
         "fastvideo/train_g2rpo_hps_clip.py",

@@ -196,6 +196,29 @@ def test_the_released_guard_has_one_bias_for_a_micro_batch() -> None:
         torch.testing.assert_close((own - bias + bias.mean()).exp(), torch.tensor(row["ratio"]), **ROUNDING)
 
 
+def test_two_advantages_are_clipped_apart_in_the_release() -> None:
+    """Euphonium adds the clipped losses of the image's and of the step's advantage. Here the advantages are added.
+
+    The losses are the same where the two advantages have one sign.
+    """
+    asked = numbers("euphonium_loss")
+    log_prob = torch.tensor(asked["log_prob"]).requires_grad_(True)
+    ratio = log_prob - torch.tensor(asked["before"])
+    parts = [torch.tensor(asked[key]) for key in ("outcome", "process")]
+    losses = [clipped_loss(asked, {"advantage": part.tolist()}, ratio) for part in parts]
+    loss = sum(weight * each for weight, each in zip(asked["weights"], losses))
+    assert isinstance(loss, Tensor)
+    assert loss.item() == pytest.approx(asked["loss"], rel=1e-5)
+    expected = torch.tensor(asked["gradient"])
+    torch.testing.assert_close(torch.autograd.grad(loss, log_prob, retain_graph=True)[0], expected, **NEARLY)
+    total = sum(weight * part for weight, part in zip(asked["weights"], parts))
+    assert isinstance(total, Tensor)
+    together = torch.autograd.grad(clipped_loss(asked, {"advantage": total.tolist()}, ratio), log_prob)[0]
+    alike = parts[0] * parts[1] > 0
+    torch.testing.assert_close(together[alike], expected[alike], **NEARLY)
+    assert (together - expected)[~alike].abs().max() > 1e-2
+
+
 def test_branches_have_the_advantages_and_the_gradient_of_the_release() -> None:
     """The release adds the advantages of rewards and granularities up, and one update has all splits."""
     asked, held = numbers("g2rpo_loss"), 0

@@ -15,7 +15,7 @@ What is compared:
   pruning.
 - G²RPO: the step at a split, the sum of its advantages, and the gradient. SAGE-GRPO: the step, and the factors of its
   equaliser.
-- Euphonium: the step, the drift of its guide, and the weight of its KL.
+- Euphonium: the step, the drift of its guide, the weight of its KL, and the loss of its two advantages.
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
 - DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
   DGPO with its clip and its KL.
