@@ -17,7 +17,7 @@ from tests.releases.sources import (
     FLOW_DPPO,
     FLOW_GRPO,
     G2RPO,
-    GRPO_GUARD,
+    NEWER_FLOW_GRPO,
     NFT,
     PREF_GRPO,
 )
@@ -345,7 +345,7 @@ STEP = ("fastvideo/grpo/steps.py", ("flow_grpo_step",))
 
 LOSSES: dict[str, Question] = {
     "flow_grpo_loss": Question(*FLOW_GRPO, "scripts/train_sd3.py", (), flow_grpo_loss, (881, 899), beside=PATCHED),
-    "grpo_guard_loss": Question(*GRPO_GUARD, GUARDED, (), grpo_guard_loss, (910, 939), beside=PATCHED),
+    "grpo_guard_loss": Question(*NEWER_FLOW_GRPO, GUARDED, (), grpo_guard_loss, (910, 939), beside=PATCHED),
     "pref_grpo_loss": Question(*PREF_GRPO, "fastvideo/train_flux.py", (), pref_grpo_loss, (723, 756), beside=STEP),
     "dance_grpo_loss": Question(
         *DANCE_GRPO, "fastvideo/train_grpo_flux.py", ("flux_step",), dance_grpo_loss, (589, 603)

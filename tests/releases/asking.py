@@ -90,7 +90,11 @@ def plain(value: Any) -> Any:
 
 def shown(clone: Path, commit: str, file: str) -> str:
     """The text of a file of a commit."""
-    found = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{file}"], check=True, capture_output=True)
+    if not clone.is_dir():
+        raise SystemExit(f"{clone} is no folder; clone the repository {clone.name} there, or name other questions")
+    found = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{file}"], capture_output=True)
+    if found.returncode:
+        raise SystemExit(f"{clone}: {found.stderr.decode().strip()}; fetch the commit {commit}")
     return found.stdout.decode()
 
 

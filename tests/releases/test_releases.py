@@ -5,7 +5,8 @@ schedules, credit and losses. A test fails if a number is further away than roun
 
 What is compared:
 
-- Flow-GRPO: the step, the advantages, the loss and the KL. Flow-GRPO-Fast has the same loss on fewer steps.
+- Flow-GRPO: the step, the step for Wan, the advantages, the loss and the KL. Flow-GRPO-Fast has the same loss on fewer
+  steps.
 - GRPO-Guard: the ratio and the loss, by the statements of its training script and by Pref-GRPO's.
 - Flow-CPS and TP-GRPO: the step and the ratio. TP-GRPO: the rewards of steps, in three forms.
 - Flow-DPPO: the loss and the mask. Flow-DPO: the loss of pairs in Flow-GRPO's repository.
@@ -50,6 +51,7 @@ def test_every_question_has_its_numbers_of_its_commit() -> None:
     ("name", "kernel"),
     [
         ("flow_grpo_steps", "flow_sde"),
+        ("flow_grpo_wan_steps", "wan_sde"),
         ("mixgrpo_steps", "flow_sde"),
         ("dance_grpo_steps", "dance_sde"),
         ("branchgrpo_steps", "dance_sde"),
