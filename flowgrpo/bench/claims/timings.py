@@ -1,7 +1,12 @@
 """Seconds of an iteration: the forms of a comparison take turns in one process.
 
 The papers compare whole iterations. Their codes compute every state of every sample, also the states that the samples
-of a prompt share. So each form with such samples is timed twice: as it runs here, and with nothing shared.
+of a prompt share. So each form with such samples is timed twice: as it runs here, and with nothing shared. Their codes
+also keep no activations of the denoiser (gradient checkpointing), which makes a state with gradients dearer. So the
+timed forms keep none either, if the published recipe keeps none.
+
+Without an accelerator, the time is the processor's time of this process. So other processes on the machine do not
+lengthen it.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...configs.load import dump_recipe
 from ...configs.schema import Recipe
@@ -39,9 +46,11 @@ def timed(settings: Settings, family: str) -> dict[str, Recipe]:
     # Saved samples would count as time of an iteration.
     words = (f"run={{iterations: {PAPER_ITERATIONS}, sample_every: 1000000}}", *settings.overrides)
     for name in FAMILIES[family]:
-        found[name] = FORMS[name].recipe(words)
+        form = FORMS[name]
+        kept = f"model.gradient_checkpointing={str(form.paper().model.gradient_checkpointing).lower()}"
+        found[name] = form.recipe((*words, kept))
         if found[name].sampler.plan.get("shared_noise"):
-            found[name + APART] = FORMS[name].recipe((*words, UNSHARED))
+            found[name + APART] = form.recipe((*words, kept, UNSHARED))
     return found
 
 
@@ -82,12 +91,13 @@ def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     The iterations are spread evenly over a run of the papers' length, because a window makes early and late iterations
     differ. Loading and the first iteration do not count.
     """
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     numbers = [int((k + 0.5) * PAPER_ITERATIONS / TURNS) for k in range(TURNS)]
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn, number in enumerate(numbers):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
             trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
-            began = time.perf_counter()
+            began = clock()
             trainers[name].iterate(number)
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(clock() - began)
     return {"iterations": numbers, "seconds": seconds}
