@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -300,6 +301,7 @@ class FakeTrainer:
 
     def __init__(self, name: str, asked: list[tuple[str, int]]) -> None:
         self.name, self.asked, self.clock = name, asked, self
+        self.task = SimpleNamespace(device=torch.device("cpu"))
 
     def lap(self) -> None:
         """Nothing to wait for."""

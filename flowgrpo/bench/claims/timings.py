@@ -4,9 +4,6 @@ The papers compare whole iterations. Their codes compute every state of every sa
 of a prompt share. So each form with such samples is timed twice: as it runs here, and with nothing shared. Their codes
 also keep no activations of the denoiser (gradient checkpointing), which makes a state with gradients dearer. So the
 timed forms keep none either, if the published recipe keeps none.
-
-Without an accelerator, the time is the processor's time of this process. So other processes on the machine do not
-lengthen it.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ...configs.load import dump_recipe
 from ...configs.schema import Recipe
@@ -89,15 +84,16 @@ def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     """Seconds of `TURNS` iterations of each trainer, in turn; the order is reversed every other time.
 
     The iterations are spread evenly over a run of the papers' length, because a window makes early and late iterations
-    differ. Loading and the first iteration do not count.
+    differ. Loading and the first iteration do not count. On a CPU they are seconds of this process, so that other
+    processes of the machine do not count.
     """
-    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     numbers = [int((k + 0.5) * PAPER_ITERATIONS / TURNS) for k in range(TURNS)]
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn, number in enumerate(numbers):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
+            now = time.process_time if trainers[name].task.device.type == "cpu" else time.perf_counter
             trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
-            began = clock()
+            began = now()
             trainers[name].iterate(number)
-            seconds[name].append(clock() - began)
+            seconds[name].append(now() - began)
     return {"iterations": numbers, "seconds": seconds}
