@@ -46,7 +46,7 @@ def timing(family: str, shares: dict[str, tuple[float, ...]]) -> Result:
 def evidence(
     runs: dict[str, list[list[float]]], times: dict[str, dict[str, tuple[float, ...]]] | None = None
 ) -> Evidence:
-    """Evidence of held-out curves by label and seed, and of the timed shares of each comparison, the same in both forms."""
+    """Evidence of held-out curves by label and seed, and of timed shares, the same as in the papers' codes."""
     found = {label: {k: made(label, curve, k) for k, curve in enumerate(curves)} for label, curves in runs.items()}
     timed = {
         family + end: timing(family + end, shares) for family, shares in (times or {}).items() for end in ("", AGAIN)

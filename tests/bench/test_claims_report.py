@@ -135,7 +135,7 @@ def test_a_report_answers_every_claim(tmp_path: Path) -> None:
     opening = page.partition("\n## ")[0]
     assert opening.index("(claims/all.svg)") < opening.index("| paper | claim of the paper | measured here |")
     assert sum(line.startswith("| [") for line in opening.splitlines()) == len(CLAIMS)
-    assert "time, of DanceGRPO's: 1.00 [1.00, 1.00] (≤ 0.56 holds; claimed 0.51)" in opening
+    assert "time, of DanceGRPO's: 1.00 [1.00, 1.00] (holds if ≤ 0.56; claimed 0.51)" in opening
     for c in CLAIMS:
         assert f"## {c.paper}: {c.name}\n" in page
         assert texts(parsed((tmp_path / "out" / "claims" / f"{c.name}.svg").read_text()))

@@ -198,7 +198,7 @@ def _numbers(findings: Sequence[Statement]) -> list[str]:
             side = "≥" if measure.least else "≤"
             bound = f"{measure.bound:.2f}".rstrip("0").rstrip(".")
             shown = measure.interval.text(".2f" if abs(measure.interval.mean) >= 0.1 else ".3f")
-            said.append(f"{measure.words}: {shown} ({side} {bound} holds{claimed})")
+            said.append(f"{measure.words}: {shown} (holds if {side} {bound}{claimed})")
     return said
 
 
