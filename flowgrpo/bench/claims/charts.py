@@ -105,7 +105,7 @@ def _vanished(evidence: Evidence) -> list[Panel]:
     series = []
     for name, words in said.items():
         series += lines(words, [(places, [norm / norms[0] for norm in norms]) for norms in probe[name]])
-    return [Panel("gradient norm, of its norm at first", "differences within groups, log10 (last point: none)", series)]
+    return [Panel("gradient norm, of its norm at first", "differences within groups, log10 (leftmost: none)", series)]
 
 
 def _explored(evidence: Evidence) -> list[Panel]:
