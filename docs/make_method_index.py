@@ -94,8 +94,8 @@ METHODS = (
     Method(
         "G²RPO", "2510.01982", ("g2rpo",),
         "The advantage is the mean over the granularities; the released code takes their sum. The difference is a "
-        "factor in the learning rate, and in what the bound of the advantage cuts. Strides begin with the first step "
-        "after the branch; in the released code they begin with the second. Every branch ends at σ = 0; some of the "
+        "factor in the learning rate, and in what the bound of the advantage cuts. Strides begin with the "
+        "second step after the branch, as released. Every branch ends at σ = 0; some of the "
         "released tables end above it.",
     ),
     Method(

@@ -94,6 +94,8 @@ def _check_spread(what: str, spread: float | None) -> None:
 
 
 def _check_completions(i: int, step: StepPlan) -> None:
+    if step.lead < 0:
+        raise ValueError(f"step {i}: lead is {step.lead}; use the number of single steps before the strides, or 0")
     if not step.completions or min(step.completions) < 0 or len(set(step.completions)) < len(step.completions):
         raise ValueError(
             f"step {i}: completions is {list(step.completions)}; give different whole numbers, 1 for every level, 2 "

@@ -180,6 +180,7 @@ def spine(
     splits: list[Whole],
     width: Several = 2,
     completions: tuple[Whole, ...] = (1,),
+    lead: Whole | None = None,
 ) -> Plan:
     """A deterministic main line with stochastic, trained branches, each finished without noise (TempFlow-GRPO).
 
@@ -189,6 +190,7 @@ def spine(
         splits: Steps at which branches leave the main line.
         width: Branches at a step.
         completions: Strides with which each branch is finished, once for each stride; 0 takes one step to the end.
+        lead: Steps to the next level that a branch takes before its strides begin; by default none.
 
     Raises:
         ValueError: if a branch leaves at a number that is not a step, or a completion is not possible.
@@ -196,7 +198,7 @@ def spine(
     _within("splits", splits, setting)
     return spine_plan(
         setting.sigmas, splits, setting.kernel, branches=width, roots=setting.group, solver=setting.solver,
-        completions=completions,
+        completions=completions, lead=lead or 0,
     )  # fmt: skip
 
 

@@ -18,6 +18,9 @@ from .solvers import Solver
 
 ODE = Kernel("ode")
 
+Strides = tuple[int, ...]
+"""How a side branch goes on: a stride for each of its completions, after minus the steps that it takes before them."""
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -33,6 +36,8 @@ class StepPlan:
             every level, 2 to every second level, and so on (G²RPO, 2510.01982). 0 takes one step to the clean
             prediction (VGPO, 2512.12387). A stochastic branch first takes its own step; a probe skips levels from the
             start.
+        lead: number of steps to the next level that a side branch takes before its strides begin. In the code of G²RPO
+            it is 1.
         trained: whether the edges of this step are trained.
         solver: solver of the deterministic transitions of this step, on the main line and on side branches.
         spread: if given, the noise of a sibling is `(shared + spread · own) / √(1 + spread²)`. Its variance is 1, and
@@ -45,9 +50,23 @@ class StepPlan:
     side: int = 0
     side_kernel: Kernel | None = None
     completions: tuple[int, ...] = (1,)
+    lead: int = 0
     trained: bool = False
     solver: str | Solver = "euler"
     spread: float | None = None
+
+    @property
+    def strides(self) -> Strides:
+        """How a stochastic side branch goes on."""
+        return (-self.lead, *self.completions) if self.lead else self.completions
+
+
+def onward(strides: Strides) -> list[tuple[int, Strides]]:
+    """The next moves of a side branch: the stride of each move, and how the branch goes on after it."""
+    lead, *rest = strides
+    if lead >= 0:
+        return [(stride, (stride,)) for stride in strides]
+    return [(1, (lead + 1, *rest) if lead < -1 else tuple(rest))]
 
 
 @dataclass(frozen=True)
@@ -205,7 +224,7 @@ class Plan:
         if coefficients is None or not main:
             return []
         if coefficients.std > 0.0:
-            return [_Side(main * step.side, i + 1, step.completions, i + 1)]
+            return [_Side(main * step.side, i + 1, step.strides, i + 1)]
         return _Side(main, i, step.completions, i, preview=True).moves(self)
 
 
@@ -215,14 +234,14 @@ class _Side:
 
     states: int
     level: int
-    completions: tuple[int, ...]
+    completions: Strides
     length: int
     preview: bool = False
 
     def moves(self, plan: Plan) -> list[_Side]:
         return [
-            _Side(self.states, plan.next_level(self.level, c), (c,), self.length + 1, self.preview)
-            for c in self.completions
+            _Side(self.states, plan.next_level(self.level, stride), after, self.length + 1, self.preview)
+            for stride, after in onward(self.completions)
         ]
 
 
@@ -325,18 +344,19 @@ def spine_plan(
     solver: str | Solver = "euler",
     main_leaf: bool = False,
     completions: tuple[int, ...] = (1,),
+    lead: int = 0,
 ) -> Plan:
     """A deterministic main line with stochastic branches at given steps, each finished deterministically.
 
     TempFlow-GRPO (2508.04324) has six branches at every step but the last. G²RPO (2510.01982) finishes each branch
-    several times, at several `completions`.
+    several times, at several `completions`, whose strides begin after `lead` single steps.
     """
     total = len(sigmas) - 1
     points = _within("branch steps", branch_steps, total)
     if not points:
         raise ValueError(f"no branch steps; name at least one from 0 to {total - 1}")
     steps = tuple(
-        StepPlan(side=branches, side_kernel=kernel, completions=completions, trained=True, solver=solver)
+        StepPlan(side=branches, side_kernel=kernel, completions=completions, lead=lead, trained=True, solver=solver)
         if i in points
         else StepPlan(solver=solver)
         for i in range(total)

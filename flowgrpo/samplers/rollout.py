@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.addressing import address
 from .kernels import Coefficients, Step, step
-from .plans import Plan
+from .plans import Plan, Strides, onward
 from .solvers import History, observe, solve
 from .transitions import Rollout, Transitions, Velocity
 
@@ -223,12 +223,12 @@ class RolloutRunner:
             taken = step(v[index], front.x[index], coefficients, noise=noise, dtype=self.dtype)
             branch = i + 1 if kind == 1 else 0
             nodes = tree.grow([front.node[s] for s in rows], i + 1, branch=branch, log_prob=taken.log_prob)
-            strides = step_plan.completions if kind == 1 else (1,)
+            strides = step_plan.strides if kind == 1 else (1,)
             parts.append(_Part(rows, taken.x_next, nodes, keys, i + 1, [strides] * len(rows)))
             if step_plan.trained:
                 trained.append(self._record(front, v, i, coefficients, index, taken, nodes, batches, shift))
 
-        def deterministic(source: list[int], stride: int, branch: int = 0) -> None:
+        def deterministic(source: list[int], stride: int, branch: int = 0, after: Strides = ()) -> None:
             index = torch.tensor(source, device=v.device)
             velocity = v[torch.tensor([place[s] for s in source], device=v.device)]
             level = plan.next_level(i, stride)
@@ -238,7 +238,7 @@ class RolloutRunner:
             )  # fmt: skip
             nodes = tree.grow([front.node[s] for s in source], level, branch=branch, stride=stride)
             keys = [front.key[s] for s in source]
-            part = _Part(source, moved.to(self.dtype), nodes, keys, level, [(stride,)] * len(source))
+            part = _Part(source, moved.to(self.dtype), nodes, keys, level, [after or (stride,)] * len(source))
             parts.append(part)
             if step_plan.trained and plan.neighbours:
                 undefined = torch.full((len(source),), torch.nan)
@@ -258,8 +258,9 @@ class RolloutRunner:
                 for stride in step_plan.completions:
                     deterministic(main, stride, branch=i + 1)
         for strides in sorted({front.strides[row] for row in due[front.main :]}):
-            for stride in strides:
-                deterministic([row for row in due[front.main :] if front.strides[row] == strides], stride)
+            for stride, after in onward(strides):
+                rows = [row for row in due[front.main :] if front.strides[row] == strides]
+                deterministic(rows, stride, after=after)
         return self._next_front(front, v, i, parts, main_width), trained
 
     def _next_front(self, front: _Front, v: Tensor, i: int, parts: list[_Part], main: int) -> _Front:

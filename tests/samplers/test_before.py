@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from flowgrpo.configs.load import RecipeError, load_image_recipe
+from flowgrpo.samplers.kernels import Kernel
+from flowgrpo.samplers.plans import spine_plan
+from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import called
 from flowgrpo.samplers.transitions import edge_bounds
@@ -69,3 +73,24 @@ def test_a_shift_is_the_table_of_rollouts_and_evaluations():
 def test_two_tables_are_refused():
     with pytest.raises(RecipeError, match="leave one of them out"):
         load_image_recipe("dance_grpo", ["sampler.shift=3.0", "sampler.sigmas=[1.0, 0.5, 0.0]"])
+
+
+def test_strides_may_begin_later():
+    """Of 6 steps, a branch at step 1 that takes one step first goes on from level 3: to 4, 5, 6, or to 5 and 6."""
+    sigmas = shifted_sigmas(6)
+    plan = spine_plan(sigmas, [1], Kernel("flow_sde", 0.7), branches=2, completions=(1, 2), lead=1)
+    reached: dict[int, list[float]] = {}
+
+    def velocity(x: torch.Tensor, i: int, rows: list[int]) -> torch.Tensor:
+        reached.setdefault(i, []).append(len(x))
+        return 0.1 * x
+
+    rollout = RolloutRunner(velocity, plan, (2,), dtype=torch.float32, device="cpu", batch=64).run([7])
+    assert {i: sum(counts) for i, counts in reached.items()} == {0: 1, 1: 1, 2: 2, 3: 2, 4: 2, 5: 4}
+    assert plan.counts().evaluations == rollout.evaluations == 12
+    assert sorted(rollout.stride[rollout.leaf].tolist()) == [1, 1, 2, 2]
+
+
+def test_a_lead_is_not_negative():
+    with pytest.raises(ValueError, match="lead is -1"):
+        spine_plan(shifted_sigmas(6), [1], Kernel("flow_sde", 0.7), branches=2, lead=-1)

@@ -296,8 +296,9 @@ def test_published_branches_leave_a_deterministic_line():
     # Main line: 9 states for each seed. A branch at step i has 9 - i states of its own.
     assert tempflow.old_shared == (9 * 4 + 4 * 6 * sum(9 - i for i in range(9))) / (9 * 4 * 6)
     assert g2rpo.theta_shared == 8 / (8 * 12 * 2)
-    # Each branch is finished from level i + 1 by single steps and by double steps, which share their first state.
-    finished = sum((15 - i) + math.ceil((15 - i) / 2) - 1 for i in range(8))
+    # A branch at step i takes one step from level i + 1. From level i + 2 on it takes single steps and double steps,
+    # which share their first state.
+    finished = sum(1 + (14 - i) + math.ceil((14 - i) / 2) - 1 for i in range(8))
     assert g2rpo.old_shared == pytest.approx((8 + 12 * finished) / (8 * 12 * 2))
 
 
