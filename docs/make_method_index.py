@@ -215,7 +215,7 @@ method needs so far. Other methods share everything else that it uses.
 
 The figures for the embedded pipeline come from [benchmarks/claims.md](benchmarks/claims.md), which `flowgrpo bench
 claims` writes. There are three figures. The first two are of forms in the papers' proportions, for the methods whose
-papers' claims need them: the time of an iteration with nothing shared, divided by the time of an iteration of the
+papers' claims need them: the time of an iteration as in the papers' codes, divided by the time of an iteration of the
 paper's baseline, and the gain of the reward `paint` on test prompts, as a mean over the seeds. The third is of the
 embedded recipe: the change of the files' kilobytes over a few iterations with small files as the reward, ± its standard
 error.
@@ -282,13 +282,11 @@ def _figures(found: dict[str, Any], recipes: tuple[str, ...]) -> list[str]:
 
 
 def _share(times: dict[str, Any], name: str) -> str:
-    """Seconds of an iteration divided by the baseline's, with nothing shared; empty if the form was not timed."""
-    for timed in times.values():
+    """Seconds of an iteration divided by the baseline's, as in the papers' codes; empty if the form was not timed."""
+    for family, timed in times.items():
         seconds = timed["seconds"]
-        if name in seconds:
-            first = next(iter(seconds))
-            own, other = (seconds.get(f"{form}, nothing shared", seconds[form]) for form in (name, first))
-            return f"{sum(own) / sum(other):.2f}"
+        if family.endswith("-again") and name in seconds:
+            return f"{sum(seconds[name]) / sum(next(iter(seconds.values()))):.2f}"
     return ""
 
 

@@ -21,7 +21,7 @@ from flowgrpo.bench.claims.probes import toward_means
 from flowgrpo.bench.claims.report import write_report
 from flowgrpo.bench.claims.results import Settings, claimed, find, key_of, stamp, write_result
 from flowgrpo.bench.claims.rises import paired, rise_recipe
-from flowgrpo.bench.claims.timings import APART, FAMILIES, interleaved, timed
+from flowgrpo.bench.claims.timings import AGAIN, APART, FAMILIES, interleaved, timed
 from flowgrpo.bench.claims.trainings import (
     DENSE,
     EVALUATED,
@@ -391,6 +391,14 @@ def test_timed_forms_have_the_papers_length_and_share_nothing_where_they_may() -
     trees = timed(Settings(Path("nowhere")), "branchgrpo")
     assert "branchgrpo_depth" in trees
     assert "branchgrpo_depth" + APART not in trees
+
+
+def test_timed_forms_run_as_in_the_papers_codes_too() -> None:
+    recipes = timed(Settings(Path("nowhere")), "mixgrpo" + AGAIN)
+    assert list(recipes) == list(FAMILIES["mixgrpo"])
+    assert all(recipe.model.gradient_checkpointing for recipe in recipes.values())
+    assert not any(recipe.sampler.plan["shared_noise"] for recipe in recipes.values())
+    assert not any(recipe.model.gradient_checkpointing for recipe in timed(Settings(Path()), "mixgrpo").values())
 
 
 def test_differences_within_groups_shrink_and_means_stay() -> None:

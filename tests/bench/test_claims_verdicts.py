@@ -19,6 +19,7 @@ from flowgrpo.bench.claims.evidence import (
     shares,
 )
 from flowgrpo.bench.claims.order import more_seeds, order
+from flowgrpo.bench.claims.timings import APART
 from flowgrpo.bench.claims.trainings import DENSE, jobs
 from flowgrpo.bench.claims.verdicts import (
     CLAIMS,
@@ -158,22 +159,24 @@ def test_verdicts_on_mixgrpo(mix: list[list[float]], seconds: dict[str, tuple[fl
     assert claim("mixgrpo").answer(found)[0] == verdict
 
 
-def test_a_time_is_judged_with_nothing_shared_and_says_both() -> None:
+def test_a_time_is_judged_as_in_the_papers_codes_and_says_the_others() -> None:
     found = evidence({"mixgrpo": LEVEL, "dance_grpo": LEVEL}, {"mixgrpo": HALF})
-    # With the states shared, only this form is slower than half.
+    # Here it is slower than half, with shared states and without.
     seconds = found.times["mixgrpo"]["seconds"]
     seconds["mixgrpo"] = [0.9 * value for value in seconds["dance_grpo"]]
+    seconds["mixgrpo" + APART] = [0.7 * value for value in seconds["dance_grpo" + APART]]
     first = claim("mixgrpo").answer(found)[1][0]
     assert first.holds
     assert "takes 0.50 [0.49, 0.51] of the time of dance_grpo" in first.text
-    assert "the share is 0.90 [0.90, 0.90]" in first.text
+    assert "kept for the backward pass, the share is 0.70 [0.70, 0.70]" in first.text
+    assert "in common, it is 0.90 [0.90, 0.90]" in first.text
     assert "(25, 4), shared (19, 3)" in first.text
 
 
 def test_what_is_missing_is_said() -> None:
     verdict, (finding,) = claim("mixgrpo").answer(evidence({"mixgrpo": LEVEL}))
     assert verdict == "not measured"
-    assert finding.text == "There is no result of dance_grpo, the timing mixgrpo."
+    assert finding.text == "There is no result of dance_grpo, the timing mixgrpo, the timing mixgrpo-again."
     apart_ = evidence({"mixgrpo": LEVEL, "dance_grpo": LEVEL}, {"mixgrpo": HALF})
     seeds = {"mixgrpo": {7: made("mixgrpo", [0.4, 0.5])}, "dance_grpo": dict(apart_.runs["dance_grpo"])}
     verdict, _ = claim("mixgrpo").answer(dataclasses.replace(apart_, runs=seeds))

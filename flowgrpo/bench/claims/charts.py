@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .evidence import SCORE, Evidence
 from .line_charts import Panel, Series
-from .timings import APART
+from .timings import AGAIN
 from .trainings import DENSE
 
 _NAMES = {SCORE: "paint, test prompts", DENSE: "partial gold, test prompts", "proxy": "proxy, test prompts"}
@@ -50,8 +50,8 @@ def _against_time(family: str, *labels: str) -> Callable[[Evidence], list[Panel]
     """The score over iterations, and over time in units of an iteration of the first label."""
 
     def panels(evidence: Evidence) -> list[Panel]:
-        seconds = evidence.times[family]["seconds"] if family in evidence.times else {}
-        own = {label: sum(seconds.get(label + APART, seconds.get(label, [1.0]))) for label in labels}
+        seconds = evidence.times[family + AGAIN]["seconds"]
+        own = {label: sum(seconds[label]) for label in labels}
         timed = held_out(evidence, labels, scale={label: own[label] / own[labels[0]] for label in labels})
         return [
             held_out(evidence, labels),
@@ -105,7 +105,7 @@ def _vanished(evidence: Evidence) -> list[Panel]:
     series = []
     for name, words in said.items():
         series += lines(words, [(places, [norm / norms[0] for norm in norms]) for norms in probe[name]])
-    return [Panel("gradient norm, of its norm at first", "differences within groups, log10 (last point: none)", series)]
+    return [Panel("gradient norm, of its norm at first", "differences within groups, log10 (leftmost: none)", series)]
 
 
 def _explored(evidence: Evidence) -> list[Panel]:

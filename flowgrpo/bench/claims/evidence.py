@@ -242,7 +242,7 @@ class Claim:
         statement: the claim, with the bound that is used here if it is not obvious.
         judge: gives findings from evidence; called only if the results that the fields below name exist.
         runs: labels of the runs that the claim needs.
-        times: the comparison of seconds that the claim needs.
+        times: the comparisons of seconds that the claim needs.
         probe: the probe that the claim needs.
         before: the verdict of the previous table, which compared the embedded recipes.
     """
@@ -252,14 +252,14 @@ class Claim:
     statement: str
     judge: Callable[[Evidence], list[Statement]]
     runs: tuple[str, ...] = ()
-    times: str | None = None
+    times: tuple[str, ...] = ()
     probe: str | None = None
     before: str = ""
 
     def answer(self, evidence: Evidence) -> tuple[str, list[Statement]]:
         """The verdict, and the findings that it rests on."""
         missing = [label for label in self.runs if not evidence.runs.get(label)]
-        missing += [f"the timing {self.times}"] if self.times and self.times not in evidence.times else []
+        missing += [f"the timing {name}" for name in self.times if name not in evidence.times]
         missing += [f"the probe {self.probe}"] if self.probe and self.probe not in evidence.probes else []
         shared = evidence.common(self.runs)
         if not missing and self.runs and not shared.runs:

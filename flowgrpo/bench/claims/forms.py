@@ -54,6 +54,10 @@ class Form:
         """Whether the method has published settings; if not, the form is the embedded recipe."""
         return _is_published(self.method)
 
+    def paper(self) -> Recipe:
+        """The published recipe with the changes, or the embedded recipe where nothing is published."""
+        return load_image_recipe(f"{self.method}@published" if self.published else self.method, [REWARD, *self.changes])
+
     def recipe(self, overrides: Sequence[str] = ()) -> Recipe:
         """The recipe of the form.
 
@@ -65,7 +69,7 @@ class Form:
         source = f"{self.method}@published"
         words = [*embedded_words(self.method), *self.changes]
         # The published prompts are read before they are changed; updates then need as many prompts as there are.
-        paper = load_image_recipe(source, words)
+        paper = self.paper()
         groups = paper.optimizer.updates if paper.optimizer.cut == "prompts" else 1
         prompts = max(round(paper.rollout.prompts / PROMPTS), groups)
         words.append(f"rollout.prompts={prompts}")

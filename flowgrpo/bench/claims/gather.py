@@ -46,7 +46,8 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
     if not only_report:
         began = time.monotonic()
         settings.results.mkdir(parents=True, exist_ok=True)
-        measure_times(settings, [name for name in FAMILIES if name in {claim.times for claim in chosen}], report)
+        needed = {name for claim in chosen for name in claim.times}
+        measure_times(settings, [name for name in FAMILIES if name in needed], report)
         for name in [name for name in PROBES if name in {claim.probe for claim in chosen}]:
             measure_probe(settings, name, report)
         _measure_runs(settings, chosen, began + 3600 * settings.budget, report)

@@ -1,7 +1,9 @@
 """Seconds of an iteration: the forms of a comparison take turns in one process.
 
 The papers compare whole iterations. Their codes compute every state of every sample, also the states that the samples
-of a prompt share. So each form with such samples is timed twice: as it runs here, and with nothing shared.
+of a prompt share. Their codes for FLUX also keep no activations for the backward pass, but compute them again, which
+makes a state with gradients dearer. So each comparison is timed twice: as the forms run here, also with nothing shared;
+and with nothing shared and activations computed again, if the published recipe does so.
 """
 
 from __future__ import annotations
@@ -23,25 +25,35 @@ from .trainings import Report
 
 TURNS = 5
 APART = ", nothing shared"
+AGAIN = "-again"
+_MIXED = ("dance_grpo", "dance_grpo_4of25", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star")
+_TREES = ("dance_grpo_19of20", "dance_grpo_12of20", "branchgrpo", "branchgrpo_depth", "branchgrpo_mix")
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "mixgrpo": ("dance_grpo", "dance_grpo_4of25", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star"),
-    "branchgrpo": ("dance_grpo_19of20", "dance_grpo_12of20", "branchgrpo", "branchgrpo_depth", "branchgrpo_mix"),
-}
-"""Comparisons by name; the first form is the baseline."""
+    "mixgrpo": _MIXED, "branchgrpo": _TREES, "mixgrpo" + AGAIN: _MIXED, "branchgrpo" + AGAIN: _TREES
+}  # fmt: skip
+"""Comparisons by name; the first form is the baseline. With `AGAIN` in its name, forms run as in the papers' codes."""
 
 
 def timed(settings: Settings, family: str) -> dict[str, Recipe]:
     """The recipes of a comparison by name; a name with `APART` is the form in which samples share nothing.
 
-    The runs have the papers' length, so that a moving window stands where it stands in the paper.
+    The runs have the papers' length, so that a moving window stands where it stands in the paper. In a comparison with
+    `AGAIN` in its name, samples share nothing, and activations are computed again where the published recipe says so.
     """
     found = {}
     # Saved samples would count as time of an iteration.
     words = (f"run={{iterations: {PAPER_ITERATIONS}, sample_every: 1000000}}", *settings.overrides)
     for name in FAMILIES[family]:
-        found[name] = FORMS[name].recipe(words)
-        if found[name].sampler.plan.get("shared_noise"):
-            found[name + APART] = FORMS[name].recipe((*words, UNSHARED))
+        form = FORMS[name]
+        shares = bool(form.recipe(words).sampler.plan.get("shared_noise"))
+        apart = (*words, UNSHARED) if shares else words
+        if family.endswith(AGAIN):
+            again = f"model.gradient_checkpointing={str(form.paper().model.gradient_checkpointing).lower()}"
+            found[name] = form.recipe((*apart, again))
+            continue
+        found[name] = form.recipe(words)
+        if shares:
+            found[name + APART] = form.recipe(apart)
     return found
 
 
