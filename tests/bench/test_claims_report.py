@@ -12,14 +12,15 @@ import pytest
 
 from flowgrpo.bench.claims.charts import CHARTS
 from flowgrpo.bench.claims.dots import Dots, draw_dots
-from flowgrpo.bench.claims.evidence import Evidence, Interval, Measure
+from flowgrpo.bench.claims.evidence import Evidence, Measure
 from flowgrpo.bench.claims.gather import choose, gather, settings_of
+from flowgrpo.bench.claims.intervals import Interval
 from flowgrpo.bench.claims.line_charts import Panel, Series, draw, ticks
+from flowgrpo.bench.claims.papers import CLAIMS
 from flowgrpo.bench.claims.report import Results, machines, write_report
 from flowgrpo.bench.claims.results import Settings
 from flowgrpo.bench.claims.timings import FAMILIES
 from flowgrpo.bench.claims.trainings import DENSE, PAINT, jobs
-from flowgrpo.bench.claims.verdicts import CLAIMS
 from flowgrpo.configs.load import recipe_names
 from tests.bench.made_results import evidence, made
 
