@@ -100,10 +100,10 @@ METHODS = (
     ),
     Method(
         "TP-GRPO", "2602.06422", ("tp_grpo",),
-        "The main reward is a step's own gain, as in the abstract and in the released scripts. The default of the "
-        "released configurations is the gain of the whole trajectory (`credit.main: total`). At a turning point the "
-        "gain of the trajectory is added, as in the paper; in the released scripts another bonus takes the place of "
-        "the step's gain.",
+        "The main reward is a step's own gain, as in the abstract. The default of the released configurations is the "
+        "gain of the whole trajectory (`credit.main: total`). The released scripts, and the published form, replace "
+        "the gain of a turning point by the gain from its step to the image (`credit.main: rest`). The scripts also "
+        "keep as many positive as negative turning points of a batch, which this package does not.",
         (process.turning_point_rewards, step_credits.step_rewards),
     ),
     Method(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .advantages import as_precise
 
-MAINS = ("step", "total")
+MAINS = ("step", "total", "rest")
 
 
 def _rewards(step_rewards: Tensor) -> Tensor:
@@ -27,8 +27,10 @@ def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor
 
     Args:
         step_rewards: [B, T + 1]; NaN where a state was not completed. The steps before and after that state get NaN.
-        main: "step" is the paper's form: d_t, plus D at turning points. "total" is the form of the released
-            configurations: D, plus d_t at turning points.
+        main: "step" is the paper's form: d_t, plus D at turning points. "total" is the default of the released
+            configurations: D, plus d_t at turning points. "rest" is the form of the released scripts: d_t, and in its
+            place R_T - R_{t-1} at turning points. A turning point must then also lead the way that the rest goes: d_t
+            has the sign of R_T - R_t.
 
     Returns:
         [B, T], in the dtype of `step_rewards` (float32 at least).
@@ -37,15 +39,20 @@ def turning_point_rewards(step_rewards: Tensor, *, main: str = "step") -> Tensor
         ValueError: If `main` is unknown, or `step_rewards` is not [B, T + 1].
     """
     if main not in MAINS:
-        raise ValueError(f"`main` is {main!r}; use 'step' or 'total'")
+        raise ValueError(f"`main` is {main!r}; use one of {', '.join(MAINS)}")
     rewards = _rewards(step_rewards)
     gain = rewards.diff(dim=1)
     total = (rewards[:, -1:] - rewards[:, :1]).expand_as(gain)
     agrees = gain.sign() * total.sign()
     before = torch.cat([torch.full_like(agrees[:, :1], -1.0), agrees[:, :-1]], dim=1)
     turning = (agrees > 0) & (before < 0)
-    first, second = (gain, total) if main == "step" else (total, gain)
-    return (first + torch.where(turning, second, 0.0)).to(torch.promote_types(step_rewards.dtype, torch.float32))
+    if main == "rest":
+        rest = rewards[:, -1:] - rewards[:, 1:]
+        found = gain + torch.where(turning & (gain.sign() * rest.sign() > 0), rest, 0.0)
+    else:
+        first, second = (gain, total) if main == "step" else (total, gain)
+        found = first + torch.where(turning, second, 0.0)
+    return found.to(torch.promote_types(step_rewards.dtype, torch.float32))
 
 
 def future_rewards(step_rewards: Tensor, *, gamma: float = 0.9) -> Tensor:

@@ -15,6 +15,15 @@ def test_turning_points_are_where_a_step_turns_to_the_way_of_the_whole():
     assert turning_point_rewards(rewards, main="total").tolist() == [[3 + 1, 3, 3 + 3]]
 
 
+def test_a_turning_point_may_have_what_is_left_in_place_of_its_gain():
+    """R: 1, 2, 1, 4: step 1 rises, and the rest rises by 2, so it gets 4 - 1. The last step gets its own gain.
+
+    R: 0, 5, 3: step 1 turns the way of the whole, but the rest falls, so it keeps its own gain.
+    """
+    assert turning_point_rewards(torch.tensor([[1.0, 2.0, 1.0, 4.0]]), main="rest").tolist() == [[3, -1, 3]]
+    assert turning_point_rewards(torch.tensor([[0.0, 5.0, 3.0]]), main="rest").tolist() == [[5, -2]]
+
+
 def test_a_falling_trajectory_turns_downwards():
     """R: 3, 4, 2, 1. D = -2; d = 1, -2, -1. Only step 2 turns: step 3 goes the same way as the one before it."""
     rewards = torch.tensor([[3.0, 4.0, 2.0, 1.0]])
@@ -68,7 +77,10 @@ def test_equal_rewards_have_that_value_at_every_step():
     [
         (lambda: turning_point_rewards(torch.zeros(3)), r"has shape \(3,\); give \(B, T \+ 1\)"),
         (lambda: turning_point_rewards(torch.zeros(3, 1)), r"has shape \(3, 1\)"),
-        (lambda: turning_point_rewards(torch.zeros(1, 2), main="both"), "`main` is 'both'; use 'step' or 'total'"),
+        (
+            lambda: turning_point_rewards(torch.zeros(1, 2), main="both"),
+            "`main` is 'both'; use one of step, total, rest",
+        ),
         (lambda: future_rewards(torch.zeros(1, 2), gamma=1.5), "`gamma` is 1.5; use a discount from 0 to 1"),
     ],
 )

@@ -51,24 +51,25 @@ def branchgrpo_advantages(names: Names) -> dict[str, Any]:
     return {"parents": parents, "rewards": rewards, "log_probs": log_probs, "found": found}
 
 
-FORMS = ("step", "total", "released")
+FORMS = ("step", "total", "rest")
 
 
 def tp_rewards(names: Names) -> dict[str, Any]:
-    """Rewards of steps in three forms: of the paper, of the configuration files, and of the scripts that are released.
+    """Rewards of steps in three forms: of the paper, of the configurations, and of the released scripts.
 
     The last step of the window has no reward in the release, because its completion is the image itself.
     """
-    states = drawn(11, 64, 6)
+    # Some of the rewards are equal.
+    states = torch.cat([drawn(11, 40, 6), drawn(18, 40, 6).round()])
     found = {}
     for form in FORMS:
         config = SimpleNamespace(
             turn_on_bonus_global_step=0, apply_first_step_bonus=True, use_delta_global=True, eta=1.0,
             take_delta_global_as_main=form == "total", propagate_bonus_to_future_steps=False,
             select_only_positive_intermediate_step=False, use_balanced_bonus=False,
-            select_first_step_only_from_consistent_trajectory=form == "released",
-            select_inter_step_only_from_consistent_trajectory=form == "released",
-            use_sde_minus_rt=form == "released", drop_original_reward_when_having_bonus=form == "released",
+            select_first_step_only_from_consistent_trajectory=form == "rest",
+            select_inter_step_only_from_consistent_trajectory=form == "rest",
+            use_sde_minus_rt=form == "rest", drop_original_reward_when_having_bonus=form == "rest",
             indicator_wo_delta_global_constraint=False,
         )  # fmt: skip
         sample = {

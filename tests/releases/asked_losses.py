@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from tests.releases.asking import Names, Question, drawn, table
-from tests.releases.sources import AWM, DANCE_GRPO, DGPO, FLOW_DPPO, FLOW_GRPO, GRPO_GUARD, NFT, PREF_GRPO
+from tests.releases.sources import (
+    AWM,
+    DANCE_GRPO,
+    DGPO,
+    EUPHONIUM,
+    FLOW_DPPO,
+    FLOW_GRPO,
+    G2RPO,
+    NEWER_FLOW_GRPO,
+    NFT,
+    PREF_GRPO,
+)
 
 
 def pref_grpo_kl(names: Names) -> dict[str, Any]:
@@ -249,6 +260,59 @@ def dance_grpo_loss(names: Names) -> dict[str, Any]:
     return {"sigmas": sigmas, "eta": eta, "clip": BOUND, "steps": found}
 
 
+def euphonium_loss(names: Names) -> dict[str, Any]:
+    """The loss of Euphonium with an advantage of the image and one of the step, and its gradient by the log-prob."""
+    rows = 24
+    before, outcome, process = drawn(31, rows), 2.0 * drawn(32, rows), 2.0 * drawn(33, rows, 1)
+    log_prob = (before + 5e-4 * drawn(34, rows)).requires_grad_(True)
+    made = names["run"](
+        sample={"log_probs": before[:, None], "image_advantages": outcome, "process_advantages": process},
+        new_log_probs=log_prob, timestep_index=0, perms=torch.zeros(1, 1, dtype=torch.long), i=0, adv_clip_max=5.0,
+        clip_range=BOUND, args=SimpleNamespace(gradient_accumulation_steps=1), train_timesteps=1,
+        process_reward_advantage_mode="both", reward_names=["image"], reward_weights={"image": 0.7},
+        outcome_reward_advantage_coef=1.0, process_reward_advantage_coef=0.5,
+    )  # fmt: skip
+    loss = sum(made["weighted_losses"])
+    loss.backward()
+    return {
+        "before": before, "log_prob": log_prob, "outcome": outcome, "process": process[:, 0], "clip": BOUND,
+        "weights": [0.7, 0.5], "loss": loss, "gradient": log_prob.grad,
+    }  # fmt: skip
+
+
+def g2rpo_loss(names: Names) -> dict[str, Any]:
+    """The loss of G²RPO: branches of three steps, judged by two rewards at two granularities."""
+    sigmas, eta, splits, branches, shape = table(), 0.7, [0, 2, 4], 4, (1, 3, 4)
+    main, old = ([drawn(60 + k + first, *shape) for k in splits] for first in (0, 10))
+    velocities = [(v + 0.02 * drawn(80 + k, *shape)).requires_grad_(True) for k, v in zip(splits, old)]
+    torch.manual_seed(601)
+    sampled = [
+        names["flow_grpo_step"](v.repeat(branches, 1, 1), x.repeat(branches, 1, 1), eta, sigmas, k, None)
+        for v, x, k in zip(old, main, splits)
+    ]
+    rewards = [[drawn(90 + 10 * kind + grain, branches, len(splits)) for grain in range(2)] for kind in range(2)]
+    predictions, nothing = iter(velocities), torch.zeros(branches, 1)
+    names["get_pred"] = lambda *_: next(predictions)
+    names["dist"] = SimpleNamespace(all_reduce=lambda *_, **__: None, ReduceOp=SimpleNamespace(AVG=None))
+    names["run"](
+        samples={
+            "all_rewards": rewards[0], "all_rewards_2": rewards[1], "timesteps": torch.zeros(branches, len(splits)),
+            "latents": torch.stack([x.repeat(branches, 1, 1) for x in main], dim=1),
+            "next_latents": torch.stack([made[0] for made in sampled], dim=1),
+            "log_probs": torch.stack([made[2] for made in sampled], dim=1),
+            **dict.fromkeys(("encoder_hidden_states", "pooled_prompt_embeds", "text_ids", "image_ids"), nothing),
+        },
+        args=SimpleNamespace(
+            num_generations=branches, clip_range=BOUND, adv_clip_max=5.0, eta=eta, eta_step_list=splits
+        ),
+        sigma_schedule=sigmas, transformer=None, total_loss=0.0,
+    )  # fmt: skip
+    return {
+        "sigmas": sigmas, "eta": eta, "clip": BOUND, "splits": splits, "rewards": rewards, "x": main, "old": old,
+        "velocity": velocities, "x_next": [made[0] for made in sampled], "gradient": [v.grad for v in velocities],
+    }  # fmt: skip
+
+
 def flow_dppo_loss(names: Names) -> dict[str, Any]:
     """Flow-DPPO's loss of sampled steps, of which some have moved further than the threshold."""
     rows, std, threshold = 8, 0.4, 2e-3
@@ -281,10 +345,18 @@ STEP = ("fastvideo/grpo/steps.py", ("flow_grpo_step",))
 
 LOSSES: dict[str, Question] = {
     "flow_grpo_loss": Question(*FLOW_GRPO, "scripts/train_sd3.py", (), flow_grpo_loss, (881, 899), beside=PATCHED),
-    "grpo_guard_loss": Question(*GRPO_GUARD, GUARDED, (), grpo_guard_loss, (910, 939), beside=PATCHED),
+    "grpo_guard_loss": Question(*NEWER_FLOW_GRPO, GUARDED, (), grpo_guard_loss, (910, 939), beside=PATCHED),
     "pref_grpo_loss": Question(*PREF_GRPO, "fastvideo/train_flux.py", (), pref_grpo_loss, (723, 756), beside=STEP),
     "dance_grpo_loss": Question(
         *DANCE_GRPO, "fastvideo/train_grpo_flux.py", ("flux_step",), dance_grpo_loss, (589, 603)
+    ),
+    "euphonium_loss": Question(*EUPHONIUM, "euphonium/grpo/grpo_training/trainer.py", (), euphonium_loss, (407, 479)),
+    "g2rpo_loss": Question(
+        *G2RPO,
+        "fastvideo/train_g2rpo_hps_clip.py",
+        ("flow_grpo_step",),
+        g2rpo_loss,
+        statements=("train_one_step", 19, 28),
     ),
     "flow_dppo_loss": Question(
         *FLOW_DPPO, "unirl/algorithms/flowdppo.py", ("_gaussian_kl_div", "_flowdppo_kl_adv_loss"), flow_dppo_loss

@@ -135,6 +135,37 @@ def widths(names: Names) -> dict[str, Any]:
     return {"steps": LENGTH, "splits": SPLITS, "rewards": rewards, "modes": found}
 
 
+def tree_updates(names: Names) -> dict[str, Any]:
+    """How many edges each optimizer step of one process takes, for two trees of the released size."""
+    trees, edges = 2, 218
+    weight, sizes = torch.zeros(1, requires_grad=True), []
+
+    def made(*_: Any) -> Tensor:
+        return weight
+
+    def stepped() -> None:
+        assert weight.grad is not None
+        # Each edge has the gradient -1 over the accumulation and the edges of a tree.
+        sizes.append(-weight.grad.item() * 12 * edges)
+        weight.grad = None
+
+    sample = {
+        **dict.fromkeys(("latent", "next_latent"), weight), "step": 0, "batch_idx": 0,
+        "log_prob": torch.zeros(1), "advantage": torch.tensor(1.0),
+    }  # fmt: skip
+    names["run"](
+        args=SimpleNamespace(clip_range=1e-3, adv_clip_max=5.0, gradient_accumulation_steps=12),
+        training_samples=[dict(sample) for _ in range(trees * edges)], root_nodes=[None] * trees, device="cpu",
+        sigma_schedule=torch.ones(1), image_ids=None, grpo_one_step=made, total_log_loss=0.0, grad_norm=None,
+        max_grad_norm=1.0, lr_scheduler=SimpleNamespace(step=lambda: None),
+        transformer=SimpleNamespace(clip_grad_norm_=lambda _: torch.tensor(1.0)),
+        optimizer=SimpleNamespace(step=stepped, zero_grad=lambda: None),
+        dist=SimpleNamespace(all_reduce=lambda *_, **__: None, ReduceOp=SimpleNamespace(AVG=0), get_rank=lambda: 1),
+        **dict.fromkeys(("encoder_hidden_states", "pooled_prompt_embeds", "text_ids"), torch.zeros(2, 1)),
+    )  # fmt: skip
+    return {"trees": trees, "edges": edges, "accumulation": 12, "sizes": sizes}
+
+
 COUNTED = (0, 1, 2, 50, 74, 75, 76, 100, 299, 300, 301, 500, 700, 2000)
 
 
@@ -166,6 +197,7 @@ SCHEDULES: dict[str, Question] = {
     "branchgrpo_edges": Question(*BRANCHGRPO, TREE, PARTS, tree_edges),
     "branchgrpo_depths": Question(*BRANCHGRPO, TREE, ("parse_split_points",), depths, (1270, 1322)),
     "branchgrpo_widths": Question(*BRANCHGRPO, TREE, (*PARTS, *FUSED), widths, (1325, 1477)),
+    "branchgrpo_updates": Question(*BRANCHGRPO, TREE, (), tree_updates, (1501, 1608)),
     "diffusion_nft_decay": Question(*NFT, "scripts/train_nft_sd3.py", ("return_decay",), nft_decay),
     "dgpo_decay": Question(*DGPO, "scripts/train_sd3_dgpo.py", (), dgpo_decay, (1176, 1176)),
     "awm_decay": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_decay, (1410, 1413)),

@@ -19,6 +19,7 @@ from tests.releases.sources import (
     FLOW_GRPO,
     G2RPO,
     MIXGRPO,
+    NEWER_FLOW_GRPO,
     SAGE_GRPO,
     TP_GRPO,
 )
@@ -59,6 +60,21 @@ def flow_grpo_steps(names: Names) -> dict[str, Any]:
         return made, log_prob
 
     return transitions(step, eta, range(STEPS - 1))
+
+
+def wan_steps(names: Names) -> dict[str, Any]:
+    """Flow-GRPO's step for Wan, whose states have a dimension more. It has no noise level."""
+    sigmas = table()
+    scheduler = SimpleNamespace(sigmas=sigmas, index_for_timestep=int)
+
+    def step(velocity: Tensor, x: Tensor, index: int, x_next: Tensor | None) -> tuple[Tensor, Tensor]:
+        wide = None if x_next is None else x_next[:, None]
+        made, log_prob, *_ = names["sde_step_with_logprob"](
+            scheduler, velocity[:, None], [index] * len(x), x[:, None], wide
+        )
+        return made[:, 0], log_prob
+
+    return transitions(step, 1.0, range(STEPS - 1))
 
 
 def dance_grpo_steps(names: Names) -> dict[str, Any]:
@@ -183,6 +199,7 @@ SOLVER = (
     "multistep_dpm_solver_second_order_update", "_sigma_to_alpha_sigma_t",
 )  # fmt: skip
 FLOW_STEP = ("sde_step_with_logprob",)
+WAN = "flow_grpo/diffusers_patch/wan_pipeline_with_logprob.py"
 PATCHED = "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py"
 SAGE = tuple(
     f"FlowMatchDiscreteScheduler.{name}"
@@ -193,6 +210,7 @@ DIVERGENCE = ("euphonium/grpo/grpo_training/kl_divergence.py", ("compute_traject
 
 STEPS_OF: dict[str, Question] = {
     "flow_grpo_steps": Question(*FLOW_GRPO, PATCHED, FLOW_STEP, flow_grpo_steps),
+    "flow_grpo_wan_steps": Question(*NEWER_FLOW_GRPO, WAN, FLOW_STEP, wan_steps),
     "flow_cps_steps": Question(*FLOW_CPS, PATCHED, FLOW_STEP, cps_steps),
     "tp_grpo_steps": Question(*TP_GRPO, PATCHED, FLOW_STEP, partial(cps_steps, sde_type="cps")),
     "dance_grpo_steps": Question(*DANCE_GRPO, "fastvideo/train_grpo_flux.py", ("flux_step",), dance_grpo_steps),

@@ -37,6 +37,8 @@ class Question:
         ask: called with the names; returns inputs and outputs by name.
         lines: first and last line of statements within a function, which the name `run` runs on given names.
         beside: another file, and what is taken from it, too.
+        statements: a function, and the first and last number of those of its statements that `run` runs; for a file
+            whose lines are not known.
     """
 
     repository: str
@@ -46,6 +48,7 @@ class Question:
     ask: Callable[[Names], dict[str, Any]]
     lines: tuple[int, int] | None = None
     beside: tuple[str, tuple[str, ...]] | None = None
+    statements: tuple[str, int, int] | None = None
 
     @property
     def source(self) -> dict[str, Any]:
@@ -53,8 +56,9 @@ class Question:
         found: dict[str, Any] = {"repository": self.repository, "commit": self.commit, "file": self.file}
         if self.names or self.lines is None:
             found["names"] = list(self.names)
-        if self.lines is not None:
-            found["lines"] = list(self.lines)
+        for name, part in (("lines", self.lines), ("statements", self.statements)):
+            if part is not None:
+                found[name] = list(part)
         if self.beside is not None:
             found["beside"] = [self.beside[0], list(self.beside[1])]
         return found
@@ -86,7 +90,11 @@ def plain(value: Any) -> Any:
 
 def shown(clone: Path, commit: str, file: str) -> str:
     """The text of a file of a commit."""
-    found = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{file}"], check=True, capture_output=True)
+    if not clone.is_dir():
+        raise SystemExit(f"{clone} is no folder; clone the repository {clone.name} there, or name other questions")
+    found = subprocess.run(["git", "-C", str(clone), "show", f"{commit}:{file}"], capture_output=True)
+    if found.returncode:
+        raise SystemExit(f"{clone}: {found.stderr.decode().strip()}; fetch the commit {commit}")
     return found.stdout.decode()
 
 
@@ -122,13 +130,26 @@ def taken(clone: Path, question: Question) -> Names:
     for file, wanted in ((question.file, question.names), *([question.beside] if question.beside else ())):
         part = text if file == question.file else shown(clone, question.commit, file)
         exec(compile(chosen(part, wanted, f"{file} of {question.repository}"), file, "exec"), names)
-    if question.lines is not None:
-        first, last = question.lines
-        lines = textwrap.dedent("".join(text.splitlines(keepends=True)[first - 1 : last]))
+    if (part := to_run(text, question)) is not None:
 
         def run(**given: Any) -> Names:
-            exec(compile(lines, question.file, "exec"), made := names | given)
+            exec(compile(part, question.file, "exec"), made := names | given)
             return made
 
         names["run"] = run
     return names
+
+
+def to_run(text: str, question: Question) -> ast.Module | None:
+    """The statements that the name `run` runs, if there are any."""
+    if question.lines is not None:
+        first, last = question.lines
+        return ast.parse(textwrap.dedent("".join(text.splitlines(keepends=True)[first - 1 : last])))
+    if question.statements is None:
+        return None
+    function, first, last = question.statements
+    found = chosen(text, (function,), question.file)
+    definition = found.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    found.body = definition.body[first : last + 1]
+    return found

@@ -1,7 +1,8 @@
 """Repositories and commits that are asked."""
 
 FLOW_GRPO = ("yifan123/flow_grpo", "ac4c86e8cae021841f1fde853d340e0db67690dd")
-GRPO_GUARD = ("yifan123/flow_grpo", "9745241cf1101407e9b518dd4f10498092150522")
+# With GRPO-Guard, Flow-CPS and the script for Wan.
+NEWER_FLOW_GRPO = ("yifan123/flow_grpo", "9745241cf1101407e9b518dd4f10498092150522")
 FLOW_CPS = ("IamCreateAI/FlowCPS", "b402c7a3d5b2539e6c42fed6c6c042bab9a1be05")
 DANCE_GRPO = ("XueZeyue/DanceGRPO", "15cc71d53cc2e6e18a68ee607d5fb6ba9a99e344")
 MIXGRPO = ("Tencent-Hunyuan/MixGRPO", "e5cdd6a427778d8c8b2e7a48ce16972141adbe7c")

@@ -48,35 +48,12 @@ def test_weights_by_likelihood_are_those_of_the_release_at_the_last_split() -> N
     torch.testing.assert_close((edge * expected[1:3]).sum(), expected[0], **ROUNDING)
 
 
-@pytest.mark.parametrize("form", ["step", "total"])
+@pytest.mark.parametrize("form", ["step", "total", "rest"])
 def test_rewards_of_steps_are_those_of_the_release(form: str) -> None:
     """The release has no reward for the last step; its state without noise is the image itself."""
     asked = numbers("tp_grpo_rewards")
     found = turning_point_rewards(torch.tensor(asked["states"]), main=form)
     torch.testing.assert_close(found[:, :-1], torch.tensor(asked["rewards"][form]), **ROUNDING)
-
-
-def released_rewards(states: Tensor) -> Tensor:
-    """The rewards of the released scripts: a turning point has, in place of its gain, what is still to come."""
-    gain, total = states.diff(dim=1)[:, :-1], states[:, -1] - states[:, 0]
-    agrees = gain.sign() * total.sign()[:, None]
-    to_come = states[:, -1:] - states[:, :-2]
-    consistent = gain.sign() * (states[:, -1:] - states[:, 1:-1]).sign() > 0
-    turning = consistent.clone()
-    turning[:, 1:] &= (agrees[:, 1:] > 0) & (agrees[:, :-1] < 0)
-    return torch.where(turning & (to_come != 0), to_come, gain)
-
-
-def test_the_released_scripts_reward_turning_points_otherwise() -> None:
-    """There, the first step turns if it leads the way that the rest goes, whatever the whole trajectory does.
-
-    Other turning points must also lead the way that the rest goes. The reward of a turning point is the difference of
-    the image and of the state before the step, and the step's own gain does not count.
-    """
-    asked = numbers("tp_grpo_rewards")
-    states, expected = torch.tensor(asked["states"]), torch.tensor(asked["rewards"]["released"])
-    torch.testing.assert_close(released_rewards(states), expected, **ROUNDING)
-    assert (turning_point_rewards(states)[:, :-1] - expected).abs().max() > 0.1
 
 
 def whitened(asked: dict[str, Any]) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flowgrpo.core.advantages import group_advantages
 from flowgrpo.core.forward_process import Noised, awm, dgpo, diffusion_nft, flow_dpo
 from flowgrpo.core.objectives import gaussian_kl, policy_loss
 from flowgrpo.core.penalties import Edges, kl, stepwise
@@ -193,6 +194,48 @@ def test_the_released_guard_has_one_bias_for_a_micro_batch() -> None:
         bias = shift.detach().square().flatten(1).mean(1) / (2.0 * c.std)
         own = log_ratio(shift, noise, c.std, form="guard").detach()
         torch.testing.assert_close((own - bias + bias.mean()).exp(), torch.tensor(row["ratio"]), **ROUNDING)
+
+
+def test_two_advantages_are_clipped_apart_in_the_release() -> None:
+    """Euphonium adds the clipped losses of the image's and of the step's advantage. Here the advantages are added.
+
+    The losses are the same where the two advantages have one sign.
+    """
+    asked = numbers("euphonium_loss")
+    log_prob = torch.tensor(asked["log_prob"]).requires_grad_(True)
+    ratio = log_prob - torch.tensor(asked["before"])
+    parts = [torch.tensor(asked[key]) for key in ("outcome", "process")]
+    losses = [clipped_loss(asked, {"advantage": part.tolist()}, ratio) for part in parts]
+    loss = sum(weight * each for weight, each in zip(asked["weights"], losses))
+    assert isinstance(loss, Tensor)
+    assert loss.item() == pytest.approx(asked["loss"], rel=1e-5)
+    expected = torch.tensor(asked["gradient"])
+    torch.testing.assert_close(torch.autograd.grad(loss, log_prob, retain_graph=True)[0], expected, **NEARLY)
+    total = sum(weight * part for weight, part in zip(asked["weights"], parts))
+    assert isinstance(total, Tensor)
+    together = torch.autograd.grad(clipped_loss(asked, {"advantage": total.tolist()}, ratio), log_prob)[0]
+    alike = parts[0] * parts[1] > 0
+    torch.testing.assert_close(together[alike], expected[alike], **NEARLY)
+    assert (together - expected)[~alike].abs().max() > 1e-2
+
+
+def test_branches_have_the_advantages_and_the_gradient_of_the_release() -> None:
+    """The release adds the advantages of rewards and granularities up, and one update has all splits."""
+    asked, held = numbers("g2rpo_loss"), 0
+    groups = [0] * len(asked["rewards"][0][0])
+    each = [group_advantages(torch.tensor(r), groups, ddof=1, eps=1e-8) for kind in asked["rewards"] for r in kind]
+    advantages = torch.stack(each).sum(0).clamp(-5.0, 5.0)
+    for column, index in enumerate(asked["splits"]):
+        c = Kernel("flow_sde", asked["eta"]).coefficients(asked["sigmas"], index)
+        x, old, x_next = (torch.tensor(asked[key][column]) for key in ("x", "old", "x_next"))
+        velocity = torch.tensor(asked["velocity"][column]).requires_grad_(True)
+        means = [step(v.expand_as(x_next), x.expand_as(x_next), c, x_next=x_next) for v in (velocity, old)]
+        ratio = log_ratio(means[0].mean - means[1].mean, means[1].noise, c.std)
+        row = {"advantage": advantages[:, column].tolist()}
+        loss = clipped_loss(asked, row, ratio) / len(asked["splits"])
+        torch.testing.assert_close(gradient(loss, velocity), torch.tensor(asked["gradient"][column]), **NEARLY)
+        held += int(((ratio.exp() - 1.0).abs() > asked["clip"]).sum())
+    assert 0 < held < advantages.numel()
 
 
 def test_a_trust_region_has_the_loss_and_the_mask_of_the_release() -> None:

@@ -84,6 +84,13 @@ def test_width_pruning_of_the_release_keeps_the_first_steps_of_every_image() -> 
     assert all(second["kept"][leaf] == list(range(10)) for leaf in set(range(16)) - whole)
 
 
+def test_an_update_of_the_release_has_twelve_edges_of_a_process() -> None:
+    """Two trees of 218 edges make 37 updates; the last one has what is left, and every edge weighs the same."""
+    asked = numbers("branchgrpo_updates")
+    assert asked["edges"] == sum(numbers("branchgrpo_edges")["edges"])
+    assert asked["sizes"] == pytest.approx([asked["accumulation"]] * 36 + [4], rel=1e-4)
+
+
 class Single:
     """One weight, whose average is asked for."""
 

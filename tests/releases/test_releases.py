@@ -5,15 +5,18 @@ schedules, credit and losses. A test fails if a number is further away than roun
 
 What is compared:
 
-- Flow-GRPO: the step, the advantages, the loss and the KL. Flow-GRPO-Fast has the same loss on fewer steps.
+- Flow-GRPO: the step, the step for Wan, the advantages, the loss and the KL. Flow-GRPO-Fast has the same loss on fewer
+  steps.
 - GRPO-Guard: the ratio and the loss, by the statements of its training script and by Pref-GRPO's.
 - Flow-CPS and TP-GRPO: the step and the ratio. TP-GRPO: the rewards of steps, in three forms.
 - Flow-DPPO: the loss and the mask. Flow-DPO: the loss of pairs in Flow-GRPO's repository.
 - DanceGRPO: the step, the loss, and the shifted table of its scripts for FLUX.
 - MixGRPO: the step, the solver, the windows, the tables of Flash, and the sum of several advantages.
-- BranchGRPO: the step, the rewards and advantages of nodes, the edges of a tree, and both kinds of pruning.
-- G²RPO: the step at a split. SAGE-GRPO: the step, and the factors of its equaliser.
-- Euphonium: the step, the drift of its guide, and the weight of its KL.
+- BranchGRPO: the step, the rewards and advantages of nodes, the edges of a tree and of an update, and both kinds of
+  pruning.
+- G²RPO: the step at a split, the sum of its advantages, and the gradient. SAGE-GRPO: the step, and the factors of its
+  equaliser.
+- Euphonium: the step, the drift of its guide, the weight of its KL, and the loss of its two advantages.
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
 - DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
   DGPO with its clip and its KL.
@@ -22,10 +25,9 @@ What is compared:
 What cannot be compared:
 
 - TempFlow-GRPO: its repository has no code. LOOP, VGPO, AC-Flow: no public code was found.
-- The repositories of SAGE-GRPO and G²RPO could be read, but not cloned. Their functions are asked. Their advantages,
-  KL and completions are statements within functions, which have no numbers here.
-- Updates by edges (BranchGRPO steps the optimizer after 12 edges of a rank, G²RPO after all steps of a rollout) are
-  settings of a run, and belong to recipes.
+- The repositories of SAGE-GRPO and G²RPO could be read, but not cloned. SAGE-GRPO's KL and G²RPO's completions are
+  statements deep within functions, and have no numbers here.
+- How many updates a rollout has, and of which rows, is a setting of a run, and belongs to recipes.
 """
 
 import pytest
@@ -49,6 +51,7 @@ def test_every_question_has_its_numbers_of_its_commit() -> None:
     ("name", "kernel"),
     [
         ("flow_grpo_steps", "flow_sde"),
+        ("flow_grpo_wan_steps", "wan_sde"),
         ("mixgrpo_steps", "flow_sde"),
         ("dance_grpo_steps", "dance_sde"),
         ("branchgrpo_steps", "dance_sde"),

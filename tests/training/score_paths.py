@@ -122,6 +122,7 @@ PATHS: dict[str, Path] = {
     "depth/path": _credit("branchgrpo", "tree", "credit.fusion=path"),
     "turning": _credit("tp_grpo", "probed", "credit.eps=0.0"),
     "turning/total": _credit("tp_grpo", "probed", "credit.eps=0.0", "credit.main=total"),
+    "turning/rest": _credit("tp_grpo", "probed", "credit.eps=0.0", "credit.main=rest"),
     "value": _credit("vgpo", "probed", "credit.eps=0.0"),
     "minimum": _credit("vgpo", "probed", "credit={name: minimum, eps: 0.0}"),
     "soft minimum": _credit("vgpo", "probed", "credit={name: minimum, temperature: 0.5, eps: 0.0}"),
