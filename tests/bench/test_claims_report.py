@@ -150,6 +150,9 @@ def test_what_is_undecided_says_what_it_would_take(tmp_path: Path) -> None:
     results = evidence(runs, {"mixgrpo": {"mixgrpo": (0.5, 0.5)}})
     page = write_report(Results(Settings(tmp_path), results, [], []), tmp_path / "out").read_text()
     assert "*Undecided; by the present spread, about 24 more seeds decide it.*" in page
+    single = evidence({label: curves[:1] for label, curves in runs.items()}, {"mixgrpo": {"mixgrpo": (0.5, 0.5)}})
+    page = write_report(Results(Settings(tmp_path), single, [], []), tmp_path / "out").read_text()
+    assert "*Undecided; one value decides nothing.*" in page
 
 
 def test_links_to_the_claims_lead_to_their_headings(tmp_path: Path) -> None:

@@ -254,6 +254,8 @@ def _mark(finding: Statement) -> str:
         return " *Undecided.*"
     if measure.takes:
         return f" *Undecided; {measure.takes}.*"
+    if measure.interval.count == 1:
+        return " *Undecided; one value decides nothing.*"
     if measure.more is None:
         return f" *Undecided; by the present spread, no number of {measure.each} that can be made decides it.*"
     return f" *Undecided; by the present spread, about {measure.more} more {measure.each} decide it.*"
