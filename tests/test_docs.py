@@ -13,9 +13,9 @@ import yaml
 
 import flowgrpo
 from flowgrpo.bench.claims.evidence import Evidence
+from flowgrpo.bench.claims.papers import CLAIMS
 from flowgrpo.bench.claims.report import Results, write_report
 from flowgrpo.bench.claims.results import Settings
-from flowgrpo.bench.claims.verdicts import CLAIMS
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.core.diagnostics import COLUMNS, summarise
 from flowgrpo.core.objectives import policy_loss

@@ -12,14 +12,15 @@ import pytest
 
 from flowgrpo.bench.claims.charts import CHARTS
 from flowgrpo.bench.claims.dots import Dots, draw_dots
-from flowgrpo.bench.claims.evidence import Evidence, Interval, Measure
+from flowgrpo.bench.claims.evidence import Evidence, Measure
 from flowgrpo.bench.claims.gather import choose, gather, settings_of
+from flowgrpo.bench.claims.intervals import Interval
 from flowgrpo.bench.claims.line_charts import Panel, Series, draw, ticks
+from flowgrpo.bench.claims.papers import CLAIMS
 from flowgrpo.bench.claims.report import Results, machines, write_report
 from flowgrpo.bench.claims.results import Settings
 from flowgrpo.bench.claims.timings import FAMILIES
 from flowgrpo.bench.claims.trainings import DENSE, PAINT, jobs
-from flowgrpo.bench.claims.verdicts import CLAIMS
 from flowgrpo.configs.load import recipe_names
 from tests.bench.made_results import evidence, made
 
@@ -149,6 +150,9 @@ def test_what_is_undecided_says_what_it_would_take(tmp_path: Path) -> None:
     results = evidence(runs, {"mixgrpo": {"mixgrpo": (0.5, 0.5)}})
     page = write_report(Results(Settings(tmp_path), results, [], []), tmp_path / "out").read_text()
     assert "*Undecided; by the present spread, about 24 more seeds decide it.*" in page
+    single = evidence({label: curves[:1] for label, curves in runs.items()}, {"mixgrpo": {"mixgrpo": (0.5, 0.5)}})
+    page = write_report(Results(Settings(tmp_path), single, [], []), tmp_path / "out").read_text()
+    assert "*Undecided; one value decides nothing.*" in page
 
 
 def test_links_to_the_claims_lead_to_their_headings(tmp_path: Path) -> None:

@@ -8,21 +8,19 @@ import pytest
 from flowgrpo.bench.claims.evidence import (
     Claim,
     Evidence,
-    Interval,
     Measure,
     Statement,
     compared,
     first_reach,
     judged,
     lopsided,
-    needed,
-    shares,
 )
+from flowgrpo.bench.claims.intervals import Interval, needed, shares
 from flowgrpo.bench.claims.order import more_seeds, order
+from flowgrpo.bench.claims.papers import CLAIMS
 from flowgrpo.bench.claims.timings import APART
 from flowgrpo.bench.claims.trainings import DENSE, jobs
 from flowgrpo.bench.claims.verdicts import (
-    CLAIMS,
     GUARDED,
     JUDGED,
     at_equal,

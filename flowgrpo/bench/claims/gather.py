@@ -12,13 +12,13 @@ from ...configs.load import RecipeError, recipe_names
 from .evidence import Claim, Evidence
 from .forms import FORMS
 from .order import order
+from .papers import CLAIMS
 from .probes import PROBES, find_probe, measure_probe
 from .report import Results, write_report
 from .results import Result, Settings
 from .rises import find_rise, measure_rises, rise_recipe
 from .timings import FAMILIES, find_time, measure_times
 from .trainings import Job, Report, find_run, jobs, measure_run, recipe_of
-from .verdicts import CLAIMS
 
 # No claim gets more seeds than this, whatever the budget.
 MOST_SEEDS = 12

@@ -13,13 +13,16 @@ from typing import Any
 
 from ...training.folder.run_folder import write_text
 from .charts import CHARTS
+from .claim_tables import grid, ratios_table, rises_table, runs_table, times_table
 from .dots import Dots, draw_dots, verdict_of
-from .evidence import SCORE, VERDICTS, Claim, Evidence, Interval, Statement, final, gain
+from .evidence import SCORE, VERDICTS, Claim, Evidence, Statement, final, gain
+from .intervals import Interval
 from .line_charts import draw
+from .papers import CLAIMS
 from .results import Result, Settings, stamp
-from .timings import AGAIN, APART
-from .trainings import DENSE, GRADIENT_UNITS, HELD_OUT, ITERATIONS, TRAINED_ON
-from .verdicts import CLAIMS, GOLD_MATTERS, GUARDED, MATTERS, NO_LOWER, SLACK
+from .timings import AGAIN
+from .trainings import DENSE, HELD_OUT, ITERATIONS, TRAINED_ON
+from .verdicts import GOLD_MATTERS, GUARDED, MATTERS, NO_LOWER, SLACK
 
 RISE = ("iterations", "images", "before", "after", "error", "failed")
 Answer = tuple[Claim, str, Sequence[Statement]]
@@ -159,7 +162,7 @@ def page(found: Results, rows: Mapping[str, Mapping[str, Any]], answers: Sequenc
     parts = [
         "# The papers' claims, measured at the papers' own settings",
         "![Each claim: what the paper says and what was measured](claims/all.svg)",
-        _grid(
+        grid(
             ["paper", "claim of the paper", "measured here", "verdict", "before"],
             [
                 [_linked(c), c.statement, "<br>".join(_numbers(findings)) or "–", f"**{verdict}**", c.before or "–"]
@@ -176,16 +179,16 @@ def page(found: Results, rows: Mapping[str, Mapping[str, Any]], answers: Sequenc
         parts += [f"## {claim.paper}: {claim.name}", f"{claim.statement} **{verdict.capitalize()}.**"]
         parts.append("\n".join(f"- {finding.text}{_mark(finding)}" for finding in findings))
         if claim.name == "guard-ratio" and verdict != "not measured":
-            parts.append(_by_step(found.evidence, GUARDED))
+            parts.append(ratios_table(found.evidence, GUARDED))
         if verdict != "not measured":
             parts.append(f"![{claim.paper}: {claim.name}](claims/{claim.name}.svg)")
     for name, timed in found.evidence.times.items():
         ran = "as in the papers' codes" if name.endswith(AGAIN) else "as the forms run here"
-        parts += [f"## Seconds of an iteration: {name.removesuffix(AGAIN)}, {ran}", _times(timed)]
+        parts += [f"## Seconds of an iteration: {name.removesuffix(AGAIN)}, {ran}", times_table(timed)]
     if rows:
-        parts += ["## The runs", _runs(rows)]
+        parts += ["## The runs", runs_table(rows)]
     if found.rises:
-        parts += ["## Every recipe raises its reward", *_rises(found.rises)]
+        parts += ["## Every recipe raises its reward", *rises_table(found.rises)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -236,72 +239,6 @@ def _how(found: Results) -> list[str]:
     ]
 
 
-def _times(timed: Result) -> str:
-    seconds = timed["seconds"]
-    first = next(iter(seconds))
-    rows = []
-    for name, values in seconds.items():
-        baseline = seconds[first + APART] if name.endswith(APART) else seconds[first]
-        nfe = timed["nfe"][name]
-        shown = f"({nfe['old']:.3g}, {nfe['theta']:.3g})"
-        here = f"({nfe['old_shared']:.3g}, {nfe['theta_shared']:.3g})"
-        share = Interval.of(a / b for a, b in zip(values, baseline, strict=True))
-        rows.append([name, shown, here, f"{statistics.fmean(values):.2f}", share.text(".2f")])
-    return _grid(["form", "NFE (old, θ)", "computed here", "seconds", f"share of {first}"], rows)
-
-
-def _runs(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    head = ["run", "seeds", "iterations", "images", "trained on", "compute", "seconds", "paint", "gain", "partial gold"]
-    cells = []
-    for label, row in rows.items():
-        own = [label, ", ".join(map(str, row["seeds"])), str(row["iterations"]), str(row["images"]), row["trained_on"]]
-        own += [f"{row['compute']:.0f}", f"{row['seconds']:.1f}"]
-        own += [row[SCORE].text(".3f"), row[f"{SCORE}_gain"].text(), row[f"{DENSE}_gain"].text()]
-        cells.append(own)
-    said = (
-        "Compute and seconds are of an iteration. Compute is the number of states through the denoiser; a state with "
-        f"gradients counts {GRADIENT_UNITS}. Partial gold is its change over the run."
-    )
-    return f"{said}\n\n{_grid(head, cells)}"
-
-
-def _rises(rises: Mapping[str, Result]) -> list[str]:
-    head = ["method", "iterations", "before", "after", "change", "standard errors"]
-    rows = []
-    for name, run in rises.items():
-        if "failed" in run:
-            rows.append([name, "–", "–", "–", run["failed"], "–"])
-            continue
-        change = run["after"] - run["before"]
-        shown = [f"{run['before']:.3f}", f"{run['after']:.3f}", f"{change:+.3f} ± {run['error']:.3f}"]
-        cells = [name, str(run["iterations"]), *shown, f"{-change / run['error']:.1f}" if run["error"] else "–"]
-        rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
-    images = next((run["images"] for run in rises.values() if "images" in run), 0)
-    return [
-        "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
-        f"judge of its win rates). The table has the kilobytes of {images} held-out images, one for each prompt, "
-        "before and after. The standard error is the error of the mean difference of pairs with the same prompt and "
-        "noise.",
-        _grid(head, rows),
-    ]
-
-
-def _by_step(evidence: Evidence, labels: Sequence[str]) -> str:
-    """Table by step: mean ± deviation of the log-ratio, and the share clipped, averaged over the seeds."""
-    steps = sorted({int(k) for label in labels for run in evidence.runs[label].values() for k in run["steps"]})
-    rows = []
-    for step in steps:
-        row = [str(step)]
-        for label in labels:
-            stats = [run["steps"][str(step)] for run in evidence.runs[label].values() if str(step) in run["steps"]]
-            mean, spread = _average(s["mean"] for s in stats), _average(math.sqrt(s["var"]) for s in stats)
-            clipped = _average(s["clipped"] for s in stats)
-            shown = "–" if mean is None else f"{mean:.1e} ± {spread:.1e}"
-            row += [shown.replace("-", "−"), "–" if clipped is None else f"{clipped:.1%}"]
-        rows.append(row)
-    return _grid(["step", *(text for label in labels for text in (f"log-ratio, {label}", "clipped"))], rows)
-
-
 def _linked(claim: Claim) -> str:
     heading = f"{claim.paper}: {claim.name}".lower()
     return f"[{claim.paper}](#{''.join(c for c in heading if c.isalnum() or c in ' -').replace(' ', '-')})"
@@ -317,6 +254,8 @@ def _mark(finding: Statement) -> str:
         return " *Undecided.*"
     if measure.takes:
         return f" *Undecided; {measure.takes}.*"
+    if measure.interval.count == 1:
+        return " *Undecided; one value decides nothing.*"
     if measure.more is None:
         return f" *Undecided; by the present spread, no number of {measure.each} that can be made decides it.*"
     return f" *Undecided; by the present spread, about {measure.more} more {measure.each} decide it.*"
@@ -343,13 +282,3 @@ def _warnings(found: Results) -> list[str]:
             f"{len(found.unused)} result files of other code, settings or seeds are not used; claims.json lists them."
         )
     return said
-
-
-def _average(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
