@@ -208,6 +208,18 @@ def test_gdpo_whitens_the_sum_of_separately_normalised_rewards():
     close(rescaled, multi_reward_advantages(rewards, groups, [1.0, 2.0], how="gdpo", eps=0), 1e-5)
 
 
+def test_each_adds_separately_normalised_rewards_and_does_not_whiten():
+    """In the first group both rewards have deviation 1, and the second row lacks one of them."""
+    rewards = torch.tensor([[1.0, 10.0], [2.0, NAN], [3.0, 12.0], [5.0, 7.0], [5.0, 9.0], [NAN, NAN]])
+    groups = torch.tensor([0, 0, 0, 1, 1, 1])
+    half = 0.5**0.5
+    got = multi_reward_advantages(rewards, groups, [1.0, 3.0], how="each", eps=0.0)
+    # Two values that differ have sample advantages of ±1/√2.
+    close(got, [-1 - 3 * half, 0, 1 + 3 * half, -3 * half, 3 * half, 0])
+    assert got.dtype == torch.float32
+    assert multi_reward_advantages(torch.zeros(0, 1), torch.zeros(0), [1.0], how="each").shape == (0,)
+
+
 def test_gdpo_separates_reward_combinations_that_a_sum_makes_alike():
     rewards = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])  # rows 0 and 1 have equal sums
     groups = torch.zeros(4, dtype=torch.long)
