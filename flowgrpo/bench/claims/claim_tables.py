@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ...configs.load import recipe_names
 from .evidence import SCORE, Evidence
 from .intervals import Interval
 from .results import Result
@@ -58,11 +59,13 @@ def rises_table(rises: Mapping[str, Result]) -> list[str]:
         cells = [name, str(run["iterations"]), *shown, f"{-change / run['error']:.1f}" if run["error"] else "–"]
         rows.append([cell.replace("-", "−") if k else cell for k, cell in enumerate(cells)])
     images = next((run["images"] for run in rises.values() if "images" in run), 0)
+    missing = ", ".join(sorted(set(recipe_names("images")) - set(rises)))
     return [
         "Each recipe is run for a few iterations on seed 0, with small JPEG files as its reward (Pref-GRPO: as the "
         f"judge of its win rates). The table has the kilobytes of {images} held-out images, one for each prompt, "
         "before and after. The standard error is the error of the mean difference of pairs with the same prompt and "
         "noise.",
+        *([f"Not measured with their present settings: {missing}."] if missing else []),
         grid(head, rows),
     ]
 

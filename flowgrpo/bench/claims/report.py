@@ -227,9 +227,9 @@ def _how(found: Results) -> list[str]:
         "all runs. Nothing was chosen on these prompts.",
         "A share of time is of whole iterations that take turns in one process, in processor seconds on a CPU. As in "
         "the papers' codes, no states are shared and activations are computed again for the backward pass; the shares "
-        "without these two are beside it. (That activations are computed again was decided after a first, noisy timing, "
-        "because the published recipes do so.) NFE are evaluations of the denoiser for an image, by the policy that samples "
-        "and by the policy that is trained.",
+        "without these two are beside it. (That activations are computed again was decided after a first, noisy "
+        "timing, because the published recipes do so.) NFE are evaluations of the denoiser for an image, by the policy "
+        "that samples and by the policy that is trained.",
         "A number has a 95 % interval of Student's t, over seeds, turns of a timing, or draws of a probe. A method and "
         "its baseline are compared seed by seed. Bounds were set before measuring: a share of time may exceed the "
         f"paper's by {SLACK:.2f}; a reward is no lower if the gain is at least {NO_LOWER:g} of the baseline's gain; a "
