@@ -196,6 +196,11 @@ def spine(
         ValueError: if a branch leaves at a number that is not a step, or a completion is not possible.
     """
     _within("splits", splits, setting)
+    if lead and set(completions) == {1}:
+        raise ValueError(
+            f"sampler.plan.lead is {lead} and all strides in sampler.plan.completions are 1, so no strides begin; "
+            "leave lead out, or add another stride"
+        )
     return spine_plan(
         setting.sigmas, splits, setting.kernel, branches=width, roots=setting.group, solver=setting.solver,
         completions=completions, lead=lead or 0,

@@ -359,9 +359,12 @@ def test_recorder_keeps_the_contract_of_a_scheduler() -> None:
 
     assert recorder.timesteps.tolist() == [123.0]
     assert recorder.config.num_train_timesteps == 500
-    assert as_tuple.dtype == as_output.dtype == torch.bfloat16
+    # The next state is as wide as the prediction, and it is never narrower than the state.
+    assert as_tuple.dtype == as_output.dtype == torch.float32
+    assert recorder.step(prediction.bfloat16(), 123.0, sample).prev_sample.dtype == torch.bfloat16
+    assert recorder.step(prediction.bfloat16(), 123.0, sample.float()).prev_sample.dtype == torch.float32
     assert torch.equal(seen[0], prediction)
-    assert recorder.taken == 2
+    assert recorder.taken == 4
     assert copy.deepcopy(recorder) is recorder
     assert recorder.scale_model_input(sample, 1) is sample
 

@@ -94,3 +94,9 @@ def test_strides_may_begin_later():
 def test_a_lead_is_not_negative():
     with pytest.raises(ValueError, match="lead is -1"):
         spine_plan(shifted_sigmas(6), [1], Kernel("flow_sde", 0.7), branches=2, lead=-1)
+
+
+def test_a_lead_needs_strides():
+    recipe = load_image_recipe("tempflow_grpo", ["sampler.plan.lead=1"])
+    with pytest.raises(ValueError, match="lead is 1 and all strides"):
+        planner(recipe, levels_of(recipe))(0)

@@ -57,7 +57,7 @@ def drawn(recipe: Recipe) -> list[Any]:
     return [
         (plan.sigmas, plan.roots, plan.samples, plan.main_leaf, plan.root_spread, plan.neighbours,
          [plan.coefficients(i) for i in range(plan.num_steps)],
-         [(s.children, s.side, s.completions, s.trained, s.solver, s.spread) for s in plan.steps])
+         [(s.children, s.side, s.strides, s.trained, s.solver, s.spread) for s in plan.steps])
         for plan in plans
     ]  # fmt: skip
 
