@@ -2,8 +2,8 @@
 
 A form has the sampler, group, objective, advantage, credit, penalties, updates and averages of a recipe's published
 section, or of the recipe itself where there is no such section. Model, data, evaluation, learning rate and sizes of
-batches are those of the embedded recipe. The prompts of an iteration are the paper's prompts divided by one number,
-which is the same for all.
+batches come from the embedded recipe. The number of prompts in an iteration is the paper's number, divided by
+`PROMPTS`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Form:
 
 
 def _batch_for_updates(recipe: Recipe) -> int:
-    """The largest batch, a half or a quarter or less of the recipe's, of which a rollout has one for each update."""
+    """The largest size of batches that cuts a rollout into enough batches for its updates, by halving the recipe's."""
     plan, prompts, batch = planner(recipe, levels_of(recipe))(0), recipe.rollout.prompts, recipe.rollout.batch
     states = [plan.main_states[i] * prompts for i in plan.trained_steps]
     while batch > 1 and sum(math.ceil(count / batch) for count in states) < recipe.optimizer.updates:

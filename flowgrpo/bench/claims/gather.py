@@ -33,7 +33,7 @@ def claims(settings: Settings, names: Sequence[str], out: Path, report: Report, 
 
     Args:
         settings: settings of the table.
-        names: claims to measure, and recipes whose short run is made; everything if empty. The report always has all
+        names: claims to measure, and recipes to make a short run of; everything if empty. The report always has all
             results.
         out: folder of the report.
         report: called with lines of progress.
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
-    """The claims of these names, and the recipes whose short run is made.
+    """The claims of these names, and the recipes to make a short run of.
 
     Raises:
         ValueError: a name is not a claim and not a recipe.

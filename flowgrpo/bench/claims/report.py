@@ -217,7 +217,7 @@ def _how(found: Results) -> list[str]:
         f"Run on: {'; '.join(machines(found.used)) or 'nothing yet'}. "
         f"Package {stamp().version}, code {stamp().code}, model and prompts {stamp().data}. {_spent(found)}",
         "Each method has the proportions of its paper: its steps, window, tree, group, objective, advantages, updates "
-        "and averages. The model, the learning rate and the prompts are those of the embedded world. An iteration has "
+        "and averages. The model, the learning rate and the prompts come from the embedded world. An iteration has "
         f"an eighth of the paper's prompts.{embedded} Runs have {ITERATIONS} × {settings.scale:g} iterations; runs on "
         "the proxy are longer.",
         f"Runs train on the reward `{TRAINED_ON}`, unless a claim is about another reward. It is smooth: it compares "
