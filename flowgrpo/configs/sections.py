@@ -39,7 +39,7 @@ class DataConfig(Section):
     heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
     test: str | None = Field(
         None,
-        description="Prompts that no run reads, for `flowgrpo evaluate --split test`: a file, `scenes:test` or "
+        description="Prompts that no run reads, for `flowgrpo evaluate RUN --split test`: a file, `scenes:test` or "
         "`arithmetic:test`. By default, the test prompts of the embedded world of `heldout`.",
     )
     templates: list[str] = Field(
