@@ -29,7 +29,8 @@ def made(label: str, score: list[float], seed: int = 0, **changed: Any) -> Resul
 
 
 def timing(family: str, shares: dict[str, tuple[float, ...]]) -> Result:
-    """A timing in which some forms take a share of 1 s with nothing shared, and half of it with shared states.
+    """A timing in which some forms take a share of 1 s in each pass with nothing shared, and half of it with shared
+    states.
 
     As in the papers' codes, there is only the form with nothing shared.
     """
@@ -40,6 +41,7 @@ def timing(family: str, shares: dict[str, tuple[float, ...]]) -> Result:
         own = list(shares.get(name, (1.0,) * count))
         seconds |= {name: own} if family.endswith(AGAIN) else {name: [v / 2 for v in own], name + APART: own}
     head = made(family, [0.0, 0.0]) | {"kind": "time", "iterations": list(range(count))}
+    head["passes"] = count if family.endswith(AGAIN) else 1
     return head | {"seconds": seconds, "nfe": dict.fromkeys(seconds, nfe)}
 
 

@@ -21,7 +21,7 @@ from flowgrpo.bench.claims.probes import toward_means
 from flowgrpo.bench.claims.report import write_report
 from flowgrpo.bench.claims.results import Settings, claimed, find, key_of, stamp, write_result
 from flowgrpo.bench.claims.rises import paired, rise_recipe
-from flowgrpo.bench.claims.timings import AGAIN, APART, FAMILIES, interleaved, timed
+from flowgrpo.bench.claims.timings import AGAIN, APART, FAMILIES, interleaved, shares_of_time, timed
 from flowgrpo.bench.claims.trainings import (
     DENSE,
     EVALUATED,
@@ -311,13 +311,20 @@ class FakeTrainer:
         self.asked.append((self.name, number))
 
 
-def test_timed_iterations_take_turns_and_span_the_run() -> None:
+def test_timed_iterations_take_turns_and_pass_through_the_run() -> None:
     asked: list[tuple[str, int]] = []
     trainers: dict[str, Any] = {name: FakeTrainer(name, asked) for name in ("one", "two")}
-    figures = interleaved(trainers)
-    assert figures["iterations"] == [30, 90, 150, 210, 270]
+    figures = interleaved(trainers, 2)
+    assert figures["iterations"] == [30, 90, 150, 210, 270] * 2
     assert asked[:4] == [("one", 30), ("two", 30), ("two", 90), ("one", 90)]
-    assert all(len(seconds) == 5 for seconds in figures["seconds"].values())
+    assert [number for name, number in asked if name == "two"] == figures["iterations"]
+    assert all(len(seconds) == 10 for seconds in figures["seconds"].values())
+
+
+def test_a_share_of_time_is_of_whole_passes_so_a_place_is_no_error() -> None:
+    timing = {"passes": 2, "seconds": {"one": [1.0, 3.0, 1.0, 5.0], "two": [4.0, 4.0, 6.0, 4.0]}}
+    assert shares_of_time(timing, "one", "two") == [0.5, 0.6]
+    assert shares_of_time({"seconds": timing["seconds"]}, "one", "two") == [pytest.approx(10 / 18)]
 
 
 @pytest.fixture

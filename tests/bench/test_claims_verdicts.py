@@ -166,8 +166,8 @@ def test_a_time_is_judged_as_in_the_papers_codes_and_says_the_others() -> None:
     first = claim("mixgrpo").answer(found)[1][0]
     assert first.holds
     assert "takes 0.50 [0.49, 0.51] of the time of dance_grpo" in first.text
-    assert "kept for the backward pass, the share is 0.70 [0.70, 0.70]" in first.text
-    assert "in common, it is 0.90 [0.90, 0.90]" in first.text
+    assert "kept for the backward pass, the share is 0.70." in first.text
+    assert "in common, it is 0.90." in first.text
     assert "(25, 4), shared (19, 3)" in first.text
 
 
@@ -296,8 +296,8 @@ def test_the_claim_that_is_nearest_to_a_decision_gets_the_next_seed() -> None:
     assert order(answers, made_, (0, 1), 2) == []
 
 
-def test_turns_of_a_timing_and_draws_of_a_probe_are_not_seeds() -> None:
-    measure = Measure("time", Interval(0.5, 0.4, 0.7, 5), 0.6, False, 0.5, 3, "turns")
+def test_passes_of_a_timing_and_draws_of_a_probe_are_not_seeds() -> None:
+    measure = Measure("time", Interval(0.5, 0.4, 0.7, 5), 0.6, False, 0.5, 3, "passes")
     time = Statement("time", None, measure=measure)
     assert more_seeds([time]) == 0
     seeds = dataclasses.replace(measure, each="seeds", more=None)

@@ -11,7 +11,7 @@ from ...configs.load import recipe_names
 from .evidence import SCORE, Evidence
 from .intervals import Interval
 from .results import Result
-from .timings import APART
+from .timings import APART, shares_of_time
 from .trainings import DENSE, GRADIENT_UNITS
 
 
@@ -21,12 +21,12 @@ def times_table(timed: Result) -> str:
     first = next(iter(seconds))
     rows = []
     for name, values in seconds.items():
-        baseline = seconds[first + APART] if name.endswith(APART) else seconds[first]
         nfe = timed["nfe"][name]
         shown = f"({nfe['old']:.3g}, {nfe['theta']:.3g})"
         here = f"({nfe['old_shared']:.3g}, {nfe['theta_shared']:.3g})"
-        share = Interval.of(a / b for a, b in zip(values, baseline, strict=True))
-        rows.append([name, shown, here, f"{statistics.fmean(values):.2f}", share.text(".2f")])
+        share = Interval.of(shares_of_time(timed, name, first + APART if name.endswith(APART) else first))
+        text = share.text(".2f") if share.count > 1 else f"{share.mean:.2f}"
+        rows.append([name, shown, here, f"{statistics.fmean(values):.2f}", text])
     return grid(["form", "NFE (old, θ)", "computed here", "seconds", f"share of {first}"], rows)
 
 

@@ -248,9 +248,3 @@ def unevenness(run: Result) -> float:
     """The largest standard deviation of the log-ratio among the steps, divided by the smallest."""
     deviations = [math.sqrt(s["var"]) for s in run["steps"].values() if s["var"] > 0]
     return max(deviations) / min(deviations) if deviations else math.nan
-
-
-def time_ratios(evidence: Evidence, family: str, one: str, other: str) -> list[float]:
-    """Seconds of an iteration divided by the seconds of another's, timed in turn in one process."""
-    seconds = evidence.times[family]["seconds"]
-    return [a / b for a, b in zip(seconds[one], seconds[other], strict=True)]

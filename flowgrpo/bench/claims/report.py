@@ -20,7 +20,7 @@ from .intervals import Interval
 from .line_charts import draw
 from .papers import CLAIMS
 from .results import Result, Settings, stamp
-from .timings import AGAIN
+from .timings import AGAIN, PASSES, TURNS
 from .trainings import DENSE, HELD_OUT, ITERATIONS, TRAINED_ON
 from .verdicts import GOLD_MATTERS, GUARDED, MATTERS, NO_LOWER, SLACK
 
@@ -228,10 +228,12 @@ def _how(found: Results) -> list[str]:
         "A share of time is of whole iterations that take turns in one process, in processor seconds on a CPU. As in "
         "the papers' codes, no states are shared and activations are computed again for the backward pass; the shares "
         "without these two are beside it. (That activations are computed again was decided after a first, noisy "
-        "timing, because the published recipes do so.) NFE are evaluations of the denoiser for an image, by the policy "
-        "that samples and by the policy that is trained.",
-        "A number has a 95 % interval of Student's t, over seeds, turns of a timing, or draws of a probe. A method and "
-        "its baseline are compared seed by seed. Bounds were set before measuring: a share of time may exceed the "
+        "timing, because the published recipes do so.) Each verdict has the mean share of "
+        f"{PASSES} passes through a run, at {TURNS} places each. (A first timing took the places for repeats. But a "
+        "window moves, so the share changes from place to place, and this change is no error.) NFE are evaluations of "
+        "the denoiser for an image, by the policy that samples and by the policy that is trained.",
+        "A number has a 95 % interval of Student's t, over seeds, passes of a timing, or draws of a probe. A method "
+        "and its baseline are compared seed by seed. Bounds were set before measuring: a share of time may exceed the "
         f"paper's by {SLACK:.2f}; a reward is no lower if the gain is at least {NO_LOWER:g} of the baseline's gain; a "
         f"higher reward is a larger gain, and is refuted if the gain is less than {1 + MATTERS:g} of the baseline's; a "
         f"difference of partial gold below {GOLD_MATTERS:g} does not matter. A claim is *reproduced* if every interval "

@@ -24,6 +24,9 @@ from .results import Result, Settings, claimed, find, key_of, provenance, write_
 from .trainings import Report
 
 TURNS = 5
+"""Places of a run, evenly spread, at which its iterations are timed. A window moves, so a time depends on the place."""
+PASSES = 3
+"""How often a run is passed through for a verdict. The spread between passes is what a timing does not know."""
 APART = ", nothing shared"
 AGAIN = "-again"
 _MIXED = ("dance_grpo", "dance_grpo_4of25", "mixgrpo", "mixgrpo_flash", "mixgrpo_flash_star")
@@ -59,19 +62,25 @@ def timed(settings: Settings, family: str) -> dict[str, Recipe]:
 
 def find_time(settings: Settings, family: str) -> Result | None:
     """The timing of a comparison, or None if there is no result."""
-    return find(settings, f"time-{family}", list(timed(settings, family).values()), probe_code(), str(TURNS))
+    recipes, same = list(timed(settings, family).values()), {"passes": PASSES} if passes(family) == PASSES else {}
+    return find(settings, f"time-{family}", recipes, probe_code(), f"{TURNS} × {passes(family)}", **same)
+
+
+def passes(family: str) -> int:
+    """How often the places are passed through; once for a comparison that no verdict needs."""
+    return PASSES if family.endswith(AGAIN) else 1
 
 
 def measure_times(settings: Settings, families: Sequence[str], report: Report) -> None:
     """Time the comparisons that have no result, except those that another process is timing."""
     for family in families:
         recipes = timed(settings, family)
-        file = f"time-{family}-{key_of(list(recipes.values()), probe_code(), str(TURNS))}"
+        file = f"time-{family}-{key_of(list(recipes.values()), probe_code(), f'{TURNS} × {passes(family)}')}"
         with claimed(settings.results / "runs" / f"{file}.lock") as mine, tempfile.TemporaryDirectory() as folder:
             if not mine or find_time(settings, family) is not None:
                 continue
             trainers = {name: _warm(recipe, Path(folder) / name) for name, recipe in recipes.items()}
-            figures = interleaved(trainers)
+            figures = interleaved(trainers, passes(family))
             figures["nfe"] = {name: asdict(nfe(recipe)) for name, recipe in recipes.items()}
             head = {"kind": "time", "label": family, "recipes": [dump_recipe(recipe) for recipe in recipes.values()]}
             write_result(settings.results / f"{file}.json", head | provenance() | figures)
@@ -88,8 +97,8 @@ def _warm(recipe: Recipe, folder: Path) -> Trainer:
     return trainer
 
 
-def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """Seconds of `TURNS` iterations of each trainer, in turn; the order is reversed every other time.
+def interleaved(trainers: Mapping[str, Trainer], times: int = 1) -> dict[str, Any]:
+    """Seconds of `TURNS` iterations of each trainer, in turn, several times; the order is reversed every other turn.
 
     The iterations are spread evenly over a run of the papers' length, because a window makes early and late iterations
     differ. Loading and the first iteration do not count. On a CPU they are seconds of this process, so that other
@@ -97,11 +106,22 @@ def interleaved(trainers: Mapping[str, Trainer]) -> dict[str, Any]:
     """
     numbers = [int((k + 0.5) * PAPER_ITERATIONS / TURNS) for k in range(TURNS)]
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
-    for turn, number in enumerate(numbers):
+    for turn, number in enumerate(numbers * times):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
             now = time.process_time if trainers[name].task.device.type == "cpu" else time.perf_counter
             trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
             began = now()
             trainers[name].iterate(number)
             seconds[name].append(now() - began)
-    return {"iterations": numbers, "seconds": seconds}
+    return {"iterations": numbers * times, "passes": times, "seconds": seconds}
+
+
+def shares_of_time(timing: Result, one: str, other: str) -> list[float]:
+    """For each pass, the seconds of a form over the whole run divided by the seconds of another form."""
+    count = timing.get("passes", 1)
+    totals = {}
+    for name in (one, other):
+        values = timing["seconds"][name]
+        size = len(values) // count
+        totals[name] = [sum(values[k * size : (k + 1) * size]) for k in range(count)]
+    return [a / b for a, b in zip(totals[one], totals[other], strict=True)]

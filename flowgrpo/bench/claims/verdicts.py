@@ -20,12 +20,11 @@ from .evidence import (
     judged,
     lopsided,
     score_at,
-    time_ratios,
     unevenness,
 )
 from .intervals import Interval
 from .results import Result
-from .timings import AGAIN, APART
+from .timings import AGAIN, APART, shares_of_time
 from .trainings import DENSE
 
 # The bounds. They are set before anything is measured.
@@ -52,17 +51,15 @@ def faster(
     timed, codes = evidence.times[family], family + AGAIN
     ours, theirs = (name + APART if name + APART in timed["seconds"] else name for name in (method, baseline))
     counts = " against ".join(_evaluations(timed, name) for name in (method, baseline))
-    kept = Interval.of(time_ratios(evidence, family, ours, theirs)).text(".2f")
-    shared = Interval.of(time_ratios(evidence, family, method, baseline)).text(".2f")
+    kept, shared = (statistics.fmean(shares_of_time(timed, *pair)) for pair in ((ours, theirs), (method, baseline)))
     said = f"An iteration of {method} takes {{}} of the time of {baseline}; the paper's share is {share:.2f}. "
     said += f"Evaluations for an image (old policy, θ): {counts}. "
-    said += (
-        f"If activations are kept for the backward pass, the share is {kept}. If samples also share the states that "
-    )
-    said += f"they have in common, it is {shared}."
+    said += f"If activations are kept for the backward pass, the share is {kept:.2f}. If samples also share the "
+    said += f"states that they have in common, it is {shared:.2f}."
     found = judged(
-        said, words, time_ratios(evidence, codes, method, baseline), share + SLACK, False, claimed=share, each="turns"
-    )
+        said, words, shares_of_time(evidence.times[codes], method, baseline), share + SLACK, False, claimed=share,
+        each="passes",
+    )  # fmt: skip
     return [Statement(found.text, found.holds, note, None if note else found.measure)]
 
 
