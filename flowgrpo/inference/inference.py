@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from ..training.folder.run_folder import save_image
 from ..training.images.evaluator import company_of
 from ..training.planning import steps_of
 from ..training.reporting.clock import Clock
-from ..training.reporting.records import reward_means, sample_records
+from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from ..training.text.text_task import TextTask
 from .opening import ImageModel, image_recipe, is_run, open_images
@@ -154,7 +153,7 @@ def evaluate_model(
     base: bool = False,
     say: Say = silent,
 ) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and count of each evaluation reward on the held-out prompts, or on another split.
+    """Mean, standard error over prompts, and count of each evaluation reward on the held-out prompts, or other ones.
 
     For a run with its own recipe, the means on held-out prompts equal the means of the run's last evaluation. They are
     equal to the last bit if one process made that evaluation on a device of the same kind. Prompts with the same place
@@ -199,7 +198,7 @@ def evaluate_model(
     if index is not None:
         done = 0 if base else iterations_done(model)
         write_completions(index, "eval", done, sample_records(rows, experience, scores), experience.samples)
-    return _summaries(scores)
+    return _summaries(scores, torch.tensor(experience.prompt_of_sample))
 
 
 def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], source: str, base: bool, say: Say) -> Any:
@@ -230,11 +229,10 @@ def progress(total: int, say: Say) -> Callable[[int], None]:
     return seen
 
 
-def _summaries(scores: RewardBatch) -> dict[str, tuple[float, float, int]]:
-    results = {}
-    for k, (name, mean) in enumerate(zip(scores.names, reward_means(scores.values))):
-        values = scores.values[:, k]
-        values = values[~values.isnan()]
-        error = float(values.std() / math.sqrt(len(values))) if len(values) > 1 else math.nan
-        results[name] = (float(mean), error, len(values))
-    return results
+def _summaries(scores: RewardBatch, owners: torch.Tensor) -> dict[str, tuple[float, float, int]]:
+    means, errors = reward_means(scores.values), standard_errors(scores.values, owners)
+    counts = (~scores.values.isnan()).sum(0)
+    return {
+        name: (float(mean), float(error), int(count))
+        for name, mean, error, count in zip(scores.names, means, errors, counts)
+    }

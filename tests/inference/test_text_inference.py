@@ -103,9 +103,9 @@ def test_an_evaluation_repeats_that_of_the_run(finished: Path, tmp_path: Path) -
         out = tmp_path / str(iteration)
         mean, error, count = evaluate_model(str(finished), recipe, out=out, base=base)["digit_share"]
         assert count == 12
-        assert error > 0
         [record] = [r for r in metrics if r["iteration"] == iteration]
         assert mean == record["eval/digit_share"]
+        assert error == record["eval_error/digit_share"] > 0
         wanted = [r for r in own if r["phase"] == "eval" and r["iteration"] == iteration]
         assert lines_of(out / "index.jsonl") == wanted
     answers = [[r["completion"] for r in lines_of(tmp_path / name / "index.jsonl")] for name in ("0", "3")]
