@@ -119,6 +119,9 @@ EQUIVALENT: dict[str, str] = {
     "objectives.gaussian_kl: width.where(stochastic, «1.0 → 2.0»)": (
         "only so that a branch that is dropped stays finite"
     ),
+    "objectives.held_columns: _prepare(«logp.detach() → logp», old_logp, advantages, mask, None)": (
+        "the result is bool, which has no gradient"
+    ),
     "offpolicy.nft: torch.where(wrong, adv, «- → »1.0)": "only so that a branch that is dropped stays finite",
     "offpolicy.nft: -«1.0 → 2.0»": "only so that a branch that is dropped stays finite",
     "outcomes._entropy: size.clamp(min=«1 → 2»)": "one row brings no surprise, and 0 is divided",
@@ -143,6 +146,7 @@ EQUIVALENT: dict[str, str] = {
     "prefix_tree.prefix_tree_advantages: :«- → »1": "where no row leaves, the value does not change",
     "process.future_rewards: rewards[:, «0 → 1»]": "only its shape is read",
     "process.turning_point_rewards: -«1.0 → 2.0»": "only its sign is read",
+    "process.turning_point_rewards: gain.sign() «* → /» rest.sign() > 0": "where the rest is 0, what is added is 0",
     "prompt_memory.observe: [0.0] * «4 → 5»": "zip stops at the shorter one",
     "prompt_memory.probabilities: max((score for score in known if score is not None), default=«1.0 → 2.0»)": (
         "it is the score of all prompts then"
@@ -160,8 +164,8 @@ EQUIVALENT: dict[str, str] = {
     "surrogates.cispo: log_bounds(low, «0.0 → 1.0»)": "the upper bound is not read",
     (
         "surrogates.cispo: "
-        "def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: float=«1.0 → 2.0», "
-        "high: float=5.0) -> Tensor:"
+        "def cispo(log_ratio: Tensor, adv: Tensor, logp: Tensor, mask: Tensor, *, low: Bound=«1.0 → 2.0», "
+        "high: Bound=5.0) -> Tensor:"
     ): "from 1 on there is no lower bound",
     "trackers.__init__: [0.0, 0.0, «0.0 → 1.0», 0.0]": "the mean of no samples is not read",
     "trackers.advantages: torch.where(count > 0, (moments.minimum + moments.offset)[:, 0], «0.0 → 1.0»)": (

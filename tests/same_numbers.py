@@ -67,18 +67,23 @@ def overrides(layer: dict[str, Any]) -> Iterator[str]:
         yield from (f"{key}={json.dumps(value)}" for key, value in keys.items())
 
 
-def trained(recipe: str, words: list[str], count: int, folder: Path) -> Path:
-    """The run folder after training in `count` processes.
-
-    Raises:
-        RuntimeError: a process has failed; the message has the end of the log.
-    """
+def write_inputs(folder: Path) -> None:
+    """Write the files that runs read from the folder in which they train: a reward and short prompt files."""
     import flowgrpo
 
     (folder / "rewards.py").write_text(REWARD, encoding="utf-8")
     for name, (world, prompts) in FEW.items():
         whole = (Path(flowgrpo.__file__).parent / "worlds" / world / "data" / "train.jsonl").read_text(encoding="utf-8")
         (folder / name).write_text("".join(whole.splitlines(keepends=True)[:prompts]), encoding="utf-8")
+
+
+def trained(recipe: str, words: list[str], count: int, folder: Path) -> Path:
+    """The run folder after training in `count` processes.
+
+    Raises:
+        RuntimeError: a process has failed; the message has the end of the log.
+    """
+    write_inputs(folder)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

@@ -18,7 +18,8 @@ from ..configs.layers import merge
 from ..configs.schema import Recipe
 from ..core.addressing import address
 from ..core.diagnostics import COLUMNS, step_statistics, summarise
-from ..pipelines.policy import Experience, FlowPolicy
+from ..pipelines.experience import Experience
+from ..pipelines.policy import FlowPolicy
 from ..samplers.kernels import guard_weight, jacobian
 from ..training.folder.run_folder import RunFolder
 from ..training.planning import planner

@@ -11,7 +11,7 @@ from .output import console, output_file, say
 
 if TYPE_CHECKING:
     from ..configs.schema import AnyRecipe, Recipe, TextRecipe
-    from ..training.checking import Checked
+    from ..training.recipe_findings import Checked
 
 RecipeArgument = Annotated[
     list[str] | None,

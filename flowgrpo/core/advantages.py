@@ -227,7 +227,7 @@ def filled_rewards(
     values = as_precise(rewards)
     found = values
     for ids in (groups, wider):
-        if ids is None or len(values) == 0:
+        if ids is None:
             continue
         index, count = group_index(ids, len(values), values.device)
         moments = group_moments(values, index, count, ddof=0)

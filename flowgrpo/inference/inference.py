@@ -12,14 +12,14 @@ import torch
 from ..configs.schema import AnyRecipe, Recipe, TextRecipe
 from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
-from ..text.cutting import Parts
-from ..training.checking import read_heldout, read_split, reward_specs
+from ..training.checking import reward_specs
 from ..training.credit.pooling import asked
 from ..training.data import PromptRow, columns_of
 from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_image
 from ..training.images.evaluator import company_of
 from ..training.planning import steps_of
+from ..training.recipe_prompts import parts_of, read_heldout, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
@@ -186,7 +186,7 @@ def evaluate_model(
             f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+    parts = parts_of(recipe)
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
     total = len(rows) * recipe.evaluate.seeds

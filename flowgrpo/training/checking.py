@@ -3,90 +3,26 @@
 from __future__ import annotations
 
 import difflib
-import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
-from ..parts.choice import options_model, value_at
-from ..parts.traits import trained
+from ..configs.schema import AnyRecipe, Recipe, RewardConfig
+from ..parts.choice import value_at
 from ..pipelines.arguments import argument_faults, size_faults
-from ..rewards.base import RESERVED, MissingDependency, Reward, RewardSpec
+from ..rewards.base import Reward, RewardSpec
 from ..rewards.registry import outline
-from ..samplers.transitions import edge_bounds
-from ..text.cutting import Parts
 from .balance import Balance
 from .credit.from_scores import Credit
-from .data import Data, MissingPrompts, PromptRow, PromptStream, columns_of, prompt_path, read_prompts
+from .data import columns_of, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
-from .images.critic import check_guide
 from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
-from .planning import forecast, levels_of, planner, setting_of
 from .prompt_lengths import long_prompts
+from .recipe_findings import Checked, Fault
+from .recipe_plans import check_plans, idle_plan_options
+from .recipe_prompts import check_data, note_shared_prompts, parts_of, sound_prompts
 from .text.answer_objective import tried
-
-Kind = Literal["fault", "needed", "excused", "unknown", "note"]
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A finding of the check of a recipe.
-
-    Attributes:
-        kind: `fault`: the recipe cannot run. `needed`: the recipe cannot run here, because a file or a package is
-            missing. `excused`: as `needed`, for a recipe that comes without its files. `unknown`: only a request over
-            the network can tell. `note`: the recipe runs, but maybe not as its author thinks.
-        text: what is wrong, where, and what to write instead.
-        key: the key of the recipe, if the finding is about one key.
-    """
-
-    kind: Kind
-    text: str
-    key: str = ""
-
-
-@dataclass
-class Checked:
-    """A recipe after its check.
-
-    Attributes:
-        recipe: the checked recipe.
-        findings: all findings.
-        folder: of the model, or its hub id; "" if there is none.
-        data: prompts with their pictures; None if they cannot be read.
-    """
-
-    recipe: AnyRecipe
-    findings: list[Fault] = field(default_factory=list)
-    folder: str = ""
-    data: Data | None = None
-
-    def texts(self, *kinds: Kind) -> list[str]:
-        """The texts of the findings of some kinds."""
-        return [finding.text for finding in self.findings if finding.kind in kinds]
-
-    def excuse(self, keys: Collection[str]) -> None:
-        """Excuse missing files and packages of these keys, for a recipe of the package that comes without its files."""
-        self.findings = [
-            replace(finding, kind="excused")
-            if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys
-            else finding
-            for finding in self.findings
-        ]
-
-    def require(self) -> Data:
-        """The data of a recipe that can run.
-
-        Raises:
-            ValueError: the recipe cannot run; the message has a line for each fault.
-        """
-        faults = self.texts("fault", "needed")
-        if faults or self.data is None:
-            raise ValueError("\n".join(faults))
-        return self.data
 
 
 def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
@@ -99,7 +35,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
         reads_test: read the test prompts as well. A run does not read them; it only checks that the file is there.
     """
     found = Checked(recipe)
-    found.data = _data(found)
+    found.data = check_data(found)
     _model(found)
     _combinations(found)
     _rewards(found)
@@ -120,139 +56,38 @@ def evaluated(recipe: AnyRecipe) -> list[RewardConfig]:
     return recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
 
 
-def read_data(recipe: AnyRecipe) -> Data:
-    """Read the prompt files of a recipe; raises a ValueError that names file and line of a fault."""
-    train = read_prompts(recipe.data.train)
-    _enough(recipe, train)
-    return Data(PromptStream(train, recipe.run.seed), read_heldout(recipe))
-
-
-def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
-    """The held-out prompts of a recipe, at most `evaluate.prompts`; empty if the recipe names no file."""
-    return read_split(recipe, "heldout")
-
-
-def read_split(recipe: AnyRecipe, split: str) -> list[PromptRow]:
-    """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names no file."""
-    source = recipe.data.source(split)
-    return read_prompts(source)[: recipe.evaluate.prompts] if source else []
-
-
-def _try(found: Checked, key: str, check: Callable[..., Any], *given: Any) -> Any:
-    """The result of a check; None if the check failed, and then its fault is added to the findings."""
-    try:
-        return check(*given)
-    except MissingDependency as error:
-        found.findings.append(Fault("needed", str(error), key))
-    except MissingPrompts as error:
-        found.findings.append(Fault("needed", str(error), key))
-    except (ValueError, OSError) as error:
-        found.findings.append(Fault("fault", str(error), key))
-    return None
-
-
-def _data(found: Checked) -> Data | None:
-    recipe, rows = found.recipe, {}
-    for name in ("train", "heldout"):
-        source = getattr(recipe.data, name)
-        if source is not None:
-            rows[name] = _try(found, f"data.{name}", _prompts, recipe, source)
-    train = rows["train"]
-    if train is not None:
-        _try(found, "rollout.prompts", _enough, recipe, train)
-    if None in rows.values():
-        return None
-    return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
-
-
 def _test_prompts(found: Checked, reads: bool) -> None:
     """Check that the file of the test prompts is there; if it is to be read, check it like the held-out prompts."""
     recipe, source = found.recipe, found.recipe.data.source("test")
     if source is None:
         return
     if not reads:
-        _try(found, "data.test", prompt_path, source)
+        found.attempt("data.test", prompt_path, source)
         return
-    rows = _try(found, "data.test", _prompts, recipe, source)
+    rows = found.attempt("data.test", sound_prompts, recipe, source)
     if rows is None or found.data is None:
         return
-    columns = columns_of(rows, _parts_of(recipe))
+    columns = columns_of(rows, parts_of(recipe))
     for spec in reward_specs(evaluated(recipe)):
         try:
             reward = outline(spec)
         except (ValueError, OSError):
             continue  # The check of the rewards has said what is wrong.
-        _try(found, "data.test", _check_reward, found, reward, columns, source)
-    _shared(found, rows, source)
-
-
-def _shared(found: Checked, rows: Sequence[PromptRow], source: str) -> None:
-    """Note test prompts that are training or held-out prompts too."""
-    for name in ("train", "heldout"):
-        other = found.recipe.data.source(name)
-        known = {_said(row) for row in read_prompts(other)} if other else set()
-        count = sum(_said(row) in known for row in rows)
-        if count:
-            text = (
-                f"{count} of {len(rows)} prompts of {source}, the test prompts, are in data.{name} ({other}) too; take "
-                "them out of one of the two, or name another file with data.test"
-            )
-            found.findings.append(Fault("note", text, "data.test"))
-
-
-def _said(row: PromptRow) -> str:
-    """The words of a prompt or a conversation; texts that differ in spaces alone have equal words."""
-    said = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
-    return " ".join(" ".join(said).split())
-
-
-def _parts_of(recipe: AnyRecipe) -> Parts | None:
-    return Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
-
-
-def _prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
-    rows = read_prompts(source)
-    reserved = [name for name in RESERVED if any(name in row.columns for row in rows)]
-    if reserved:
-        raise ValueError(
-            f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
-        )
-    if isinstance(recipe, Recipe):
-        refuse_conversations(rows)
-    elif recipe.parts is not None:
-        columns_of(rows, Parts([], []))
-    return rows
-
-
-def refuse_conversations(rows: Sequence[PromptRow]) -> None:
-    """Refuse prompts that are conversations, because pipelines take texts."""
-    for row in rows:
-        if row.messages is not None:
-            raise ValueError(
-                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only language models "
-                "read; write its words as `prompt`"
-            )
-
-
-def _enough(recipe: AnyRecipe, train: Sequence[PromptRow]) -> None:
-    if recipe.rollout.prompts > len(train):
-        raise ValueError(
-            f"rollout.prompts is {recipe.rollout.prompts} but {recipe.data.train} holds {len(train)} prompts; use at "
-            f"most {len(train)} or a longer file"
-        )
+        found.attempt("data.test", _check_reward, found, reward, columns, source)
+    note_shared_prompts(found, rows, source)
 
 
 def _model(found: Checked) -> None:
     recipe, path = found.recipe, found.recipe.model.path
     resolve = model_folder if isinstance(recipe, Recipe) else language_folder
-    found.folder = _try(found, "model.path", resolve, path) or ""
+    found.folder = found.attempt("model.path", resolve, path) or ""
     if not found.folder:
         return
     if not Path(found.folder).is_dir():
         text = f"model.path {path} is not a folder here, so it is taken for a hub id, which is read when a run starts"
         return found.findings.append(Fault("unknown", text, "model.path"))
     before = len(found.findings)
-    _try(found, "model.path", check_folder, found.folder, recipe.task)
+    found.attempt("model.path", check_folder, found.folder, recipe.task)
     if len(found.findings) == before and isinstance(recipe, Recipe):
         _call(found, recipe)
 
@@ -263,7 +98,7 @@ def _call(found: Checked, recipe: Recipe) -> None:
     parameters = call_parameters(folder)
     if parameters is None:
         return
-    advised = _try(found, "model.path", recommended_arguments, folder)
+    advised = found.attempt("model.path", recommended_arguments, folder)
     if advised is None:
         return
     faults = list(call_faults(Path(folder), parameters, given))
@@ -272,14 +107,14 @@ def _call(found: Checked, recipe: Recipe) -> None:
     found.findings += [Fault("fault", fault, "model.call") for fault in faults]
     if faults:
         return
-    call = _try(found, "model.call", call_arguments, folder, given)
+    call = found.attempt("model.call", call_arguments, folder, given)
     if call is None or found.data is None:
         return
     data = found.data
-    _try(found, "data.train", take_pictures, data, recipe, call, parameters)
+    found.attempt("data.train", take_pictures, data, recipe, call, parameters)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         texts = [row.text for row in rows]
-        notes = _try(found, "model.path", _long_prompts, folder, str(source), texts, call, parameters)
+        notes = found.attempt("model.path", _long_prompts, folder, str(source), texts, call, parameters)
         found.findings += [Fault("note", note, "data.train") for note in notes or ()]
 
 
@@ -301,65 +136,18 @@ def _combinations(found: Checked) -> None:
     if balance is not None:
         checks.append(lambda: Balance(balance))
     if isinstance(recipe, Recipe):
-        checks.append(lambda: _check_plans(recipe))
+        checks.append(lambda: check_plans(recipe))
     else:
         checks.append(lambda: tried(recipe))
     for one in checks:
-        _try(found, "", one)
+        found.attempt("", one)
     if isinstance(recipe, Recipe) and not found.texts("fault"):
         found.findings += [Fault("note", note, "sampler.plan") for note in idle_plan_options(recipe)]
 
 
-CHECKED_PLANS = 50
-"""The check makes the plans of this many iterations."""
-COMPARED_PLANS = 2000
-"""Runs of more iterations are not searched for options of the plan that have no effect."""
-
-
-def _check_plans(recipe: Recipe) -> None:
-    """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
-    forecast(recipe, most=CHECKED_PLANS)
-    plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
-    if recipe.sampler.guide is not None:
-        check_guide(plan)
-    if recipe.optimizer.cut == "edges":
-        rollout, steps = recipe.rollout, plan.trained_steps
-        batches = [math.ceil(plan.main_states[i] * rollout.prompts / rollout.batch) for i in steps]
-        edge_bounds([1] * sum(batches), recipe.optimizer.updates)
-    if wanted != "images" and not plan.trained_steps:
-        raise ValueError(
-            f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
-        )
-    if wanted == "steps" and plan.neighbours:
-        raise ValueError(
-            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps as choices among neighbours; use "
-            "objective neighbour, or another plan"
-        )
-
-
-def idle_plan_options(recipe: Recipe) -> list[str]:
-    """A sentence for each option of the plan that changes no step of the run.
-
-    Another choice, such as the number of steps, may take the effect of an option away. So the option is reported, and
-    not refused.
-    """
-    count = recipe.run.iterations
-    if count > COMPARED_PLANS:
-        return []
-    chosen, setting = recipe.sampler.plan, setting_of(recipe, levels_of(recipe))
-    made, found = chosen.make(), []
-    for option, known in options_model(chosen.kind, chosen.name).model_fields.items():
-        if known.is_required() or known.default is not None or chosen[option] is None:
-            continue
-        without = replace(chosen, options={**chosen.options, option: None}).make()
-        if all(made(setting, k) == without(setting, k) for k in range(count)):
-            found.append(f"sampler.plan.{option} changes no step of the {count} iterations")
-    return found
-
-
 def _rewards(found: Checked) -> None:
     recipe, data = found.recipe, found.data
-    parts = _parts_of(recipe)
+    parts = parts_of(recipe)
     sides = [
         ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
         ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),
@@ -367,17 +155,17 @@ def _rewards(found: Checked) -> None:
     outlines: list[list[Reward | None]] = []
     for key, entries, source, rows in sides:
         specs = reward_specs(entries)
-        outlined = [_try(found, f"{key}.{k}", outline, spec) for k, spec in enumerate(specs)]
+        outlined = [found.attempt(f"{key}.{k}", outline, spec) for k, spec in enumerate(specs)]
         outlines.append(outlined)
         made = [reward for reward in outlined if reward is not None]
-        _try(found, key, _named_once, made)
+        found.attempt(key, _named_once, made)
         if rows:
             columns = columns_of(rows, parts)
             for reward in made:
-                _try(found, key, _check_reward, found, reward, columns, str(source))
+                found.attempt(key, _check_reward, found, reward, columns, str(source))
     trained, scored = outlines
     if None not in (*trained, *scored):
-        _try(found, "extensions", _extensions, recipe, trained, scored)
+        found.attempt("extensions", _extensions, recipe, trained, scored)
     found.findings = list({(f.kind, f.text): f for f in found.findings}.values())
 
 

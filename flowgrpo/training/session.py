@@ -19,12 +19,11 @@ from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
-from ..text.cutting import Parts
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..weights.saving import local_folder
 from ..weights.sharding import Shards
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
-from .checking import Checked, check, evaluated, reward_specs
+from .checking import check, evaluated, reward_specs
 from .data import Data, columns_of, templated
 from .distributed.launching import sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
@@ -35,6 +34,8 @@ from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import levels_of, planner, steps_of
+from .recipe_findings import Checked
+from .recipe_prompts import parts_of
 from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
@@ -98,7 +99,7 @@ class Session:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
-        parts = Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+        parts = parts_of(recipe)
         kind = "images" if isinstance(recipe, Recipe) else "completions"
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..configs.schema import EmaConfig, Recipe
 from ..core.addressing import address
-from ..pipelines.policy import Experience, FlowPolicy, join_experiences
+from ..pipelines.experience import Experience, join_experiences
+from ..pipelines.policy import FlowPolicy
 from ..rewards.runner import RewardBatch
 from ..samplers.plans import Plan
 from ..samplers.transitions import chunks_of

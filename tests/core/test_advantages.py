@@ -5,7 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowgrpo.core.advantages import anchored_advantages, group_advantages, group_moments, multi_reward_advantages
+from flowgrpo.core.advantages import (
+    anchored_advantages,
+    filled_rewards,
+    group_advantages,
+    group_moments,
+    multi_reward_advantages,
+)
 
 NAN = float("nan")
 GROUPS = torch.tensor([7, 7, -2, 7, -2])
@@ -168,6 +174,7 @@ def test_sum_normalises_the_weighted_sum():
 def test_one_reward_one_row_and_no_row_at_all():
     close(multi_reward_advantages(REWARDS[:, None], GROUPS, [3.0], eps=0.0), group_advantages(REWARDS, GROUPS, eps=0.0))
     close(multi_reward_advantages(torch.tensor([[2.0, 3.0]]), [0], [1.0, 2.0], baseline="none", scale="none"), [8.0])
+    close(multi_reward_advantages(torch.tensor([[2.0]]), [0], [3.0], baseline="none", scale="none"), [6.0])
     for how in ("sum", "gdpo"):
         assert multi_reward_advantages(torch.zeros(0, 1), torch.zeros(0), [1.0], how=how).shape == (0,)
 
@@ -187,6 +194,36 @@ def test_what_one_row_alone_knows_stands_for_its_group_and_what_none_knows_for_n
     close(got, [-0.5, 0.5])
     unknown = torch.tensor([[1.0, NAN], [3.0, NAN]])
     close(multi_reward_advantages(unknown, [0, 0], [1.0, 5.0], baseline="none", scale="none"), [1, 3])
+
+
+def test_a_missing_reward_has_the_mean_of_its_group_or_of_the_wider_one():
+    rewards = torch.tensor([[1.0, NAN], [3.0, 5.0], [NAN, NAN], [NAN, 7.0]])
+    filled = torch.tensor([[1.0, 5.0], [3.0, 5.0], [NAN, NAN], [NAN, 7.0]])
+    torch.testing.assert_close(filled_rewards(rewards, [0, 0, 0, 1]), filled, equal_nan=True)
+    filled[3, 0] = 2.0
+    torch.testing.assert_close(filled_rewards(rewards, [0, 0, 0, 1], wider=[4] * 4), filled, equal_nan=True)
+    assert filled_rewards(torch.zeros(0, 2), [], wider=[]).shape == (0, 2)
+
+
+def test_a_group_that_lacks_a_reward_is_at_the_mean_of_all_where_the_deviation_is_over_all():
+    """The mean of the reward that the second group lacks is 6. Without a baseline, the reward adds nothing there."""
+    rewards = torch.tensor([[0.0, 4.0], [2.0, 8.0], [1.0, NAN], [3.0, NAN]])
+    options = {"scale": "batch", "ddof": 0, "eps": 0.0}
+    got = multi_reward_advantages(rewards, [0, 0, 1, 1], [1.0, 1.0], **options)
+    close(got, torch.tensor([-3.0, 3, -1, 1]) / 5.25**0.5)  # sums 4, 10, 7, 9: mean 7.5, squares 21
+    got = multi_reward_advantages(rewards, [0, 0, 1, 1], [1.0, 1.0], baseline="none", **options)
+    close(got, torch.tensor([4.0, 10, 1, 3]) / 11.25**0.5)  # mean 4.5, squares 45
+
+
+@pytest.mark.parametrize(("weights", "want"), [([1.0, 0.0], [0.5, 1.75]), ([0.0, 2.0], [12.0, 44.0])])
+def test_a_given_baseline_of_a_reward_without_weight_is_left_out_with_it(weights, want):
+    rewards, baseline = torch.tensor([[1.0, 10.0], [2.0, 30.0]]), torch.tensor([[0.5, 4.0], [0.25, 8.0]])
+    options = {"how": "each", "scale": "none"}
+    close(multi_reward_advantages(rewards, [0, 0], weights, baseline=baseline, **options), want)
+    # A column for all rewards, and one value for each row, are a baseline of every reward.
+    for one in (torch.tensor([[0.5], [0.25]]), torch.tensor([0.5, 0.25])):
+        got = multi_reward_advantages(rewards, [0, 0], weights, baseline=one, **options)
+        close(got, (rewards - torch.tensor([[0.5], [0.25]])) @ torch.tensor(weights))
 
 
 def test_gdpo_whitens_a_sum_of_zero_and_equal_sums_that_are_not_zero():

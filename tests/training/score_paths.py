@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import AnyRecipe, CriticConfig
-from flowgrpo.pipelines.policy import Experience
+from flowgrpo.pipelines.experience import Experience
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import branch_plan, spine_plan, window_plan

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.pipelines.policy import Experience
+from flowgrpo.pipelines.experience import Experience
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan

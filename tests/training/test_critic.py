@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.configs.schema import CriticConfig, GuideConfig
-from flowgrpo.pipelines.policy import Experience
+from flowgrpo.pipelines.experience import Experience
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import window_plan
 from flowgrpo.samplers.rollout import RolloutRunner

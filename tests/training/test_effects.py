@@ -11,8 +11,8 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_image_recipe, load_recipe, recipe_names
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.training.checking import idle_plan_options
 from flowgrpo.training.planning import levels_of, planner
+from flowgrpo.training.recipe_plans import idle_plan_options
 from tests.parts.other_values import options, others
 from tests.training.score_paths import PATHS, advantages_of, recipe_of, values_of
 

@@ -7,7 +7,7 @@ import torch
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.pipelines.policy import Experience
+from flowgrpo.pipelines.experience import Experience
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.forward import ForwardObjective
 from flowgrpo.training.losses.objective import Outcome

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.schema import Recipe
-from flowgrpo.pipelines.policy import part_of
+from flowgrpo.pipelines.experience import part_of
 from flowgrpo.rewards.runner import RewardBatch
 from flowgrpo.training.credit.pooling import pooled
 from flowgrpo.training.data import PromptRow

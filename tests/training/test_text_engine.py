@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
-from flowgrpo.core.corrections import CORRECTIONS, auto, mask, truncate
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.session import Session
 from flowgrpo.training.text.token_objective import TokenObjective
@@ -118,27 +117,6 @@ def test_false_numbers_of_the_engine_are_weighed_by_hand(
     assert largest > 0
     for one, two in zip(found, wanted, strict=True):
         assert torch.allclose(one, two, atol=1e-4 * largest)
-
-
-def test_weights_by_hand() -> None:
-    gap = torch.tensor([[0.0, 0.5, -1.0], [2.0, 0.5, 0.0]])
-    token = [[1.0, 1.6487213, 0.3678794], [7.3890561, 1.6487213, 1.0]]
-    for level, how, floor, wanted in (
-        ("token", "truncate", 0.0, [[1.0, 1.6487213, 0.3678794], [2.0, 1.6487213, 1.0]]),
-        ("token", "mask", 0.5, [[1.0, 1.6487213, 0.0], [0.0, 1.6487213, 1.0]]),
-        ("sequence", "truncate", 0.0, [[0.6065307] * 3, [2.0] * 3]),
-        ("sequence", "mask", 0.7, [[0.0] * 3, [0.0] * 3]),
-        ("sequence", "mask", 0.6, [[0.6065307] * 3, [0.0] * 3]),
-    ):
-        options = {"level": level, "cap": 2.0} | ({"floor": floor} if how == "mask" else {})
-        weight, cut = CORRECTIONS[how](gap, **options)
-        assert torch.allclose(weight, torch.tensor(wanted)), (level, how)
-        assert torch.equal(cut, (torch.tensor(wanted) == 0) | (torch.tensor(wanted) == 2)), (level, how)
-    assert torch.allclose(truncate(gap, level="token", cap=9.0)[0], torch.tensor(token))
-    asked = gap.clone().requires_grad_()
-    assert not mask(asked)[0].requires_grad
-    assert auto(gap, engine="transformers") is None
-    assert torch.equal(auto(gap, engine="vllm")[0], truncate(gap)[0])
 
 
 def test_the_recipe_chooses_level_and_bounds(small: list[str], tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from ...weights.trained import LoraSpec, TrainedWeights, trainable_modules
 from ..callers import stacked
 from ..capture import PipelineCall, company
 from ..denoiser import Denoiser
-from ..policy import Experience, FlowPolicy
+from ..experience import Experience
+from ..policy import FlowPolicy
 from ..prompt_cache import PromptCache
 from .subject import Failure, NotApplicable, Subject
 

@@ -47,8 +47,8 @@ class Judged:
     """A rollout of this process, and the scores of its samples.
 
     Attributes:
-        experience: the rollout; a `pipelines.policy.Experience` for images, a `training.text.text_policy.Completions`
-            for text. It has L samples and N nodes; a completion is a node.
+        experience: the rollout; a `pipelines.experience.Experience` for images, a
+            `training.text.text_policy.Completions` for text. It has L samples and N nodes; a completion is a node.
         scores: [L, K] of its samples, after gates and corrections.
         advantages: [L] of the samples; None where `advantage` is null.
         critic: of the recipe; None where it has none.

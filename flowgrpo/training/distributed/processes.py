@@ -17,7 +17,7 @@ from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_f
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ...pipelines.policy import part_bounds
+from ...pipelines.experience import part_bounds
 
 T = TypeVar("T")
 

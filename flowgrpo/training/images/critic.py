@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...configs.schema import CriticConfig, GuideConfig
 from ...core.trees import node_values
-from ...pipelines.policy import Experience
+from ...pipelines.experience import Experience
 from ...samplers.plans import Plan
 from ...samplers.rollout import Guide
 from ...samplers.transitions import Transitions

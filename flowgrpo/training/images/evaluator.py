@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...configs.schema import Recipe
-from ...pipelines.policy import Experience, FlowPolicy, join_experiences
+from ...pipelines.experience import Experience, join_experiences
+from ...pipelines.policy import FlowPolicy
 from ...samplers.plans import Plan, StepPlan
 from ...samplers.transitions import chunks_of
 from ..data import PromptRow

@@ -14,7 +14,8 @@ from ...core.penalties import Edges
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience, ScoredEdges
+    from ...pipelines.experience import Experience
+    from ...pipelines.policy import ScoredEdges
     from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, slice]

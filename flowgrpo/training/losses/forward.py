@@ -25,7 +25,7 @@ from ...samplers.rollout import draw_noise
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience
+    from ...pipelines.experience import Experience
 
 Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffusion_nft")]
 

@@ -21,7 +21,7 @@ from ...parts.traits import offering, whole_groups
 from .objective import ObjectiveSetting, Outcome, Unmeasured
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience
+    from ...pipelines.experience import Experience
     from ...samplers.transitions import Transitions
 
     Batch = tuple[Transitions, Tensor]

@@ -23,7 +23,8 @@ from .edges import EdgeObjective
 from .objective import ObjectiveSetting
 
 if TYPE_CHECKING:
-    from ...pipelines.policy import Experience, ScoredEdges
+    from ...pipelines.experience import Experience
+    from ...pipelines.policy import ScoredEdges
 
 Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
 

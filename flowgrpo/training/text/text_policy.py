@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...configs.schema import GenerationConfig, TextRecipe
-from ...pipelines.policy import part_bounds
+from ...pipelines.experience import part_bounds
 from ...text.cutting import CUTS, Parts, cut_completions
 from ...text.model import LanguageModel, LanguageWeights
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions

@@ -1,0 +1,59 @@
+"""The check of the plans of a recipe: whether they fit its objective, and which of their options have no effect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..configs.schema import Recipe
+from ..parts.choice import options_model
+from ..parts.traits import trained
+from ..samplers.transitions import edge_bounds
+from .images.critic import check_guide
+from .planning import forecast, levels_of, planner, setting_of
+
+CHECKED_PLANS = 50
+"""The check makes the plans of this many iterations."""
+COMPARED_PLANS = 2000
+"""Runs of more iterations are not searched for options of the plan that have no effect."""
+
+
+def check_plans(recipe: Recipe) -> None:
+    """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
+    forecast(recipe, most=CHECKED_PLANS)
+    plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
+    if recipe.sampler.guide is not None:
+        check_guide(plan)
+    if recipe.optimizer.cut == "edges":
+        rollout, steps = recipe.rollout, plan.trained_steps
+        batches = [math.ceil(plan.main_states[i] * rollout.prompts / rollout.batch) for i in steps]
+        edge_bounds([1] * sum(batches), recipe.optimizer.updates)
+    if wanted != "images" and not plan.trained_steps:
+        raise ValueError(
+            f"sampler.plan {recipe.sampler.plan.name} trains no step, and objective {recipe.objective.name} needs one"
+        )
+    if wanted == "steps" and plan.neighbours:
+        raise ValueError(
+            f"sampler.plan {recipe.sampler.plan.name} trains deterministic steps as choices among neighbours; use "
+            "objective neighbour, or another plan"
+        )
+
+
+def idle_plan_options(recipe: Recipe) -> list[str]:
+    """A sentence for each option of the plan that changes no step of the run.
+
+    Another choice, such as the number of steps, may take the effect of an option away. So the option is reported, and
+    not refused.
+    """
+    count = recipe.run.iterations
+    if count > COMPARED_PLANS:
+        return []
+    chosen, setting = recipe.sampler.plan, setting_of(recipe, levels_of(recipe))
+    made, found = chosen.make(), []
+    for option, known in options_model(chosen.kind, chosen.name).model_fields.items():
+        if known.is_required() or known.default is not None or chosen[option] is None:
+            continue
+        without = replace(chosen, options={**chosen.options, option: None}).make()
+        if all(made(setting, k) == without(setting, k) for k in range(count)):
+            found.append(f"sampler.plan.{option} changes no step of the {count} iterations")
+    return found

@@ -1,0 +1,66 @@
+"""Penalties of images and of tokens, by hand, and the recipes that can have them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from flowgrpo.configs.load import RecipeError, load_recipe
+from flowgrpo.core import token_penalties
+from flowgrpo.core.penalties import Edges, distil, kl, llds, stepwise, w2
+
+MOVED = torch.tensor([[[1.0, 2.0], [3.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]]])  # mean squares 3.5 and 2
+
+
+def edges(**changes: Any) -> Edges:
+    """Two edges; what the penalties compare with has moved by `MOVED`, by two times and by three times as much."""
+    given: dict[str, Any] = {
+        "step": 0, "std": 0.5, "shift": MOVED, "log_ratio": torch.tensor([[-0.5], [-0.25]]),
+        "advantage": torch.tensor([-1.0, 1.0]), "mask": None,
+        "to_reference": lambda: 2 * MOVED, "to_guided": lambda: 3 * MOVED,
+    }  # fmt: skip
+    return Edges(**given | changes)
+
+
+def close(got: torch.Tensor, want: list[Any]) -> None:
+    torch.testing.assert_close(got, torch.tensor(want))
+
+
+def test_penalties_of_steps_are_mean_squares_over_twice_the_variance() -> None:
+    close(stepwise(edges()), [7.0, 4.0])
+    close(kl(edges()), [28.0, 16.0])
+    close(distil(edges()), [63.0, 36.0])
+    close(w2(edges()), [14.0, 8.0])  # the distance does not depend on the noise
+
+
+def test_predictions_of_images_are_compared_by_their_mean_square() -> None:
+    close(kl(edges(std=None)), [14.0, 8.0])
+
+
+def test_a_step_that_became_less_likely_is_penalised_by_its_drop() -> None:
+    close(llds(edges()), [0.5, 0.25])
+    close(llds(edges(), rows="good"), [0.0, 0.25])
+    close(llds(edges(log_ratio=torch.tensor([[-0.5], [0.25]]))), [0.5, 0.0])
+    close(llds(edges(mask=torch.tensor([[False], [True]]))), [0.0, 0.25])
+
+
+def test_penalties_of_tokens() -> None:
+    logp, old = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]]), torch.tensor([[-0.5, -1.0], [-0.5, -0.5]])
+    mask, adv = torch.ones(2, 2, dtype=torch.bool), torch.tensor([1.0, -1.0])
+    close(token_penalties.llds(logp, old, mask, adv), [[0.5, 1.0], [0.5, 0.5]])
+    close(token_penalties.llds(logp, old, mask, adv, rows="good"), [[0.5, 1.0], [0.0, 0.0]])
+    close(token_penalties.kl(logp, old), [[0.125, 0.5], [0.125, 0.125]])
+    close(token_penalties.kl(logp, old, kind="k3+")[0], [math.exp(0.5) - 1.5, math.e - 2])
+
+
+def test_a_recipe_has_penalties_of_steps_only_if_it_trains_steps_by_their_densities() -> None:
+    load_recipe("mixgrpo", ["penalties=[{name: w2, weight: 0.1}]"])
+    with pytest.raises(RecipeError, match="penalty w2 needs steps with noise"):
+        load_recipe("diffusion_nft", ["penalties=[{name: w2, weight: 0.1}]"])
+    guarded = ["penalties=[{name: llds, weight: 0.1}]", "optimizer.updates=2"]
+    load_recipe("mixgrpo", [*guarded, "objective.ratio=gaussian"])
+    with pytest.raises(RecipeError, match=r"objective\.ratio guard is not the ratio of its densities"):
+        load_recipe("mixgrpo", [*guarded, "objective.ratio=guard"])
