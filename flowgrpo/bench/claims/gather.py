@@ -101,7 +101,7 @@ def settings_of(
 
 
 def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
-    """The claims of these names, and the recipes to make a short run of.
+    """The claims of these names, and the recipes to make a short run of; a name of both means both.
 
     Raises:
         ValueError: a name is not a claim and not a recipe.
@@ -112,8 +112,7 @@ def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
             raise ValueError(f"no claim or recipe {name!r} to measure; use {', '.join([*known, *methods])}")
     if not names:
         return list(CLAIMS), methods
-    # Some claims have the name of a recipe: the name then is the claim's.
-    return [known[n] for n in names if n in known], [n for n in names if n in methods and n not in known]
+    return [known[n] for n in names if n in known], [n for n in names if n in methods]
 
 
 def gather(settings: Settings) -> Results:

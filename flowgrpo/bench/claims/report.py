@@ -238,7 +238,8 @@ def _how(found: Results) -> list[str]:
         f"higher reward is a larger gain, and is refuted if the gain is less than {1 + MATTERS:g} of the baseline's; a "
         f"difference of partial gold below {GOLD_MATTERS:g} does not matter. A claim is *reproduced* if every interval "
         "lies on its side of the bound, *not reproduced* if one lies beyond, and else *undecided*. Seeds are added "
-        "until a claim is decided or the time is spent.",
+        "until a claim is decided or the time is spent. So an interval that decides a claim only just is weaker "
+        "evidence than its 95 % say.",
     ]
 
 
