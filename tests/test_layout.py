@@ -203,3 +203,38 @@ def test_importing_the_package_and_its_command_loads_no_tensor_library():
     code += f"print(sorted({heavy!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+HEAVY = (
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.distributed.device_mesh",
+    "diffusers.training_utils",
+)
+"""Modules that load for a second together; only a run whose weights are cut over processes needs some of them."""
+
+
+def test_only_the_module_of_shards_imports_what_shards_need_when_it_is_loaded():
+    loaded = defaultdict(set)
+    for path in sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module in HEAVY:
+                loaded[path.name].add(node.module)
+    assert set(loaded) == {"sharding.py"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["default", "text"])
+def test_a_run_without_shards_loads_no_module_of_shards_and_none_of_diffusers_for_training(name: str, request):
+    small = request.getfixturevalue("small" if name == "default" else "small_text")
+    # transformers itself imports FSDP from some version on, so the module of ours that needs FSDP is looked for.
+    code = (
+        "import sys\n"
+        "from flowgrpo.configs.load import load_recipe\n"
+        "from flowgrpo.training.session import Session\n"
+        f"session = Session(load_recipe({name!r}, {small!r}))\n"
+        "print(session.task.device, [m for m in ('flowgrpo.weights.sharding', 'diffusers.training_utils') "
+        "if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "cpu []"

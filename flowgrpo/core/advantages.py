@@ -27,9 +27,14 @@ class GroupMoments:
     degenerate: Tensor  # [M, K] bool: fewer than two distinct values
 
 
-def as_precise(values: Tensor) -> Tensor:
+def precise(device: torch.device) -> torch.dtype:
     """Float64 if the device has it (MPS does not), so that the order of a sum hardly changes the result."""
-    return values.detach().to(torch.float32 if values.device.type == "mps" else torch.float64)
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def as_precise(values: Tensor) -> Tensor:
+    """Values without a gradient, in the dtype that `precise` gives for their device."""
+    return values.detach().to(precise(values.device))
 
 
 def sum_by_group(values: Tensor, index: Tensor, num_groups: int) -> Tensor:

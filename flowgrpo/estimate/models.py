@@ -16,7 +16,7 @@ from ..configs.schema import LoraConfig, ModelConfig
 from ..pipelines.architectures import FAMILIES, architecture_of, built, latent_shape
 from ..training.model_paths import DTYPES, call_arguments, model_folder
 from ..training.session import lora_spec
-from ..weights.sharding import repeated_blocks
+from ..weights.blocks import repeated_blocks
 from ..weights.trained import TrainedWeights
 from .footprint import Footprint, decoding, footprint
 

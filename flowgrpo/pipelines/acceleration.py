@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..weights.sharding import repeated_blocks
+from ..weights.blocks import repeated_blocks
 from ..weights.trained import MODULE_NAMES, trainable_modules
 
 __all__ = ["Quantized", "compile_blocks", "quantization", "quantize", "use_attention"]

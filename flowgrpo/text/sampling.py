@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..core.addressing import address
-from ..core.advantages import as_precise
+from ..core.advantages import as_precise, precise
 from .model import LanguageModel
 
 
@@ -85,12 +85,20 @@ def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
 
 def pick(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """The token [B] that a uniform number [B] in [0, 1) picks in each row of logits [B, V], and its log-prob [B]."""
-    log_probs = as_precise(logits).log_softmax(-1)
-    mass = log_probs.exp().cumsum(-1)
+    logits = logits.float()
+    # Only sums need float64: over a large vocabulary, a sum in float32 would shift the borders between tokens.
+    largest = logits.amax(-1, keepdim=True)
+    mass = (logits - largest).exp_().cumsum(-1, dtype=precise(logits.device))
     threshold = (uniform.to(mass) * mass[:, -1])[:, None]
     # `right` takes the first token whose cumulative mass exceeds the number, so it never takes a token without mass.
     token = torch.searchsorted(mass, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
-    return token, log_probs.gather(1, token[:, None]).squeeze(1)
+    chosen = (logits.gather(1, token[:, None]) - largest).squeeze(1)
+    return token, chosen.to(mass) - mass[:, -1].log()
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Logits divided by a temperature above 0; the same tensor at temperature 1, because a copy would be as large."""
+    return logits if temperature == 1 else logits / temperature
 
 
 @torch.no_grad()
@@ -141,7 +149,7 @@ def sample_completions(
             token = logits.argmax(-1)
             chance = torch.zeros(len(token))
         else:
-            token, chance = pick(filtered(logits / temperature, top_k, top_p), uniform[alive.cpu(), t])
+            token, chance = pick(filtered(tempered(logits, temperature), top_k, top_p), uniform[alive.cpu(), t])
         stops = torch.isin(token, ends)
         for row, one, p, stop in zip(alive.tolist(), token.tolist(), chance.tolist(), stops.tolist()):
             found[row].append(one)

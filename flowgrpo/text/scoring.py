@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .model import LanguageModel
-from .sampling import left_padded, logits_kept, positions_of, select_rows
+from .sampling import left_padded, logits_kept, positions_of, select_rows, tempered
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -95,26 +95,30 @@ def completion_statistics(
     heads, head_mask = left_padded(prompts, language.pad, device)
     rows = torch.tensor(list(owner), device=device)
     through = _shared if shared_prefix else _plain
-    logits = through(language.model, heads, head_mask, rows, ids, mask)
-    found = torch.where(mask, token_log_probs(logits, ids, temperature), 0.0)
-    spread = torch.where(mask, token_entropies(logits, temperature), 0.0) if entropy else None
+    parts = through(language.model, heads, head_mask, rows, ids, mask)
+    # One number a token is joined, and not its logits, which would be in memory twice.
+    wanted = ids.split([logits.shape[1] for logits in parts], dim=1)
+    log_probs = torch.cat([token_log_probs(part, of, temperature) for part, of in zip(parts, wanted)], dim=1)
+    found, spread = torch.where(mask, log_probs, 0.0), None
+    if entropy:
+        entropies = torch.cat([token_entropies(part, temperature) for part in parts], dim=1)
+        spread = torch.where(mask, entropies, 0.0)
     return Statistics(found, mask, spread)
 
 
-def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """[B, T, V] logits, prompt and completion in one sequence."""
+def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
+    """One tensor of logits [B, T, V], prompt and completion in one sequence."""
     whole = torch.cat([head_mask[rows], mask.long()], dim=1)
     keep = ids.shape[1] + 1
     out = model(
         input_ids=torch.cat([heads[rows], ids], dim=1), attention_mask=whole, position_ids=positions_of(whole),
         use_cache=False, **logits_kept(model, keep),
     )  # fmt: skip
-    logits: Tensor = out.logits[:, -keep:-1]
-    return logits
+    return [out.logits[:, -keep:-1]]
 
 
-def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """[B, T, V] logits, with each prompt encoded once; the pass over the prompt predicts the first token."""
+def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
+    """Logits [B, 1, V] of the first token, from the pass over each prompt, and [B, T-1, V] of the other tokens."""
     out = model(
         input_ids=heads,
         attention_mask=head_mask,
@@ -124,7 +128,7 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
     )
     first = out.logits[rows, -1:]
     if ids.shape[1] == 1:
-        return first
+        return [first]
     cache = out.past_key_values
     select_rows(cache, rows)
     whole = torch.cat([head_mask[rows], mask[:, :-1].long()], dim=1)
@@ -132,7 +136,7 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
         input_ids=ids[:, :-1], attention_mask=whole, position_ids=positions_of(whole)[:, heads.shape[1] :],
         past_key_values=cache, use_cache=True,
     )  # fmt: skip
-    return torch.cat([first, rest.logits], dim=1)
+    return [first, rest.logits]
 
 
 def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -169,11 +173,11 @@ def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
 
 
 def _entropy(logits: Tensor, temperature: float) -> Tensor:
-    log_p = (logits.float() / temperature).log_softmax(1)
+    log_p = tempered(logits.float(), temperature).log_softmax(1)
     # A token with a logit of -inf adds 0; without the clamp, 0 * -inf would be NaN.
     return -(log_p.exp() * log_p.clamp(min=LEAST)).sum(1)
 
 
 def _gather(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    scaled = logits.float() / temperature
+    scaled = tempered(logits.float(), temperature)
     return scaled.gather(1, ids[:, None]).squeeze(1) - scaled.logsumexp(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
@@ -21,7 +21,6 @@ from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..weights.saving import local_folder
-from ..weights.sharding import Shards
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
 from .data import Data, columns_of, templated
@@ -43,6 +42,9 @@ from .text.answer_objective import compares
 from .text.text_policy import TextPolicy
 from .text.text_task import TextTask
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from ..weights.sharding import Shards
 
 SPARE_EMBEDDINGS = 64 * 2**20
 """Bytes of prompt embeddings that are kept beyond `kept_prompts`.

@@ -8,13 +8,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..configs.schema import AnyRecipe
 from ..configs.sections import OptimizerConfig
 from ..core.diagnostics import COLUMNS
 from ..weights.averages import Ema
-from ..weights.sharding import cut_optimizer_state, wholes
+from ..weights.pieces import cut_optimizer_state, is_cut, wholes
 from ..weights.trained import TrainedWeights
 from .distributed.processes import Processes
 from .losses.objective import Objective
@@ -86,7 +85,7 @@ class Optimizer:
         """
         self.processes.add_gradients(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        norm = norm.full_tensor() if is_cut(norm) else norm
         require_finite(norm)
         taken = int(next(iter(self._inner.state.values()))["step"]) if self._inner.state else 0
         for group in self._inner.param_groups:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from diffusers.training_utils import EMAModel
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .borrowing import exchanging
-from .sharding import cut_as, whole
+from .pieces import cut_as, whole
 
 __all__ = ["Ema"]
 
@@ -51,7 +51,8 @@ class Ema:
         self.every = every
         self.steps = 0
         self._weights = weights
-        self._average = EMAModel(self._parameters(), decay=decay)
+        self._average = [parameter.detach().clone() for parameter in self._parameters()]
+        self._set_aside: list[Tensor] = []
         self._applied = False
         shards = getattr(weights, "shards", None)
         exchange = exchanging if shards is None else shards.steps.exchange
@@ -73,12 +74,18 @@ class Ema:
         self.steps += 1
         if self.steps % self.every:
             return False
-        # EMAModel counts its own updates, but the warm-up here counts optimizer steps.
-        self._average.optimization_step = self.steps - 1
-        if self.rise is not None:
-            self._average.min_decay = self._average.decay = min(self.rise * (self.steps - 1), self.decay)
-        self._average.step(self._parameters())
+        step = 1.0 - self._decay_after(self.steps - 1)
+        with torch.no_grad():
+            for average, parameter in zip(self._average, self._parameters(), strict=True):
+                average.sub_(step * (average - parameter))
         return True
+
+    def _decay_after(self, steps: int) -> float:
+        """The d of an update, where `steps` optimizer steps came before the optimizer step that it follows."""
+        if self.rise is not None:
+            return min(self.rise * steps, self.decay)
+        # The first weights are not averaged with the untrained ones.
+        return min((1 + steps) / (10 + steps), self.decay) if steps else 0.0
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -93,15 +100,21 @@ class Ema:
             yield
 
     def _put(self) -> None:
-        self._average.store(self._parameters())
-        self._average.copy_to(self._parameters())
+        # The weights wait on the CPU, because an evaluation needs the memory of the device.
+        self._set_aside = [parameter.detach().to("cpu", copy=True) for parameter in self._parameters()]
+        self._copy(self._average)
         self._weights.write()
         self._applied = True
 
     def _put_back(self) -> None:
-        self._average.restore(self._parameters())
+        self._copy(self._set_aside)
+        self._set_aside = []
         self._weights.write()
         self._applied = False
+
+    def _copy(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._parameters(), values, strict=True):
+            parameter.data.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
         """`steps` (optimizer steps counted) and `average` (name -> tensor on the CPU).
@@ -109,10 +122,9 @@ class Ema:
         If the weights are sharded, all processes must call this method, and only the first process gets the tensors.
         """
         names = self._weights.named_parameters()
-        shadows = self._average.shadow_params
         return {
             "steps": self.steps,
-            "average": {name: whole(s) for name, s in zip(names, shadows, strict=True)},
+            "average": {name: whole(s) for name, s in zip(names, self._average, strict=True)},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,7 +135,7 @@ class Ema:
         """
         names = list(self._weights.named_parameters())
         average = state["average"]
-        shadows = dict(zip(names, self._average.shadow_params, strict=True))
+        shadows = dict(zip(names, self._average, strict=True))
         odd = sorted(set(average) ^ set(names))
         odd += [name for name in names if name in average and average[name].shape != shadows[name].shape]
         if odd:

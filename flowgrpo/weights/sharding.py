@@ -15,20 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
+from .blocks import repeated_blocks
 from .collective import Lockstep, teller
+from .pieces import whole
 
-__all__ = ["Shards", "cut_as", "cut_optimizer_state", "repeated_blocks", "whole", "wholes"]
-
-
-def repeated_blocks(module: nn.Module) -> list[nn.Module]:
-    """The blocks of the classes that the model names; if it names none, the members of its lists of modules."""
-    named = set(getattr(module, "_repeated_blocks", None) or ())
-    found = [part for part in module.modules() if type(part).__name__ in named]
-    lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) > 1]
-    return found or [block for stack in lists for block in stack]
+__all__ = ["Shards"]
 
 
 class Shards:
@@ -134,40 +127,3 @@ def _say_dtype(module: nn.Module, dtype: torch.dtype) -> None:
 def _of_their_own(module: nn.Module, inputs: Any, outputs: Any) -> Any:
     """The outputs with a copy of each view. A pipeline that writes into a view would remove the hook for backward."""
     return tree_map_only(Tensor, lambda made: made.clone() if made._is_view() else made, outputs)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A copy of a tensor on the CPU.
-
-    If the tensor is sharded, all processes must call this function. The first process gets the whole tensor, and the
-    others get an empty tensor.
-    """
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
-    found = tensor.detach().full_tensor()
-    return found.cpu() if tensor.device_mesh.get_rank() == 0 else torch.empty(0)
-
-
-def wholes(state: Any) -> Any:
-    """A copy of a nest of dicts and lists, in which `whole` is applied to each sharded tensor."""
-    return tree_map_only(DTensor, whole, state)
-
-
-def cut_as(like: Tensor, tensor: Tensor) -> Tensor:
-    """This process's shard of a tensor, cut like `like` and on its device; the tensor itself if `like` is not cut."""
-    if not isinstance(like, DTensor):
-        return tensor
-    # There is no source rank, for which every process would have to wait: all processes have read the same file.
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
-
-
-def cut_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer, in which each tensor with the shape of its parameter is cut like the parameter."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-    def cut(number: int, value: Any) -> Any:
-        like = parameters[number]
-        return cut_as(like, value) if isinstance(value, Tensor) and value.shape == like.shape else value
-
-    entries = {n: {key: cut(n, value) for key, value in entry.items()} for n, entry in state["state"].items()}
-    return {**state, "state": entries}

@@ -23,14 +23,16 @@ from .borrowing import exchanging, replaced
 from .collective import Lockstep
 from .lora import LoraSpec, target_layers
 from .masters import Masters
+from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
 from .precision import cast_base
 from .saving import load_lora, new_folder, save_lora, save_pipeline
-from .sharding import Shards, cut_as, whole
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
     from typing_extensions import Self
+
+    from .sharding import Shards
 
 __all__ = ["Ema", "LoraSpec", "TrainedWeights", "cast_base", "trainable_modules"]
 

@@ -19,7 +19,7 @@ from flowgrpo.estimate.footprint import Footprint
 from flowgrpo.estimate.memory import Shares, passing, resting
 from flowgrpo.estimate.models import Model
 from flowgrpo.training.planning import forecast
-from flowgrpo.weights.sharding import repeated_blocks
+from flowgrpo.weights.blocks import repeated_blocks
 from tests.allocation import most_bytes
 from tests.estimate.test_estimates import recipe
 

@@ -110,10 +110,10 @@ def decays(rise: float, cap: float, count: int) -> list[float]:
     single = Single()
     average = Ema(single, decay=cap, every=1, rise=rise)
     for _ in range(count):
-        for shadow in average._average.shadow_params:
+        for shadow in average._average:
             shadow.fill_(1.0)
         average.step()
-        found.append(float(average._average.shadow_params[0]))
+        found.append(float(average._average[0]))
     return found
 
 

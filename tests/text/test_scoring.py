@@ -1,12 +1,15 @@
 """Log-probs of completions: against the definition, and the shared prefix against the plain path."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowgrpo.text import scoring
 from flowgrpo.text.model import LanguageModel
+from flowgrpo.text.sampling import pick
 from flowgrpo.text.scoring import (
     completion_log_probs,
     completion_statistics,
@@ -144,3 +147,32 @@ def test_entropies_of_completions_are_those_of_the_logits(language: LanguageMode
         assert torch.allclose(found.entropy[row, : len(ids)], wanted, atol=1e-5)
         assert (found.entropy[row, len(ids) :] == 0).all()
     assert completion_statistics(language, prompts, completions, owner).entropy is None
+
+
+class Made(TorchDispatchMode):
+    """Notes the name of the operation and the dtype of each tensor with `size` columns that an operation makes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.found = size, list[tuple[str, torch.dtype]]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.ndim and made.shape[-1] == self.size:
+            self.found.append((func._schema.name, made.dtype))
+        return made
+
+
+def test_logits_are_neither_joined_nor_divided_by_one(language: LanguageModel) -> None:
+    prompts, ids = [[3, 4], [5]], [[4, 5, 6], [7, 8]]
+    with Made(language.model.config.vocab_size) as made:
+        completion_log_probs(language, prompts, ids, [0, 1])
+    names = {name for name, _ in made.found}
+    assert names
+    assert names & {"aten::cat", "aten::div"} == set()
+
+
+def test_sampling_keeps_one_table_in_float64() -> None:
+    with Made(50) as made:
+        pick(torch.randn(4, 50), torch.rand(4, dtype=torch.float64))
+    assert [name for name, dtype in made.found if dtype == torch.float64] == ["aten::cumsum"]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin, parse_flag_from_env
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy
 
 from ...configs.schema import AnyRecipe, Recipe
-from ...weights.sharding import Shards
 from ...weights.trained import TrainedWeights
 from ..updating import Optimizer, Stepper
 from .processes import Processes
 from .zero import ZeroOptimizer
+
+if TYPE_CHECKING:
+    from ...weights.sharding import Shards
 
 OFFLOADED = ("optimizer", "param")
 
@@ -32,6 +32,12 @@ def sharding_of(recipe: AnyRecipe, accelerator: Accelerator) -> Callable[[dict[s
     """
     if not parse_flag_from_env("ACCELERATE_USE_FSDP") or recipe.model.train == "lora" or accelerator.num_processes == 1:
         return None
+    # Imported only here: the modules of sharding load for more than a second, and few runs need them.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    from ...weights.sharding import Shards
+
     plugin = getattr(accelerator.state, "fsdp_plugin", None) or FullyShardedDataParallelPlugin()
     if not isinstance(recipe, Recipe):
         raise ValueError(

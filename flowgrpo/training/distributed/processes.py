@@ -15,9 +15,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, is_deepspeed_available, parse_flag_from_env, reduce
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ...pipelines.experience import part_bounds
+from ...weights.pieces import is_cut
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ class Processes:
         DDP would divide once more. The gradients of shards were already added in the backward pass.
         """
         self.meet()
-        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        parameters = [parameter for parameter in parameters if not is_cut(parameter)]
         if self.count == 1 or not parameters:
             return
         known = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import load_file, save_file
 
-from ...weights.sharding import wholes
+from ...weights.pieces import wholes
 from ...weights.trained import TrainedWeights
 from .files import write_text, writing
 

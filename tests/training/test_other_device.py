@@ -1,0 +1,69 @@
+"""A whole run with every tensor of the model on another device than the CPU's, which is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from accelerate import Accelerator
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.session import Session
+from tests.simulated import SimulatedDevice, simulated_device
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedDevice]:
+    """The simulated device; a run takes it for the device of its process."""
+    with simulated_device() as device:
+        monkeypatch.setattr(Accelerator, "device", property(lambda self: device.device))
+        yield device
+
+
+def trained(recipe: str, changes: list[str], folder: Path) -> Session:
+    session = Session(load_recipe(recipe, changes), RunFolder.create(folder, ""))
+    session.trainer(Silent()).train()
+    return session
+
+
+def require_there(session: Session, device: SimulatedDevice) -> None:
+    """Check that the trained weights are on the device, so that the run was what the test means."""
+    parameters = session.task.weights.parameters()
+    assert parameters
+    assert all(parameter.device == device.device for parameter in parameters)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("default", ["optimizer.updates=2", "penalties=[{name: kl, weight: 0.1}]", "rollout.store=host"]),
+        ("dgpo", ["run.iterations=2", "rollout.chunk=1"]),
+    ],
+)
+def test_images(recipe: str, changes: list[str], other: SimulatedDevice, small: list[str], tmp_path: Path) -> None:
+    own = [change for change in small if recipe == "default" or not change.startswith("sampler.plan")]
+    require_there(trained(recipe, [*own, *changes], tmp_path / "run"), other)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["optimizer.updates=3", "penalties=[{name: kl, weight: 0.1}]", "objective.entropy={target: 0.5}"],
+        ["generation.temperature=0.7", "generation.top_k=5", "generation.top_p=0.9", "model.shared_prefix=false"],
+    ],
+)
+def test_text(changes: list[str], other: SimulatedDevice, small_text: list[str], tmp_path: Path) -> None:
+    require_there(trained("text", [*small_text, *changes], tmp_path / "run"), other)
+
+
+def test_a_tensor_left_on_the_cpu_fails(
+    other: SimulatedDevice, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowgrpo.pipelines.policy.brought", lambda x, device: x.cpu())
+    with pytest.raises(RuntimeError, match="same device"):
+        trained("default", small, tmp_path / "run")
