@@ -183,8 +183,8 @@ class Names(dict[str, Any]):
             return self.remotes[number]
         own = {"_held_by": number, "__getattr__": lambda _, name: Remote(self, number).__getattr__(name)}
         if "error" in described:
-            base = _exception(described["error"])
-            made: Any = type(str(described["name"]), (base,), {"__getattr__": _attribute_of_error})
+            error = _exception(described["error"])
+            made: Any = type(str(described["name"]), (error,), {"__getattr__": _attribute_of_error})
         elif "data" in described:
             data = self._plain(described["data"])
             base = base_of(data)

@@ -122,15 +122,17 @@ def drop_rights(nobody: bool) -> None:
         nobody: whether root becomes the user nobody. Without a root of its own, nobody might not find the standard
             library.
     """
-    for number in range(64):
-        if _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0):
-            break
     # A user namespace without the user nobody refuses this. There, root without capabilities is an ordinary user.
     with contextlib.suppress(OSError):
         if nobody and os.geteuid() == 0:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
+            # Keys and counts of processes then belong to this box, and not to all boxes of nobody.
+            _libc.unshare(_NEWUSER)
+    for number in range(64):
+        if _libc.prctl(_CAPBSET_DROP, number, 0, 0, 0):
+            break
     nothing = ctypes.create_string_buffer(24)
     _call("capset", _libc.capset(struct.pack("=II", 0x20080522, 0), nothing))
     _call("prctl", _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0))

@@ -26,7 +26,7 @@ from .judge import run_tests
 from .solution import run_program, serve
 
 LAUNCHER_FILES, BOX_FILES = 1024, 64
-MOST_PROCESSES = 512
+MOST_PROCESSES = 128
 FOLDER_MB = 16
 JUDGE_BYTES = 1 << 30
 Box = Callable[[], None]
@@ -100,7 +100,7 @@ def _supervise(control: int, channel: list[int], walls: dict[str, str], folders:
         if request["role"] == "program":
             _place(given, output, nothing, notes, tell)
         else:
-            _place(nothing, nothing, nothing, channel[0], tell, output)
+            _place(nothing, nothing, nothing, channel[0], tell, *([output] if request["role"] == "judge" else []))
         return lambda: _work(request, walls, folders)
     for number in (*channel, tell):
         os.close(number)
@@ -137,10 +137,12 @@ def _enclose(request: dict[str, Any], walls: dict[str, str], folders: list[str])
     spaces = not walls["namespaces"]
     own = os.geteuid() == 0 or kernel.counts_by_namespace()
     memory = JUDGE_BYTES if request["role"] == "judge" else request["memory"]
+    # Many kernels share the processors out by sessions, so many processes of a box cannot starve its supervisor.
+    os.setsid()
     if spaces:
         kernel.own_folder(FOLDER_MB)
-    kernel.limit(request["seconds"], memory, request["file_size"], BOX_FILES, MOST_PROCESSES if spaces and own else 0)
     kernel.drop_rights(nobody=spaces)
+    kernel.limit(request["seconds"], memory, request["file_size"], BOX_FILES, MOST_PROCESSES if spaces and own else 0)
     kernel.die_with_parent()
     if not walls["landlock"]:
         kernel.close_files(folders, [kernel.WORK] if spaces else [])

@@ -35,8 +35,8 @@ ACTIONS: dict[str, Callable[..., Any]] = {
 
 def run_program(code: str, notes: int) -> None:
     """Run code as a program, with standard input and output, and write its error to a file."""
-    sys.stdin = sys.__stdin__ = _text(io.BufferedReader(io.FileIO(0, closefd=False)))
-    sys.stdout = sys.__stdout__ = _text(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
+    sys.stdin = _text(io.BufferedReader(io.FileIO(0, closefd=False)))
+    sys.stdout = _text(io.BufferedWriter(io.FileIO(1, "w", closefd=False)))
     module = _module("__main__")
     try:
         exec(compile(code, "solution.py", "exec"), module.__dict__)
@@ -103,7 +103,7 @@ class Solution:
         return encode(value, self._describe)
 
     def _describe(self, value: Any) -> Any:
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+        if isinstance(value, type) and value in vars(builtins).values():
             return {"builtin": value.__name__}
         described: dict[str, Any] = {"number": self._number(value), "name": type(value).__name__}
         if isinstance(value, type):
