@@ -1,4 +1,4 @@
-"""Attempts on the boxes of `code`: by root and by an ordinary user, with all walls and with each wall absent in turn."""
+"""Attempts on the boxes of `code`: by root and an ordinary user, with all walls and with each wall absent in turn."""
 
 import json
 import os
@@ -101,8 +101,8 @@ def test_too_few_walls_are_refused(absent: tuple[str, ...], monkeypatch: pytest.
 HONEST = {
     "a method": ("class S:\n    def g(self, x):\n        return x + 1", "assert S().g(1) == 2"),
     "state": (
-        "class S:\n    def __init__(self):\n        self.items = []\n    def push(self, x):\n            self.items.append(x)"
-        "\n    def __len__(self):\n        return len(self.items)",
+        "class S:\n    def __init__(self):\n        self.items = []\n"
+        "    def push(self, x):\n        self.items.append(x)\n    def __len__(self):\n        return len(self.items)",
         "s = S()\ns.push(3)\ns.push([4])\nassert len(s) == 2 and s.items == [3, [4]] and s.items[1][0] == 4",
     ),
     "in place": ("def f(x):\n    x.sort()", "xs = [3, 1, 2]\nf(xs)\nassert xs == [1, 2, 3]"),

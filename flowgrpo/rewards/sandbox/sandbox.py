@@ -323,7 +323,8 @@ def _ending(reply: Mapping[str, Any], limits: Limits) -> str:
 def _execution(steps: Sequence[ProgramStep], verdicts: str, ending: str) -> Execution:
     asked = [number for number, step in enumerate(steps) if step.kind != "setup"]
     passed, problems, ended = {}, [], False
-    for record in map(json.loads, verdicts.splitlines()):
+    # A judge that was killed may have left half a line.
+    for record in map(json.loads, verdicts.split("\n")[:-1]):
         number = record.get("step")
         ended |= "end" in record or number is None
         if "error" in record:
