@@ -25,6 +25,7 @@ TESTS = (
     "assert f(5) in (25,) and isinstance(f(5), int) and abs(f(4) - 16) < 1 and type(f(6)) is int",
     "import math\nassert math.isclose(f(3), 9) and f(7) >= 49 and not f(7) < 49",
     "def check(g):\n    assert all(g(x) == x * x for x in range(4, 9)) and len(set(map(g, [5, 6]))) == 2\ncheck(f)",
+    "assert all(map(lambda x: f(x) == x * x, range(4, 9))) and list(map(f, [4])) in ([16], [])",
     "assert [f(x) for x in (1, 2)] == [1, 4] and sorted([f(2), f(1)]) == [1, 4] and str(f(8)) == '64'",
 )
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
@@ -55,6 +56,8 @@ ATTACKS = {
     "float of the number": "def f(x):\n    return 0.0",
     "an exception class": "def f(x):\n    raise type('AssertionError', (StopIteration,), {})",
     "an answer that ends": "def f(x):\n    raise SystemExit(0)",
+    "ends an iteration of the test": "def f(x):\n    raise StopIteration",
+    "ends an iteration by a class of its own": "class E(StopIteration): pass\ndef f(x):\n    raise E",
     "a generator": "def f(x):\n    yield x * x",
     "itself": "def f(x):\n    return f",
     "the argument's own method": "def f(x):\n    return x.__mul__",

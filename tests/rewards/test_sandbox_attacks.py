@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.rewards.sandbox.code import Code
-from flowgrpo.rewards.sandbox.judge import modules_and_tested
+from flowgrpo.rewards.sandbox.judging import modules_and_tested
 from flowgrpo.rewards.sandbox.kernel import WALLS
 from flowgrpo.rewards.sandbox.sandbox import Limits, Sandbox
 from flowgrpo.rewards.sandbox.syscalls import filter_code

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import kernel
-from .judge import run_tests
+from .judging import run_tests
 from .solution import run_program, serve
 
 LAUNCHER_FILES, BOX_FILES = 1024, 64

@@ -4,7 +4,7 @@ A completion is a function or a program that is asked. It never judges itself:
 
 - A program gets input and gives output. The output is compared here, in the process of the training.
 - A function is asked by the judge. The judge runs the tests in a box of its own, without any code of the completion.
-  Arguments and answers cross between the two boxes as plain data, see `values.py` and `judge.py`.
+  Arguments and answers cross between the two boxes as plain data, see `values.py` and `judging.py`.
 
 `launcher.py` forks the boxes. `kernel.py` has their walls:
 
@@ -237,7 +237,8 @@ class Sandbox:
                         if last:
                             raise RuntimeError(f"the process that starts boxes has ended: {error}") from None
         ours.settimeout(GRACE_SECONDS)
-        with contextlib.suppress(BrokenPipeError):
+        # If the supervisor has died, the missing report says so.
+        with contextlib.suppress(OSError):
             ours.sendall(struct.pack("<I", len(data)) + data)
         return ours
 

@@ -2,7 +2,7 @@
 
 Only data cross: numbers, texts, containers, and a few values of the standard library, as JSON. The side that reads
 builds values of the exact types by itself, so an object with an `__eq__` of its own cannot arrive. Anything else stays
-where it is, and the other side gets its number. `judge.py` says what the judge does with such a number.
+where it is, and the other side gets its number. `judging.py` says what the judge does with such a number.
 """
 
 from __future__ import annotations
