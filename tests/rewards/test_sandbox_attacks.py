@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,13 +28,14 @@ SQUARE = "def f(x):\n    return x * x"
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Sandbox:
+def sandbox() -> Iterator[Sandbox]:
     made = Sandbox()
     try:
         made.check()
     except ValueError as error:
         pytest.skip(f"{error}")
-    return made
+    yield made
+    made.close()
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 The code of the completion is never in this process. A name that the tests use and do not define becomes a question:
 a call sends its arguments as data, and data come back. The tests compare these data here, with Python's own functions.
 
-An object of a class of the completion stays with the completion, and is a `Remote` here. A test may call it, read its
+An object of a class of the completion stays with the completion, and is a `StandIn` here. A test may call it, read its
 attributes and items, and take its length, truth or text: these are answers, and the test compares them. But a test that
 lets such an object compare itself with the right answer (`==`, `<`, `in`, `- 4`) would let the completion judge itself,
 so all these fail.
@@ -139,7 +139,7 @@ class Names(dict[str, Any]):
         return value
 
     def _describe(self, value: Any) -> Any:
-        if isinstance(value, Remote):
+        if isinstance(value, StandIn):
             return {"object": value._remote_number}
         if isinstance(held := getattr(value, "_held_by", None), int):
             return {"object": held}
@@ -185,7 +185,7 @@ class Names(dict[str, Any]):
         number = int(described["number"])
         if "data" not in described and number in self.remotes:
             return self.remotes[number]
-        own = {"_held_by": number, "__getattr__": lambda _, name: Remote(self, number).__getattr__(name)}
+        own = {"_held_by": number, "__getattr__": lambda _, name: StandIn(self, number).__getattr__(name)}
         if "error" in described:
             error = _exception(described["error"])
             made: Any = type(str(described["name"]), (error,), {"__getattr__": _attribute_of_error})
@@ -196,7 +196,7 @@ class Names(dict[str, Any]):
                 raise ValueError("an object was described by what is not plain data")
             return type(str(described["name"]), (base,), own)(data)
         else:
-            made = Remote(self, number)
+            made = StandIn(self, number)
         self.remotes[number] = made
         return made
 
@@ -206,11 +206,11 @@ class Names(dict[str, Any]):
             raise ValueError("an exception was described by what is not an exception")
         error = kind(*self._plain(described["arguments"]))
         if "object" in described:
-            error.__dict__["_held"] = Remote(self, int(described["object"]))
+            error.__dict__["_held"] = StandIn(self, int(described["object"]))
         return error
 
 
-class Remote:
+class StandIn:
     """An object of the completion. It answers questions, but decides nothing.
 
     Args:
@@ -249,24 +249,24 @@ def _asked(action: str) -> Callable[..., Any]:
 
 
 def _between(action: str) -> Callable[..., Any]:
-    def ask(self: Remote, other: Any) -> Any:
+    def ask(self: StandIn, other: Any) -> Any:
         # With plain data as the other side, `answer - 4 == 0` would tell the completion what is right.
-        return self._remote_names.do(action, self, other) if isinstance(other, Remote) else _refused(self)
+        return self._remote_names.do(action, self, other) if isinstance(other, StandIn) else _refused(self)
 
     return ask
 
 
-def _refused(self: Remote, *_: Any) -> Any:
+def _refused(self: StandIn, *_: Any) -> Any:
     raise TypeError("an object of a class of the completion cannot be compared; compare its attributes or its text")
 
 
 for _name in ("next", "len", "bool", "str", "repr", "getitem", "setitem"):
-    setattr(Remote, f"__{_name}__", _asked(_name))
+    setattr(StandIn, f"__{_name}__", _asked(_name))
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor"):
-    setattr(Remote, f"__{_name.rstrip('_')}__", _between(_name))
-    setattr(Remote, f"__r{_name.rstrip('_')}__", _refused)
+    setattr(StandIn, f"__{_name.rstrip('_')}__", _between(_name))
+    setattr(StandIn, f"__r{_name.rstrip('_')}__", _refused)
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "contains", "instancecheck", "subclasscheck"):
-    setattr(Remote, f"__{_name}__", _refused)
+    setattr(StandIn, f"__{_name}__", _refused)
 
 
 def _attribute_of_error(error: BaseException, name: str) -> Any:

@@ -243,6 +243,8 @@ class Sandbox:
         return ours
 
     def _started(self) -> socket.socket:
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()
         if self._inlet is None:
             ours, theirs = socket.socketpair()
             here = str(Path(__file__).parent)
