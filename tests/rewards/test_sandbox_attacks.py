@@ -145,6 +145,11 @@ HONEST = {
         "import datetime\ndef f(d):\n    return d + datetime.timedelta(1)",
         "from datetime import date\nassert f(date(2020, 2, 28)) == date(2020, 2, 29)",
     ),
+    "a context": (
+        "class C:\n    v = 0\n    def __enter__(self):\n        self.v = 1\n        return self\n"
+        "    def __exit__(self, *_):\n        self.v = 2",
+        "c = C()\nwith c as d:\n    assert d.v == 1\nassert c.v == 2",
+    ),
     "a decorator": ("def f(g):\n    return lambda *a: g(*a) * 2", "@f\ndef h(x):\n    return x + 1\nassert h(2) == 6"),
 }
 

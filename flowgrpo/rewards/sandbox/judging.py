@@ -243,6 +243,12 @@ class StandIn:
                 return
             yield value
 
+    def __enter__(self) -> Any:
+        return self.__getattr__("__enter__")()
+
+    def __exit__(self, *_: Any) -> None:
+        self.__getattr__("__exit__")(None, None, None)
+
 
 def _asked(action: str) -> Callable[..., Any]:
     return lambda self, *arguments: self._remote_names.do(action, self, *arguments)
