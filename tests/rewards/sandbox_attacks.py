@@ -9,6 +9,7 @@ with any interpreter can run it: `python sandbox_attacks.py REPOSITORY [ABSENT W
 import glob
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -293,6 +294,7 @@ class Outside:
         found += [f"{name} of the secret" for name in kept if getattr(now, name) != getattr(self.before, name)]
         found += ["shared memory"] * (f"{0x7E57} " in Path("/proc/sysvipc/shm").read_text())
         found += ["priority of the trainer"] * (os.getpriority(os.PRIO_PROCESS, 0) != PRIORITY)
+        shutil.rmtree(self.folder)
         return found
 
 
