@@ -1,19 +1,27 @@
 """Code with tests: verdicts, attempts to fake them, and everything that a process can do wrong."""
 
+import enum
+import json
 import math
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.sandbox.code import Code
-from flowgrpo.rewards.sandbox.sandbox import Limits, run_cases, run_tests, steps_of
-from flowgrpo.rewards.sandbox.sandbox_child import plain
+from flowgrpo.rewards.sandbox.sandbox import Limits, Sandbox, steps_of
+from flowgrpo.rewards.sandbox.values import decode, encode
 
 pytestmark = pytest.mark.slow
 
+SANDBOX = Sandbox()
+run_tests, run_cases = SANDBOX.tests, SANDBOX.cases
 LIMITS = Limits(seconds=60, memory_mb=256)
 SQUARE = "def f(x):\n    return x * x"
 TESTS = ("assert f(2) == 4", "assert f(-3) == 9")
@@ -25,22 +33,25 @@ def test_kinds_of_tests() -> None:
         ("import math\nassert f(1) == [1.0, {'a': (2,)}], 'why'", "assert 3 == f(2)", "assert f(2) > 3", "check(f)")
     )
     assert [step.kind for step in steps] == ["setup", "value", "value", "run", "run"]
-    assert (steps[1].source, steps[2].source) == ("f(1)", "f(2)")
-    assert "[1.0" not in steps[1].source
+    assert (steps[1].source, steps[2].source) == ("f(1) == [1.0, {'a': (2,)}]", "3 == f(2)")
 
 
-def test_equal_values_have_equal_forms_and_others_do_not() -> None:
-    assert plain(1) == plain(True) == plain(1.0) == plain(1 + 0j)
-    assert plain({1: [2.0], "b": {3}}) == plain({"b": frozenset({3.0}), True: [2]})
-    assert plain(0.1 + 0.2) != plain(0.3)
-    assert plain([1]) != plain((1,))
-    assert plain("1") != plain(1) != plain(b"1")
-    assert plain(10**5000) != plain(10**5000 + 1)
-    assert plain(-0.0) == plain(0)
-    assert plain(math.inf) != plain(-math.inf)
-    for strange in (math.nan, object(), [object()]):
+def test_values_cross_with_their_exact_types() -> None:
+    def refuse(value: object) -> None:
+        raise TypeError(value)
+
+    values = [None, True, 1, 1.0, -0.0, math.inf, 10**4000, -(2**53), "a\ud800", b"\x00", bytearray(b"b"), 1j, {}, []]
+    values += [(1, [2, {3}]), {(1, 2): {"a": frozenset({4})}}, range(1, 9, 2), Fraction(1, 3), Decimal("1.10")]
+    values += [date(2020, 2, 29), datetime(2020, 1, 2, 3, 4, 5, 6), timedelta(-1, 5), deque([1, 2])]
+    for value in values:
+        again = decode(json.loads(json.dumps(encode(value, refuse))), lambda *_: None)
+        assert again == value
+        assert type(again) is type(value)
+        assert repr(again)[:99] == repr(value)[:99]
+    assert math.isnan(decode(encode(math.nan, refuse), lambda *_: None))
+    for strange in (object(), [object()], enum.IntEnum("E", "A").A, type("T", (tuple,), {})(), len, int):
         with pytest.raises(TypeError):
-            plain(strange)
+            encode(strange, refuse)
 
 
 def test_every_assertion_counts_and_what_fails_is_noted() -> None:
@@ -123,11 +134,9 @@ REFUSED = {
     "a fork bomb": "import os\nfor _ in range(10**6):\n    os.fork()",
     "a process": "import subprocess\nsubprocess.run(['ls'])",
     "a process of C": "import _posixsubprocess\n_posixsubprocess.fork_exec()",
-    "a shell": "import os\nos.system('ls')",
     "another program": "import os\nos.execv('/bin/ls', ['ls'])",
     "a signal": "import os\nos.kill(os.getppid(), 9)",
     "a connection": "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
-    "ctypes": "import ctypes",
     "a file elsewhere": "open('/etc/passwd').read()",
     "a file above": "open('../x', 'w')",
     "a folder elsewhere": "import os\nos.listdir('/')",

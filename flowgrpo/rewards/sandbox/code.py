@@ -1,9 +1,12 @@
-"""Programs, judged by their tests. The code runs in a limited process, see `sandbox.py`."""
+"""Programs and functions, judged by their tests. The code runs in a box that the kernel holds, see `sandbox.py`."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,30 +14,37 @@ from typing import Any
 from ..options import check_flag, check_memory, check_seconds
 from ..scores import Scores
 from ..text.extraction import fenced
-from .sandbox import Execution, Limits, run_cases, run_tests
+from .sandbox import Execution, Limits, Sandbox
 
 MOST_WORKERS = 8
+_log = logging.getLogger(__name__)
 
 
 class Code:
-    """Share of the tests that the Python code in a completion passes; the code runs in a limited process.
+    """Share of the tests that the Python code in a completion passes; the code runs in a box that the kernel holds.
 
     The code is the last fenced block of the completion, or the whole completion if there is no block. Two columns hold
     tests, and a sample may have both:
 
         tests   a text or a list of texts with assertions. Every assertion at the top level of a text is a test, and the
                 statements between the assertions are run in order. A text without an assertion at its top level is one
-                test. The code is loaded once as a module, and its tests run one after another in the same process.
+                test. The code is loaded once as a module in one process. The tests run one after another in another
+                process, and ask the first one: arguments and results cross as plain data.
         cases   a list of {input, output}. The code runs as a program that reads the input, and its output is compared
                 with the given output. White space at the ends of lines and empty lines at the end do not count.
 
     If code cannot be loaded, runs out of time or memory, or dies, all tests that have not passed by then count as
     failed.
 
-    The process has limits, its own folder, and guards against actions that no solution needs: other processes, sockets,
-    files outside the folder. This protects against accidents and reward hacking. It is not a security boundary: if the
-    code might be hostile, run the training in a container. Assertions of the form `assert EXPRESSION == LITERAL` and
-    the cases are compared outside the process and cannot be won by cheating, so prefer them.
+    The code runs in a box without files, network, other processes and rights. The judge runs in another box, without
+    the code. So a completion cannot decide a test, whatever it defines or replaces. Arguments and results are numbers,
+    texts, containers, dates, Decimal and Fraction, built-in types, and functions of the tests. An object of a class of
+    the completion stays in its process: a test may call it and read its attributes, items, length, truth and text, but
+    a test that compares such an object itself (`==`, `<`, `in`) fails. A list, dict or set that a function without a
+    result changes in place is changed for the test too.
+
+    The walls of the boxes are namespaces, Landlock and seccomp, see `walls`. Namespaces hold alone, and so do Landlock
+    and seccomp together, but then the code cannot write files. A system with less is refused.
 
     Args:
         partial: if true, the value is the share of the tests that pass. If false, it is 1 if all tests pass, and 0
@@ -42,25 +52,42 @@ class Code:
         seconds: wall-clock time that the tests of a sample, or a single case, may take.
         memory_mb: how many megabytes of address space the code may take.
         workers: how many samples run at the same time; if absent, as many as there are processors, but at most 8.
+        unsafe: if true, the code also runs on a system that cannot hold it. Say so only in a virtual machine or a
+            container without secrets and without a network.
 
     Raises:
-        ValueError: an option is wrong, or the system is not Linux.
+        ValueError: an option is wrong, or the system is not Linux, or the system cannot hold the code.
     """
 
     name = "code"
 
     def __init__(
-        self, partial: bool = True, seconds: float = 5.0, memory_mb: int = 512, workers: int | None = None
+        self,
+        partial: bool = True,
+        seconds: float = 5.0,
+        memory_mb: int = 512,
+        workers: int | None = None,
+        unsafe: bool = False,
     ) -> None:
         check_flag(self.name, "partial", partial)
+        check_flag(self.name, "unsafe", unsafe)
         check_seconds(self.name, seconds)
         check_memory(self.name, memory_mb)
         if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
             raise ValueError(f"code: workers is {workers!r}; give a whole number of 1 or more")
-        if not hasattr(os, "waitid"):
-            raise ValueError("code: its limits need Linux; leave this reward out, or train on Linux")
+        if sys.platform != "linux":
+            raise ValueError("code: its walls need Linux; leave this reward out, or train on Linux")
         self.partial, self.limits = partial, Limits(seconds, memory_mb)
         self.workers = workers or min(os.cpu_count() or 1, MOST_WORKERS)
+        self.sandbox = Sandbox(unsafe)
+        try:
+            self.sandbox.check()
+        except ValueError as error:
+            raise ValueError(f"code: {error}") from None
+        if any(self.sandbox.walls().values()):
+            warnings.warn(f"code: {self.walls()}", stacklevel=2)
+        else:
+            _log.info("code: %s", self.walls())
 
     def __call__(
         self,
@@ -100,10 +127,21 @@ class Code:
             shares if self.partial else whole, {"passed": shares, "all": whole}, [_note(done) for done in outcomes]
         )
 
+    def walls(self) -> str:
+        """Return a sentence that says which walls hold the code on this system, and why others do not stand."""
+        walls = self.sandbox.walls()
+        up = [wall for wall, why in walls.items() if not why] or ["nothing but limits of time and memory"]
+        down = "".join(f"; without {wall}: {why}" for wall, why in walls.items() if why)
+        return f"completions are held by {', '.join(up)}{down}"
+
+    def close(self) -> None:
+        """End the process that starts boxes, and all boxes."""
+        self.sandbox.close()
+
     def _run(self, job: tuple[str, list[str], list[dict[str, str]]]) -> Execution:
         code, tests, cases = job
-        first = run_tests(code, tests, self.limits) if tests else Execution((), "")
-        second = run_cases(code, cases, self.limits) if cases else Execution((), "")
+        first = self.sandbox.tests(code, tests, self.limits) if tests else Execution((), "")
+        second = self.sandbox.cases(code, cases, self.limits) if cases else Execution((), "")
         return Execution((*first.passed, *second.passed), first.note or second.note)
 
 
