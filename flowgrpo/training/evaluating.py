@@ -132,7 +132,7 @@ class Evaluations:
         if not self.heldout or not (whole or (quick is not None and iteration % quick.every == 0)):
             return {}
         rows = self.heldout if whole or quick is None else self.heldout[: quick.prompts]
-        keeper, record = self.keeper, {}
+        keeper, record = self.keeper, dict[str, float | None]()
         batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper.processes, self.clock)
         if whole:
             save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)

@@ -156,6 +156,8 @@ def test_quick_evaluations_show_their_gain_and_a_curve():
     ]
     shown.iteration(iteration(4))
     assert "0.5000" in output.getvalue().splitlines()[-1]
+    shown.evaluation(10, {"eval/gold": 0.5, "quick/gold": 0.5, "quick_gain/gold": 0.1, "quick_gain_error/gold": 0.02})
+    assert output.getvalue().splitlines()[-1] == "held-out after 10 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅██"
 
 
 def test_a_curve_has_its_greatest_value_at_the_top_and_leaves_out_what_is_missing():

@@ -185,16 +185,19 @@ class ConsoleReporter:
         """Print the results of an evaluation of all prompts, of some, or of both."""
         self.pace.evaluated(time.perf_counter(), iteration)
         after = f"after {iteration} iteration{'' if iteration == 1 else 's'}"
-        if means := means_of(record, "eval"):
+        whole, few = means_of(record, "eval"), means_of(record, "quick")
+        kinds = {"held-out": whole, f"first {self._few} held-out prompts": few}
+        if whole == few:
+            kinds.popitem()
+        for prompts, means in kinds.items():
+            if not means:
+                continue
             self._heldout = next(iter(means.values()))
-            listed = ", ".join(f"{name} {number(mean, 10, 4)}" for name, mean in means.items())
-            self.say(f"held-out {after}: {listed}", "cyan")
-        if means := means_of(record, "quick"):
-            self._heldout = next(iter(means.values()))
-            self._curve.append(self._heldout)
-            listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(record, name)}" for name, mean in means.items())
-            curve = f"  {sparkline(self._curve)}" if len(self._curve) > 2 else ""
-            self.say(f"first {self._few} held-out prompts {after}: {listed}{curve}", "cyan")
+            gains = record if means == few else {}
+            listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(gains, name)}" for name, mean in means.items())
+            self._curve += [self._heldout] if means == few else []
+            curve = f"  {sparkline(self._curve)}" if means == few and len(self._curve) > 2 else ""
+            self.say(f"{prompts} {after}: {listed}{curve}", "cyan")
         self._expect(iteration, evaluated=True)
 
     def _expect(self, done: int, evaluated: bool = False) -> None:
