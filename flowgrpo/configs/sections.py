@@ -179,6 +179,13 @@ class OptimizerConfig(Section):
     ema: EmaConfig | None = EmaConfig()
 
 
+class QuickConfig(Section):
+    """Evaluations of a few held-out prompts, which show early what a run gains."""
+
+    every: int = Field(10, ge=1, description="Iterations between quick evaluations.")
+    prompts: int = Field(48, ge=1, description="How many held-out prompts, from the first on.")
+
+
 class HeldOutConfig(Section):
     """Evaluation on held-out prompts with fixed seeds."""
 
@@ -189,6 +196,11 @@ class HeldOutConfig(Section):
         None, ge=1, description="Evaluate only this many held-out prompts, from the first on; by default all."
     )
     seeds: int = Field(1, ge=1, description="Samples per prompt.")
+    quick: QuickConfig | None = Field(
+        None,
+        description="Also evaluate a few of the prompts, more often. Metrics `quick/NAME` have the means, and "
+        "`quick_gain/NAME` the gain since the start of the run. The samples are not saved.",
+    )
     rewards: list[RewardConfig] | None = Field(
         None, min_length=1, description="Rewards of evaluations; by default the training rewards."
     )

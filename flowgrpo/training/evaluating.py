@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from ..configs.sections import HeldOutConfig
 from ..core.addressing import address
 from ..rewards.runner import RewardSet
 from ..weights.averages import Ema
@@ -30,13 +34,43 @@ def evaluation_key(row: PromptRow) -> int:
     return address(EVALUATION_SEED, 2, row.id)
 
 
+@dataclass(frozen=True)
+class Scored:
+    """The scores of an evaluation, over all processes.
+
+    Attributes:
+        names: K rewards.
+        owners: [L] number of the held-out prompt of each sample.
+        values: [L, K].
+    """
+
+    names: Sequence[str]
+    owners: Tensor
+    values: Tensor
+
+    def first(self, prompts: int) -> Scored:
+        """The scores of the first prompts alone."""
+        mine = self.owners < prompts
+        return Scored(self.names, self.owners[mine], self.values[mine])
+
+    def by_prompt(self) -> Tensor:
+        """[P, K] means of each prompt, in the order of the prompts."""
+        return torch.stack([reward_means(self.values[self.owners == owner]) for owner in self.owners.unique()])
+
+    def record(self, kind: str) -> dict[str, float | None]:
+        """Metrics `KIND/NAME`, the means, and `KIND_error/NAME`, their standard errors."""
+        means, errors = reward_means(self.values), standard_errors(self.values, self.owners)
+        record = {f"{kind}/{name}": number(mean) for name, mean in zip(self.names, means)}
+        return record | {f"{kind}_error/{name}": number(error) for name, error in zip(self.names, errors)}
+
+
 def evaluated(
     task: Task, heldout: Sequence[PromptRow], rewards: RewardSet, ema: Ema | None, processes: Processes, clock: Clock
-) -> tuple[Batch | None, dict[str, float | None]]:
+) -> tuple[Batch | None, Scored]:
     """Samples held-out prompts with fixed seeds and averaged weights.
 
     Returns:
-        The samples of this process, and the means over all processes with their standard errors.
+        The samples of this process, and the scores of all processes.
     """
     places = processes.share(len(heldout))
     rows = [heldout[place] for place in places]
@@ -49,15 +83,15 @@ def evaluated(
         numbers = batch.owners
         mine = list(zip(numbers, batch.scores.values.tolist()))
     owners, values = zip(*processes.pool(mine, numbers)[0])
-    means, errors = reward_means(torch.tensor(values)), standard_errors(torch.tensor(values), torch.tensor(owners))
-    record = {f"eval/{name}": number(mean) for name, mean in zip(rewards.names, means)}
-    return batch, record | {f"eval_error/{name}": number(error) for name, error in zip(rewards.names, errors)}
+    return batch, Scored(rewards.names, torch.tensor(owners), torch.tensor(values))
 
 
 class Evaluations:
-    """Samples every held-out prompt with fixed seeds, with the averaged weights.
+    """Samples held-out prompts with fixed seeds, with the averaged weights: all of them, or quickly a few of them.
 
     Args:
+        settings: of the evaluations.
+        last: number of iterations of the run; an evaluation of all prompts follows them.
         task: makes the samples.
         heldout: prompts; if empty, there are no evaluations.
         rewards: score the samples.
@@ -68,6 +102,8 @@ class Evaluations:
 
     def __init__(
         self,
+        settings: HeldOutConfig,
+        last: int,
         task: Task,
         heldout: Sequence[PromptRow],
         rewards: RewardSet,
@@ -77,29 +113,63 @@ class Evaluations:
         extensions: Extensions,
         keeper: Keeper,
     ) -> None:
+        self.settings, self.last = settings, last
         self.task, self.heldout, self.rewards, self.average = task, heldout, rewards, average
         self.clock, self.symptoms, self.extensions, self.keeper = clock, symptoms, extensions, keeper
+        self._start: Tensor | None = None
 
     @property
     def _reporter(self) -> Reporter:
         return self.keeper.reporter
 
     def make(self, iteration: int) -> dict[str, float | None]:
-        """Make an evaluation before an iteration and save its samples; returns its metrics."""
-        if not self.heldout:
+        """Make the evaluation that is due before an iteration, if there is one; returns its metrics.
+
+        The samples of an evaluation of all prompts are saved.
+        """
+        settings, quick = self.settings, self.settings.quick
+        whole = iteration % settings.every == 0 or iteration == self.last
+        if not self.heldout or not (whole or (quick is not None and iteration % quick.every == 0)):
             return {}
-        keeper = self.keeper
-        batch, record = evaluated(
-            self.task, self.heldout, self.rewards, self.average, keeper.processes, self.clock
-        )  # fmt: skip
-        save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)
-        self._reporter.evaluation(iteration, {name: v for name, v in record.items() if name.startswith("eval/")})
+        rows = self.heldout if whole or quick is None else self.heldout[: quick.prompts]
+        keeper, record = self.keeper, dict[str, float | None]()
+        batch, scored = evaluated(self.task, rows, self.rewards, self.average, keeper.processes, self.clock)
+        if whole:
+            save_samples(batch, "eval", iteration, keeper.run, keeper.processes, keeper.accelerator)
+            record |= scored.record("eval")
+        if quick is not None:
+            record |= self._quick(scored.first(quick.prompts), iteration)
+        self._reporter.evaluation(iteration, record)
         symptoms = self.symptoms.evaluation(record)
         for symptom in symptoms:
             self._reporter.symptom(symptom)
         return record | marks(symptoms)
 
-    def ends(self, iteration: int, record: dict[str, float | None], last: int) -> bool:
+    def _quick(self, scored: Scored, iteration: int) -> dict[str, float | None]:
+        """Metrics of the first prompts, with the gain since the start; its error is of the differences by prompt."""
+        record = scored.record("quick")
+        if iteration == 0:
+            self._start = scored.by_prompt()
+        elif self._start is None:
+            self._start = self._saved_start(scored)
+        if iteration == 0 or self._start is None:
+            return record
+        gained = Scored(scored.names, scored.owners.unique(), scored.by_prompt() - self._start)
+        return record | gained.record("quick_gain")
+
+    def _saved_start(self, scored: Scored) -> Tensor | None:
+        """[P, K] as `Scored.by_prompt`, from the saved samples of the first evaluation; None if they are not there."""
+        numbers = {self.heldout[place].id: place for place in scored.owners.unique().tolist()}
+        owners, values = [], []
+        for record in self.keeper.run.read_index():
+            if record["phase"] == "eval" and record["iteration"] == 0 and record["prompt_id"] in numbers:
+                owners.append(numbers[record["prompt_id"]])
+                found = (record["rewards"].get(name) for name in scored.names)
+                values.append([math.nan if value is None else value for value in found])
+        start = Scored(scored.names, torch.tensor(owners), torch.tensor(values))
+        return start.by_prompt() if len(start.owners.unique()) == len(numbers) else None
+
+    def ends(self, iteration: int, record: dict[str, float | None]) -> bool:
         """Tell the extensions the results; returns whether one of them ends the run before its last iteration.
 
         If so, the checkpoint holds the states of the extensions before the evaluation, because a resumed run repeats
@@ -108,18 +178,17 @@ class Evaluations:
         Args:
             iteration: iterations done before the evaluation.
             record: the metrics of the evaluation; alarms are added to them.
-            last: the number of iterations of the run.
         """
-        if not record:
+        means = {name.removeprefix("eval/"): v for name, v in record.items() if name.startswith("eval/")}
+        if not means:
             return False
         before = self.extensions.kept()
-        means = {name.removeprefix("eval/"): v for name, v in record.items() if name.startswith("eval/")}
         evaluation = Evaluation(iteration, means)
         self.extensions.evaluation_done(evaluation)
         for alarm in evaluation.alarms:
             self._reporter.alarm(alarm)
         record |= {alarm.metric: 1.0 for alarm in evaluation.alarms}
-        ended = iteration < last and any(alarm.ends for alarm in evaluation.alarms)
+        ended = iteration < self.last and any(alarm.ends for alarm in evaluation.alarms)
         if ended:
             self.keeper.write(iteration, before)
             if self.keeper.accelerator.is_main_process:

@@ -82,7 +82,8 @@ class Trainer:
             self.stop,
         )  # fmt: skip
         self.evaluations = Evaluations(
-            task, data.heldout, evaluation, self.ema, self.clock, self.symptoms, self.extensions, self.keeper
+            recipe.evaluate, recipe.run.iterations, task, data.heldout, evaluation, self.ema, self.clock, self.symptoms,
+            self.extensions, self.keeper,
         )  # fmt: skip
 
     def parts(self) -> dict[str, Stateful]:
@@ -145,8 +146,8 @@ class Trainer:
 
     def _turn(self, iteration: int) -> bool:
         """Do an iteration with its evaluation, and write its results; False if a guard ends the run before it."""
-        evaluated = self.evaluations.make(iteration) if iteration % self.recipe.evaluate.every == 0 else {}
-        if self.evaluations.ends(iteration, evaluated, self.recipe.run.iterations):
+        evaluated = self.evaluations.make(iteration)
+        if self.evaluations.ends(iteration, evaluated):
             return False
         self.clock.lap()
         record = self.iterate(iteration)
@@ -172,7 +173,7 @@ class Trainer:
                 final = self.evaluations.make(total)
         except Abandoned:
             return self.stop.number
-        self.evaluations.ends(total, final, total)
+        self.evaluations.ends(total, final)
         if self.accelerator.is_main_process and final:
             self.run.log({"iteration": total, **final})
         return 0

@@ -13,9 +13,9 @@ from rich.console import Console
 from flowgrpo.configs.schema import Recipe
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.reporting import progress
-from flowgrpo.training.reporting.pace import Pace
+from flowgrpo.training.reporting.pace import Pace, Recurring
 from flowgrpo.training.reporting.progress import ConsoleReporter
-from flowgrpo.training.reporting.progress_table import duration, number, share
+from flowgrpo.training.reporting.progress_table import duration, number, share, sparkline
 from flowgrpo.training.reporting.reporter import Alarm
 
 
@@ -36,6 +36,7 @@ class Terminal(io.StringIO):
 def trainer(
     total: int = 10,
     every: int = 4,
+    quick: int | None = None,
     evaluated: tuple[str, ...] = ("gold",),
     resumed: int = 0,
     processes: int = 1,
@@ -44,7 +45,11 @@ def trainer(
     lines: tuple[str, ...] = ("what will be done",),
 ) -> Any:
     recipe = Recipe.model_validate(
-        {"rewards": [{"name": "gold"}], "run": {"iterations": total}, "evaluate": {"every": every}}
+        {
+            "rewards": [{"name": "gold"}],
+            "run": {"iterations": total},
+            "evaluate": {"every": every, "quick": quick and {"every": quick, "prompts": 24}},
+        }
     )
     task = SimpleNamespace(
         describe=lambda: lines, samples_per_iteration=lambda: samples, noun=noun, device=SimpleNamespace(type="cpu")
@@ -105,7 +110,7 @@ def test_an_iteration_in_which_the_machine_stood_still_does_not_spoil_the_time_l
 
 
 def test_checkpoints_between_iterations_are_in_the_time_left(clock: SimpleNamespace):
-    pace = Pace(100, None, 0.0, 0.0)
+    pace = Pace(100, None, None, 0.0)
     for done in range(1, 41):
         clock.now = 3.0 * done - (0 if done % 2 else 1)
         pace.iterated(3.0 * done, 2.0)
@@ -120,20 +125,45 @@ def test_until_an_evaluation_was_seen_its_samples_say_how_long_it_takes(clock: S
     assert left(output) == "0:10"
 
 
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 39))
+@given(st.integers(1, 40), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 12)), st.integers(0, 39))
 @settings(deadline=None, derandomize=True)
-def test_the_time_left_is_what_a_run_of_even_steps_takes(total: int, every: int, resumed: int):
+def test_the_time_left_is_what_a_run_of_even_steps_takes(total: int, every: int, few: int | None, resumed: int):
     assume(resumed < total)
-    now, pace, seen = 0.0, Pace(total, every, 7.0 / 3.0, 0.0), []
+    quick = None if few is None else Recurring(few, 2.0 / 3.0)
+    now, pace, seen = 0.0, Pace(total, Recurring(every, 7.0 / 3.0), quick, 0.0), []
     for done in range(resumed, total):
-        if done % every == 0:
-            now += 7.0
-            pace.evaluated(now)
+        if done % every == 0 or (few is not None and done % few == 0):
+            now += 7.0 if done % every == 0 else 2.0
+            pace.evaluated(now, done)
         now += 3.0
         pace.iterated(now, 3.0)
         seen.append((now, pace.left(done + 1)))
     now += 7.0
     assert [at + still for at, still in seen] == pytest.approx([now] * len(seen))
+
+
+def test_quick_evaluations_show_their_gain_and_a_curve():
+    shown, output = reporter(120, quick=2)
+    shown.evaluation(0, {"eval/gold": 0.5, "eval_error/gold": 0.01, "quick/gold": 0.4, "quick_error/gold": 0.05})
+    for done, mean in ((2, 0.45), (4, 0.5)):
+        shown.evaluation(done, {"quick/gold": mean, "quick_gain/gold": mean - 0.4, "quick_gain_error/gold": 0.02})
+    lines = output.getvalue().splitlines()
+    assert lines[-4:] == [
+        "held-out after 0 iterations: gold 0.5000",
+        "first 24 held-out prompts after 0 iterations: gold 0.4000",
+        "first 24 held-out prompts after 2 iterations: gold 0.4500 (+0.050 ± 0.020)",
+        "first 24 held-out prompts after 4 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅█",
+    ]
+    shown.iteration(iteration(4))
+    assert "0.5000" in output.getvalue().splitlines()[-1]
+    shown.evaluation(10, {"eval/gold": 0.5, "quick/gold": 0.5, "quick_gain/gold": 0.1, "quick_gain_error/gold": 0.02})
+    assert output.getvalue().splitlines()[-1] == "held-out after 10 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅██"
+
+
+def test_a_curve_has_its_greatest_value_at_the_top_and_leaves_out_what_is_missing():
+    assert sparkline([1.0, None, 3.0, float("nan"), 2.0]) == "▁ █ ▅"
+    assert sparkline([0.5, 0.5]) == "▁▁"
+    assert sparkline([]) == ""
 
 
 numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.floats(-1e-3, 1e-3), st.floats())

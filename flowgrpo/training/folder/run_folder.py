@@ -120,6 +120,10 @@ class RunFolder:
         """The lines of the metrics that can be read, oldest first."""
         return [record for _, record in read_lines(self.metrics)[0]] if self.metrics.exists() else []
 
+    def read_index(self) -> list[dict[str, Any]]:
+        """The lines of the index of samples that can be read, oldest first."""
+        return [record for _, record in read_lines(self.index)[0]] if self.index.exists() else []
+
     def rewind(self, iteration: int) -> None:
         """Drop everything that was written at or after `iteration`, so that these iterations can be done again.
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,23 @@ from rich.text import Text
 
 from ..folder.run_log import RunLog
 from .activity import Activity
-from .pace import Pace
-from .progress_table import INDENT, Column, columns_of, duration, fitting, folded, header, named, number, row, share
+from .pace import Pace, Recurring
+from .progress_table import (
+    INDENT,
+    Column,
+    columns_of,
+    duration,
+    fitting,
+    folded,
+    gained,
+    header,
+    means_of,
+    named,
+    number,
+    row,
+    share,
+    sparkline,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from ..trainer import Trainer
@@ -41,12 +57,14 @@ class ConsoleReporter:
     def __init__(self, console: Console, main: bool = True, log: RunLog | None = None) -> None:
         self.console, self.main, self.log = console, main, log
         self.activity = Activity(console)
-        self.pace = Pace(0, None, 0.0, time.perf_counter())
+        self.pace = Pace(0, None, None, time.perf_counter())
         self._rewards: deque[float] = deque(maxlen=2 * _TREND)
         self._evaluated: tuple[str, ...] = ()
         self._heldout: float | None = None
         self._lines, self._first, self._total = 0, 0, 0
         self._samples, self._noun = 0, "images"
+        self._curve: list[float | None] = []
+        self._few = 0
         self._columns: list[Column] = []
 
     def __enter__(self) -> ConsoleReporter:
@@ -80,9 +98,7 @@ class ConsoleReporter:
         self._first, self._total = trainer.next_iteration, recipe.run.iterations
         self._samples, self._noun = task.samples_per_iteration(), task.noun
         self._evaluated = trainer.evaluation.names if trainer.data.heldout else ()
-        every = recipe.evaluate.every if self._evaluated else None
-        size = len(trainer.data.heldout) / max(self._samples, 1)
-        self.pace = Pace(self._total, every, size, time.perf_counter())
+        self.pace = Pace(self._total, *self._recurring(trainer), time.perf_counter())
         count = trainer.processes.count
         processes = f"{count} process{'es' if count > 1 else ''} on {task.device.type}"
         self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}")
@@ -92,6 +108,16 @@ class ConsoleReporter:
             self.say(f"resumed before iteration {trainer.next_iteration}")
         trainer.clock.watcher = self.activity.part
         self._expect(trainer.next_iteration)
+
+    def _recurring(self, trainer: Trainer) -> tuple[Recurring | None, Recurring | None]:
+        settings, samples = trainer.recipe.evaluate, max(self._samples, 1)
+        if not self._evaluated:
+            return None, None
+        every = Recurring(settings.every, len(trainer.data.heldout) / samples)
+        if settings.quick is None:
+            return every, None
+        self._few = min(settings.quick.prompts, len(trainer.data.heldout))
+        return every, Recurring(settings.quick.every, self._few / samples)
 
     def iteration(self, record: Mapping[str, Any]) -> None:
         """Print a line of the table. If there are several rewards, their names and values follow."""
@@ -156,20 +182,31 @@ class ConsoleReporter:
         self.say(f"warning: {symptom}")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
-        """Print the results of an evaluation."""
-        self.pace.evaluated(time.perf_counter())
-        self._heldout = next(iter(record.values()), None)
-        means = {name.removeprefix("eval/"): value for name, value in record.items()}
-        listed = ", ".join(f"{name} {number(value, 10, 4)}" for name, value in means.items())
-        self.say(f"held-out after {iteration} iteration{'' if iteration == 1 else 's'}: {listed}", "cyan")
+        """Print the results of an evaluation of all prompts, of some, or of both."""
+        self.pace.evaluated(time.perf_counter(), iteration)
+        after = f"after {iteration} iteration{'' if iteration == 1 else 's'}"
+        whole, few = means_of(record, "eval"), means_of(record, "quick")
+        kinds = {"held-out": whole, f"first {self._few} held-out prompts": few}
+        if whole == few:
+            kinds.popitem()
+        for prompts, means in kinds.items():
+            if not means:
+                continue
+            self._heldout = next(iter(means.values()))
+            gains = record if means == few else {}
+            listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(gains, name)}" for name, mean in means.items())
+            self._curve += [self._heldout] if means == few else []
+            curve = f"  {sparkline(self._curve)}" if means == few and len(self._curve) > 2 else ""
+            self.say(f"{prompts} {after}: {listed}{curve}", "cyan")
         self._expect(iteration, evaluated=True)
 
     def _expect(self, done: int, evaluated: bool = False) -> None:
         """Show the activity that follows after `done` iterations."""
         if not self.main:
             return
-        if not evaluated and self.pace.evaluates(done):
-            self.activity.begin("evaluation", self.pace.evaluation)
+        following = None if evaluated else self.pace.evaluation(done)
+        if following is not None:
+            self.activity.begin("evaluation", median(following.times) if following.times else None)
         elif done < self._total:
             self.activity.begin(f"iteration {done + 1}/{self._total}", self.pace.iteration)
         else:

@@ -13,6 +13,7 @@ from rich.text import Text
 INDENT = 11
 """Indentation of the lines that continue the line of an iteration, in columns."""
 _NOTHING = "–"
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,30 @@ def named(values: Mapping[str, float | None], width: int) -> list[str]:
     """Each value with its name, `gold 0.7408`, in at most `width` columns; a long name loses its middle."""
     cells = {name: number(value, 10, 4) for name, value in values.items()}
     return [f"{shortened(name, width - len(cell) - 1)} {cell}" for name, cell in cells.items()]
+
+
+def means_of(record: Mapping[str, float | None], kind: str) -> dict[str, float | None]:
+    """The means of an evaluation by reward; `kind` is `eval` or `quick`."""
+    return {name.removeprefix(f"{kind}/"): value for name, value in record.items() if name.startswith(f"{kind}/")}
+
+
+def gained(record: Mapping[str, float | None], name: str) -> str:
+    """The gain of a reward since the start with its standard error, ` (+0.031 ± 0.02)`, or nothing."""
+    gain, error = (record.get(f"quick_gain{part}/{name}") for part in ("", "_error"))
+    if gain is None:
+        return ""
+    return f" ({'+' if gain >= 0 else ''}{number(gain, 10, 3)} ± {number(error, 10, 3)})"
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """A curve of block characters from the least value to the greatest; a value that is missing is a space."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    low, span = min(known, default=0.0), max(known, default=0.0) - min(known, default=0.0)
+    cells = [
+        " " if value is None or not math.isfinite(value) else _BLOCKS[round((value - low) / (span or 1.0) * 7)]
+        for value in values
+    ]
+    return "".join(cells)
 
 
 def folded(items: Sequence[str], width: int) -> Iterator[str]:

@@ -1,0 +1,94 @@
+"""Quick evaluations: a few held-out prompts between the evaluations of all, with the gain since the start."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.session import Session, start
+
+NAMES = ("dense", "jpeg_compressibility")
+
+
+@pytest.fixture
+def words(small: list[str]) -> list[str]:
+    rewards = "evaluate.rewards=[{name: gold, options: {dense: true}, label: dense}, {name: jpeg_compressibility}]"
+    evaluate = ("evaluate.every=4", "evaluate.prompts=6", "evaluate.seeds=1", "evaluate.quick={every: 1, prompts: 3}")
+    return [*small, rewards, *evaluate, "run.keep=9"]
+
+
+@pytest.fixture
+def finished(words: list[str], tmp_path: Path) -> Path:
+    start(load_recipe("default", words), tmp_path / "run").trainer(Silent()).train()
+    return tmp_path / "run"
+
+
+def metrics(run: Path) -> dict[int, dict[str, Any]]:
+    return {r["iteration"]: r for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())}
+
+
+def quick(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name.startswith("quick")}
+
+
+def rewound(run: Path) -> None:
+    """Put a run back to its checkpoint before iteration 2."""
+    for checkpoint in (run / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("iter-")) > 2:
+            shutil.rmtree(checkpoint)
+    RunFolder.open(run).rewind(2)
+
+
+def go_on(run: Path) -> None:
+    folder = RunFolder.open(run)
+    trainer = Session(load_recipe(folder.config), folder).trainer(Silent())
+    trainer.resume()
+    assert trainer.next_iteration == 2
+    trainer.train()
+
+
+def test_a_few_prompts_are_scored_between_the_evaluations_of_all(finished: Path) -> None:
+    records = metrics(finished)
+    assert [k for k in records if "eval/dense" in records[k]] == [0, 4]
+    assert [k for k in records if "quick/dense" in records[k]] == [0, 1, 2, 3, 4]
+    assert quick(records[0]).keys() == {f"quick{e}/{name}" for e in ("", "_error") for name in NAMES}
+    lines = [json.loads(line) for line in (finished / "samples" / "index.jsonl").read_text().splitlines()]
+    saved = [line for line in lines if line["phase"] == "eval"]
+    assert [line["iteration"] for line in saved] == [0] * 6 + [4] * 6
+    for iteration in (0, 4):
+        own = [line["rewards"]["dense"] for line in saved if line["iteration"] == iteration]
+        assert records[iteration]["quick/dense"] == pytest.approx(sum(own[:3]) / 3)
+        assert records[iteration]["eval/dense"] == pytest.approx(sum(own) / 6)
+
+
+def test_the_gain_is_the_mean_difference_by_prompt(finished: Path) -> None:
+    records = metrics(finished)
+    lines = [json.loads(line) for line in (finished / "samples" / "index.jsonl").read_text().splitlines()]
+    sizes = [line["rewards"]["jpeg_compressibility"] for line in lines if line["phase"] == "eval"]
+    differences = [after - before for before, after in zip(sizes[:3], sizes[6:9])]
+    mean = sum(differences) / 3
+    error = (sum((d - mean) ** 2 for d in differences) / 2 / 3) ** 0.5
+    assert mean != 0
+    assert records[4]["quick_gain/jpeg_compressibility"] == pytest.approx(mean, rel=1e-3, abs=1e-6)
+    assert records[4]["quick_gain_error/jpeg_compressibility"] == pytest.approx(error, rel=1e-3, abs=1e-6)
+
+
+def test_a_resumed_run_has_the_same_gains(finished: Path) -> None:
+    whole = metrics(finished)
+    rewound(finished)
+    go_on(finished)
+    again = metrics(finished)
+    assert {k: quick(r) for k, r in again.items()} == {k: quick(r) for k, r in whole.items()}
+
+
+def test_without_the_samples_of_the_start_there_is_no_gain(finished: Path) -> None:
+    rewound(finished)
+    (finished / "samples" / "index.jsonl").unlink()
+    go_on(finished)
+    records = metrics(finished)
+    assert quick(records[3]).keys() == {f"quick{e}/{name}" for e in ("", "_error") for name in NAMES}
