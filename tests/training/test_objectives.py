@@ -67,6 +67,33 @@ def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp
     assert all(float((whole[n] - parts[n]).abs().max()) < 1e-4 * scale for n in whole)
 
 
+@pytest.mark.parametrize(("name", "calls"), [("diffusion_nft", 3), ("awm", 3), ("dgpo", 6), ("flow_dpo", 6)])
+@pytest.mark.parametrize("noise", ["prompt", "image"])
+def test_images_that_are_not_kept_are_evaluated_only_if_the_loss_compares_them(
+    name: str, calls: int, noise: str, random_pipeline: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(name, random_pipeline, tmp_path / "run", f"objective.noise={noise}", "objective.times=1")
+    _, e = trainer.collect(0)
+    advantages = torch.linspace(-1, 1, len(e.rollout.parent))
+    keep = torch.zeros(len(advantages), dtype=torch.bool)
+    keep[e.rollout.leaf[[0, 2, 4]]] = True
+    sizes = []
+    (module,) = trainer.task.weights.modules.values()
+    hook = module.register_forward_pre_hook(
+        lambda _, args, given: sizes.append(len(given["hidden_states"])) if torch.is_grad_enabled() else None,
+        with_kwargs=True,
+    )
+    few, _ = gradient(trainer, e, advantages, keep)
+    hook.remove()
+    assert sum(sizes) == calls
+    # With several updates, all are evaluated, and the others have no gradient.
+    trainer.objective.apart = False
+    masked, _ = gradient(trainer, e, advantages, keep)
+    scale = max(float(g.abs().max()) for g in masked.values())
+    assert scale > 0
+    assert all(float((few[n] - masked[n]).abs().max()) < 1e-4 * scale for n in masked)
+
+
 @pytest.mark.parametrize("name", FORWARD)
 def test_a_step_down_the_gradient_favours_the_better_image(name, random_pipeline, tmp_path) -> None:
     """Between two images of a group, the error of the better image falls relative to the error of the worse image."""

@@ -32,7 +32,7 @@ Loss = Annotated[Callable[..., tuple[Tensor, Tensor]], Of("forward loss", "diffu
 
 @dataclass(frozen=True)
 class _Images:
-    """Whole groups of images at one noise level: indices into the rollout's leaves, and the step of the level."""
+    """Images at one noise level: indices into the rollout's leaves, and the step of the level."""
 
     leaves: Tensor
     step: int
@@ -88,6 +88,9 @@ class ForwardObjective(Unmeasured):
         self.penalties = Penalties(setting.recipe.penalties, setting.elements)
         self.compares = bool(saying(setting.recipe, "compares"))
         self.several = setting.recipe.optimizer.updates * setting.recipe.optimizer.epochs > 1
+        # A loss of single images needs no prediction for an image that is not trained. But with several updates, the
+        # predictions from before the updates are of whole groups, and a prediction depends on its batch by rounding.
+        self.apart = not self.several and not getattr(getattr(loss, "func", loss), "whole_groups", False)
         self._before: dict[tuple[int, int], Tensor] = {}
 
     def prepare(self, experience: Experience) -> None:
@@ -106,14 +109,17 @@ class ForwardObjective(Unmeasured):
         return sum(self._kept(experience, b, keep) for b in self.batches(experience, part, keep))
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
-        """Batches of whole groups, each at one of the drawn noise levels."""
+        """Batches of whole groups, each at one of the drawn noise levels; of a loss of single images, what is kept."""
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         count = max(self.policy.batch // self.recipe.rollout.group, 1)
         for step in self._steps(experience):
             for first in range(low, high, count):
-                chosen = (owner >= first) & (owner < min(first + count, high))
-                yield _Images(chosen.nonzero().flatten(), step)
+                leaves = ((owner >= first) & (owner < min(first + count, high))).nonzero().flatten()
+                if keep is not None and self.apart:
+                    leaves = leaves[keep.cpu()[experience.rollout.leaf[leaves]]]
+                if len(leaves):
+                    yield _Images(leaves, step)
 
     def backward(
         self, experience: Experience, batch: _Images, advantages: Tensor, keep: Tensor | None, rows: Tensor
@@ -176,8 +182,9 @@ class ForwardObjective(Unmeasured):
         rollout = experience.rollout
         x0 = self.policy.brought(rollout.x[batch.leaves.to(rollout.x.device)])
         owners = rollout.leaf_prompt[batch.leaves].tolist()
-        # A batch has whole groups, so an image has the same place in its group in every batch.
-        places = [owners[:k].count(owner) for k, owner in enumerate(owners)]
+        # The place of an image in its group does not depend on its batch.
+        everyone = rollout.leaf_prompt.tolist()
+        places = [everyone[:leaf].count(owner) for leaf, owner in zip(batch.leaves.tolist(), owners)]
         keys = [
             address(experience.keys[p], -1, batch.step, *([] if self.noise == "prompt" else [place]))
             for p, place in zip(owners, places)
