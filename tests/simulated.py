@@ -39,13 +39,20 @@ class Marks:
     def put(self, value: Any) -> Any:
         """Mark each tensor of a nest, and return the nest."""
         for tensor in _tensors(value):
-            storage = tensor.untyped_storage()
+            storage = _storage(tensor)
             self._known.setdefault(storage._cdata, StorageWeakRef(storage))
         return value
 
     def have(self, tensor: Tensor) -> bool:
         """Whether a tensor is on the simulated device."""
-        return tensor.untyped_storage()._cdata in self._known
+        return _storage(tensor)._cdata in self._known
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    """The storage of a tensor; within `torch.vmap`, of the tensor with all its rows."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage()
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -150,7 +150,7 @@ def test_entropies_of_completions_are_those_of_the_logits(language: LanguageMode
 
 
 class Made(TorchDispatchMode):
-    """Notes the name of the operation and the dtype of each tensor with `size` columns that an operation makes."""
+    """Notes the name of the operation and the dtype of each tensor with `size` columns that takes memory of its own."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -158,7 +158,8 @@ class Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        if isinstance(made, torch.Tensor) and made.ndim and made.shape[-1] == self.size:
+        # A view is of memory that another operation has taken.
+        if isinstance(made, torch.Tensor) and not func.is_view and made.ndim and made.shape[-1] == self.size:
             self.found.append((func._schema.name, made.dtype))
         return made
 
