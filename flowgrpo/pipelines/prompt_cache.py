@@ -169,7 +169,7 @@ class PromptCache:
                 raise ValueError(f"{type(self.pipe).__name__} has no module named {name!r} to release")
             stand_in = _Released(name, module)
             self._released[name] = (module.to("cpu") if keep else None, stand_in.device)
-            # The pipeline's own __setattr__ is bypassed: it would write the placeholder into the pipeline's config.
+            # The pipeline's own __setattr__ is bypassed: it would write the stand-in into the pipeline's config.
             self.pipe.__dict__[name] = stand_in
 
     def close(self) -> None:

@@ -51,7 +51,7 @@ class Checked:
         return [finding.text for finding in self.findings if finding.kind in kinds]
 
     def excuse(self, keys: Collection[str]) -> None:
-        """Excuse missing files and packages of these keys, for a recipe of the package that comes without its files."""
+        """Excuse missing files and packages of these keys: some recipes of the package come without their files."""
         self.findings = [
             replace(finding, kind="excused")
             if finding.kind == "needed" and finding.key.rstrip("0123456789").rstrip(".") in keys

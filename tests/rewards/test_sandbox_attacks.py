@@ -33,7 +33,7 @@ def sandbox() -> Iterator[Sandbox]:
     try:
         made.check()
     except ValueError as error:
-        pytest.skip(f"{error}")
+        pytest.skip(f"this system cannot hold a box: {error}")
     yield made
     made.close()
 

@@ -101,7 +101,9 @@ def settings_of(
 
 
 def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
-    """The claims of these names, and the recipes to make a short run of; a name of both means both.
+    """The claims with these names, and the recipes with these names, which get a short run.
+
+    Some names belong to a claim and to a recipe; then both are meant.
 
     Raises:
         ValueError: a name is not a claim and not a recipe.

@@ -175,7 +175,7 @@ def filter_calls() -> None:
 
 
 def counts_by_namespace() -> bool:
-    """Whether the limit on processes counts those of the user namespace, and not all processes of the user."""
+    """Whether the limit on processes counts the processes of the user namespace alone, or all processes of the user."""
     major, minor = platform.release().split(".")[:2]
     return (int(major), int("".join(filter(str.isdigit, minor)) or 0)) >= (5, 14)
 

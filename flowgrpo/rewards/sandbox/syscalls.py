@@ -34,7 +34,7 @@ get_robust_list 274 100 epoll_pwait 281 22 eventfd2 290 19 epoll_create1 291 20 
 pwritev 296 70 getcpu 309 168 renameat2 316 276 getrandom 318 278 membarrier 324 283 copy_file_range 326 285
 statx 332 291 rseq 334 293 close_range 436 436 faccessat2 439 439 epoll_pwait2 441 441
 """
-# Calls of which only some uses are allowed: the position of an argument, a mask, and the values that are allowed.
+# Only some uses of these calls are allowed. `_only` gets the position of an argument, a mask, and the allowed values.
 #   clone       only threads. Without other processes there is no fork bomb, and nothing outlives the box.
 #   clone3      hides its flags from a filter. The C library uses `clone` when the kernel does not have this call.
 #   socketpair  only streams: a pair of datagram sockets can send to any socket that has a name.

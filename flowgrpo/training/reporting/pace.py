@@ -41,7 +41,7 @@ class Pace:
 
     Args:
         total: iterations of the run.
-        whole: evaluations of all prompts, of which one follows after the last iteration; None if there are none.
+        whole: evaluations of all prompts; the last one follows after the last iteration. None if there are none.
         quick: evaluations of a few prompts; None if there are none.
         now: seconds, on the clock of `iterated` and `evaluated`.
     """
