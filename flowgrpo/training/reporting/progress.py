@@ -186,17 +186,16 @@ class ConsoleReporter:
         self.pace.evaluated(time.perf_counter(), iteration)
         after = f"after {iteration} iteration{'' if iteration == 1 else 's'}"
         whole, few = means_of(record, "eval"), means_of(record, "quick")
-        kinds = {"held-out": whole, f"first {self._few} held-out prompts": few}
-        if whole == few:
-            kinds.popitem()
-        for prompts, means in kinds.items():
-            if not means:
-                continue
-            self._heldout = next(iter(means.values()))
-            gains = record if means == few else {}
-            listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(gains, name)}" for name, mean in means.items())
-            self._curve += [self._heldout] if means == few else []
-            curve = f"  {sparkline(self._curve)}" if means == few and len(self._curve) > 2 else ""
+        if whole and whole != few:
+            self._heldout = next(iter(whole.values()))
+            listed = ", ".join(f"{name} {number(mean, 10, 4)}" for name, mean in whole.items())
+            self.say(f"held-out {after}: {listed}", "cyan")
+        if few:
+            self._heldout = next(iter(few.values()))
+            self._curve.append(self._heldout)
+            prompts = "held-out" if whole == few else f"first {self._few} held-out prompts"
+            listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(record, name)}" for name, mean in few.items())
+            curve = f"  {sparkline(self._curve)}" if len(self._curve) > 2 else ""
             self.say(f"{prompts} {after}: {listed}{curve}", "cyan")
         self._expect(iteration, evaluated=True)
 
