@@ -20,6 +20,7 @@ from tests.releases.sources import (
     NEWER_FLOW_GRPO,
     NFT,
     PREF_GRPO,
+    SAGE_GRPO,
 )
 
 
@@ -337,6 +338,29 @@ def flow_dppo_loss(names: Names) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def sage_grpo_kl(names: Names) -> dict[str, Any]:
+    """The two divergences of SAGE-GRPO on three rows of one step, and their sum, with the gradients of all three."""
+    std, weights, shape = 0.3, (1.0, 0.1), (3, 2, 4, 4)
+    old, noise = drawn(701, *shape), drawn(703, *shape)
+    anchor = old + 0.1 * drawn(702, *shape)
+    mean = (old + 0.05 * drawn(704, *shape)).requires_grad_(True)
+    x_next = old + std * noise
+
+    def log_prob(of: Tensor) -> Tensor:
+        return -((x_next - of).square() / (2.0 * std**2)).flatten(1).mean(1)
+
+    controller = SimpleNamespace(update=lambda _: None)
+    made = names["run"](
+        prev_means=mean, prev_means_ref=anchor, std_devs=torch.full((3,), std), device="cpu", use_dual_kl=True,
+        sample={"log_probs": log_prob(old)[:, None]}, j=0, new_log_probs=log_prob(mean), dual_moving_weight=weights[0],
+        dual_step_weight=weights[1], kl_w=1e-5, args=SimpleNamespace(_kl_controller=controller),
+    )  # fmt: skip
+    found = {"std": std, "weights": weights, "mean": mean, "anchor": anchor, "old": old, "noise": noise}
+    for key, name in (("moving", "kl_loss"), ("step", "kl_stepwise"), ("sum", "effective_kl")):
+        found |= {key: made[name], f"{key}_gradient": torch.autograd.grad(made[name], mean, retain_graph=True)[0]}
+    return found
+
+
 PATCHED = ("flow_grpo/diffusers_patch/sd3_sde_with_logprob.py", ("sde_step_with_logprob",))
 GUARDED = "scripts/train_sd3_GRPO_Guard.py"
 MATCHING = "advantage_weighted_matching/scripts/train_sd3_awm.py"
@@ -367,5 +391,8 @@ LOSSES: dict[str, Question] = {
     "awm_loss": Question(*AWM, MATCHING, (), awm_loss, (1293, 1354)),
     "dgpo_loss": Question(*DGPO, DIRECT, GROUPED, dgpo_loss),
     "dgpo_clipped_loss": Question(*DGPO, DIRECT, GROUPED, dgpo_clipped_loss, (1127, 1158)),
+    "sage_grpo_kl": Question(
+        *SAGE_GRPO, "hyvideo/utils/grpo_utils.py", (), sage_grpo_kl, block=("train_one_step", "mu_diff_sq", "kl_beta")
+    ),
     "pref_grpo_kl": Question(*PREF_GRPO, "fastvideo/grpo/kl.py", ("compute_kl_loss",), pref_grpo_kl),
 }

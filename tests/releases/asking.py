@@ -39,6 +39,8 @@ class Question:
         beside: another file, and what is taken from it, too.
         statements: a function, and the first and last number of those of its statements that `run` runs; for a file
             whose lines are not known.
+        block: a function, and two names that a block deep within it assigns; `run` runs the block from the first
+            assignment of the first name to the last assignment of the second one.
     """
 
     repository: str
@@ -49,6 +51,7 @@ class Question:
     lines: tuple[int, int] | None = None
     beside: tuple[str, tuple[str, ...]] | None = None
     statements: tuple[str, int, int] | None = None
+    block: tuple[str, str, str] | None = None
 
     @property
     def source(self) -> dict[str, Any]:
@@ -56,7 +59,7 @@ class Question:
         found: dict[str, Any] = {"repository": self.repository, "commit": self.commit, "file": self.file}
         if self.names or self.lines is None:
             found["names"] = list(self.names)
-        for name, part in (("lines", self.lines), ("statements", self.statements)):
+        for name, part in (("lines", self.lines), ("statements", self.statements), ("block", self.block)):
             if part is not None:
                 found[name] = list(part)
         if self.beside is not None:
@@ -145,6 +148,11 @@ def to_run(text: str, question: Question) -> ast.Module | None:
     if question.lines is not None:
         first, last = question.lines
         return ast.parse(textwrap.dedent("".join(text.splitlines(keepends=True)[first - 1 : last])))
+    if question.block is not None:
+        function, first_name, last_name = question.block
+        found = chosen(text, (function,), question.file)
+        found.body = block_of(found.body[0], first_name, last_name)
+        return found
     if question.statements is None:
         return None
     function, first, last = question.statements
@@ -153,3 +161,22 @@ def to_run(text: str, question: Question) -> ast.Module | None:
     assert isinstance(definition, ast.FunctionDef)
     found.body = definition.body[first : last + 1]
     return found
+
+
+def block_of(tree: ast.AST, first: str, last: str) -> list[ast.stmt]:
+    """The statements between the assignments of two names, in the one block that assigns both."""
+    bodies = [body for node in ast.walk(tree) for body in (getattr(node, "body", None), getattr(node, "orelse", None))]
+    found = []
+    for body in bodies:
+        assigned = [_assigned(one) for one in body] if isinstance(body, list) else []
+        starts, ends = ([k for k, names in enumerate(assigned) if name in names] for name in (first, last))
+        if starts and ends:
+            found.append(body[starts[0] : ends[-1] + 1])
+    if len(found) != 1:
+        raise SystemExit(f"{len(found)} blocks assign {first} and {last}; give two names that one block assigns")
+    return found[0]
+
+
+def _assigned(statement: ast.stmt) -> set[str]:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return {target.id for target in targets if isinstance(target, ast.Name)}

@@ -238,6 +238,33 @@ def test_branches_have_the_advantages_and_the_gradient_of_the_release() -> None:
     assert 0 < held < advantages.numel()
 
 
+def test_the_two_divergences_of_sage_are_ours_up_to_their_estimates() -> None:
+    """The release adds 1e-6 to the variance of the first, and takes one sample of the second, whose mean is ours."""
+    asked = numbers("sage_grpo_kl")
+    mean, anchor, old, noise = (torch.tensor(asked[key]) for key in ("mean", "anchor", "old", "noise"))
+    mean.requires_grad_(True)
+    std, (first, second) = asked["std"], asked["weights"]
+
+    def edges(drawn: Tensor) -> Edges:
+        shift = mean - old
+        ratio = log_ratio(shift, drawn, std)[:, None]
+        return Edges(
+            step=0, std=std, shift=shift, log_ratio=ratio, advantage=torch.zeros(len(mean)), mask=None,
+            to_reference=lambda: mean - anchor, to_guided=lambda: mean,
+        )  # fmt: skip
+
+    moving = kl(edges(noise)).mean() * std**2 / (std**2 + 1e-6)
+    sampled = -edges(noise).log_ratio.mean()
+    for found, key in ((moving, "moving"), (sampled, "step"), (first * moving + second * sampled, "sum")):
+        # The release subtracts log-probs of about 0.5 in float32, so its estimate is rounded to 3e-8.
+        assert found.item() == pytest.approx(asked[key], rel=1e-6, abs=6e-8)
+        torch.testing.assert_close(gradient(found, mean), torch.tensor(asked[f"{key}_gradient"]), rtol=1e-5, atol=1e-7)
+    # Over a noise and its opposite, the mean of the release's estimate is our divergence.
+    both = -(edges(noise).log_ratio + edges(-noise).log_ratio).mean() / 2
+    torch.testing.assert_close(stepwise(edges(noise)).mean(), both)
+    assert abs(stepwise(edges(noise)).mean().item() - asked["step"]) > 1e-4
+
+
 def test_a_trust_region_has_the_loss_and_the_mask_of_the_release() -> None:
     asked = numbers("flow_dppo_loss")
     shift = torch.tensor(asked["shift"])[:, 0].requires_grad_(True)
