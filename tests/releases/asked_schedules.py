@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.releases.asking import Names, Question
-from tests.releases.sources import AWM, BRANCHGRPO, DANCE_GRPO, DGPO, MIXGRPO, NFT
+from tests.releases.asking import Names, Question, drawn
+from tests.releases.sources import AWM, BRANCHGRPO, DANCE_GRPO, DGPO, G2RPO, MIXGRPO, NFT
 
 
 def levels(names: Names) -> dict[str, Any]:
@@ -166,6 +166,38 @@ def tree_updates(names: Names) -> dict[str, Any]:
     return {"trees": trees, "edges": edges, "accumulation": 12, "sizes": sizes}
 
 
+class _Sloping:
+    """A denoiser whose velocity is a multiple of the state; it remembers the times at which it was called."""
+
+    slope = 0.4
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def eval(self) -> None:
+        """Nothing changes."""
+
+    def __call__(self, *, hidden_states: Tensor, timestep: Tensor, **_: Any) -> tuple[Tensor]:
+        self.times.append(float(timestep))
+        return (self.slope * hidden_states,)
+
+
+def completions(names: Names) -> dict[str, Any]:
+    """How each branch of the released settings is finished: the times of the model's calls, and the image."""
+    length, rows = 16, []
+    table, start = names["sd3_time_shift"](3.0, torch.linspace(1, 0, length + 1)), drawn(11, 1, 4, 3)
+    for split in range(8):
+        for stride in (1, 2):
+            model, given = _Sloping(), torch.zeros(1, 1)
+            made = names["run"](
+                args=None, eta_step=split, g=stride, j=stride - 1, sigma_schedule=table, input_ode_latents=start,
+                transformer=model, batch_encoder_hidden_states=given, batch_pooled_prompt_embeds=given,
+                batch_text_ids=given, image_ids=given, grpo_sample=True, tqdm=lambda steps, desc: steps,
+            )  # fmt: skip
+            rows.append({"split": split, "stride": stride, "times": model.times, "image": made["latents_j"]})
+    return {"sigmas": table, "start": start, "slope": _Sloping.slope, "branches": rows}
+
+
 COUNTED = (0, 1, 2, 50, 74, 75, 76, 100, 299, 300, 301, 500, 700, 2000)
 
 
@@ -198,6 +230,13 @@ SCHEDULES: dict[str, Question] = {
     "branchgrpo_depths": Question(*BRANCHGRPO, TREE, ("parse_split_points",), depths, (1270, 1322)),
     "branchgrpo_widths": Question(*BRANCHGRPO, TREE, (*PARTS, *FUSED), widths, (1325, 1477)),
     "branchgrpo_updates": Question(*BRANCHGRPO, TREE, (), tree_updates, (1501, 1608)),
+    "g2rpo_completions": Question(
+        *G2RPO,
+        "fastvideo/train_g2rpo_hps_clip.py",
+        ("sd3_time_shift", "flow_grpo_step", "run_ode_sample_step"),
+        completions,
+        block=("sample_reference_model", "prefix", "latents_j"),
+    ),
     "diffusion_nft_decay": Question(*NFT, "scripts/train_nft_sd3.py", ("return_decay",), nft_decay),
     "dgpo_decay": Question(*DGPO, "scripts/train_sd3_dgpo.py", (), dgpo_decay, (1176, 1176)),
     "awm_decay": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_decay, (1410, 1413)),

@@ -1,11 +1,15 @@
 """Noise levels, windows, trees and averages move as in the methods' released code, or as a test here says otherwise."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flowgrpo.samplers.kernels import Kernel
-from flowgrpo.samplers.plans import branch_plan
+from flowgrpo.samplers.plans import branch_plan, spine_plan
+from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import compress_tail, shifted_sigmas
 from flowgrpo.samplers.windows import decay, exp_decay, progressive
 from flowgrpo.weights.averages import Ema
@@ -89,6 +93,52 @@ def test_an_update_of_the_release_has_twelve_edges_of_a_process() -> None:
     asked = numbers("branchgrpo_updates")
     assert asked["edges"] == sum(numbers("branchgrpo_edges")["edges"])
     assert asked["sizes"] == pytest.approx([asked["accumulation"]] * 36 + [4], rel=1e-4)
+
+
+def test_branches_are_finished_as_in_the_release() -> None:
+    """A denoiser that multiplies the state multiplies the image, too, and by how much says which levels it has seen.
+
+    Both strides share the first two levels. Where the stride does not divide the rest, the release's table ends above
+    0, and its image is the clean prediction of the level before. Here the branch also takes that last step.
+    """
+    asked, short = numbers("g2rpo_completions"), []
+    sigmas, slope = shifted_sigmas(len(asked["sigmas"]) - 1, 3.0), asked["slope"]
+    assert sigmas == pytest.approx(asked["sigmas"], rel=1e-6)
+    # The release truncates times to thousandths.
+    places = {int(1000 * sigma): level for level, sigma in enumerate(sigmas[:-1])}
+    model = Sloping(slope)
+    for split in range(8):
+        plan = spine_plan(sigmas, [split], Kernel("flow_sde", 0.7), branches=1, completions=(1, 2), lead=1)
+        model.calls.clear()
+        rollout = RolloutRunner(model, plan, (4, 3), dtype=torch.float32, batch=8).run([5])
+        released = {row["stride"]: row for row in asked["branches"] if row["split"] == split}
+        images = dict(zip(rollout.stride[rollout.leaf].tolist(), rollout.x))
+        assert images.keys() == released.keys()
+        expected: Counter[int] = Counter()
+        for stride, row in released.items():
+            levels = [places[round(1000 * time)] for time in row["times"]]
+            growth = torch.tensor(row["image"][0]) / torch.tensor(asked["start"][0])
+            if levels[-1] + stride < len(sigmas) - 1:
+                short.append((split, stride))
+                before, last = sigmas[levels[-1]], sigmas[levels[-1] + stride]
+                growth *= (1 + (last - before) * slope) * (1 - last * slope) / (1 - before * slope)
+                levels.append(levels[-1] + stride)
+            torch.testing.assert_close(images[stride], rollout.transitions[0].x_next[0] * growth, rtol=1e-6, atol=1e-6)
+            expected.update(levels)
+        shared = dict.fromkeys((split + 1, split + 2), 1)
+        assert {level: calls for level, calls in model.calls.items() if level > split} == expected | shared
+    assert short == [(split, 2) for split in range(1, 8, 2)]
+
+
+class Sloping:
+    """A denoiser whose velocity is a multiple of the state; it counts the states of each level."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope, self.calls = slope, Counter[int]()
+
+    def __call__(self, x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        self.calls[i] += len(x)
+        return self.slope * x
 
 
 class Single:

@@ -14,8 +14,8 @@ What is compared:
 - MixGRPO: the step, the solver, the windows, the tables of Flash, and the sum of several advantages.
 - BranchGRPO: the step, the rewards and advantages of nodes, the edges of a tree and of an update, and both kinds of
   pruning.
-- G²RPO: the step at a split, the sum of its advantages, and the gradient. SAGE-GRPO: the step, the factors of its
-  equaliser, and its two divergences.
+- G²RPO: the step at a split, the ends of its branches, the sum of its advantages, and the gradient.
+- SAGE-GRPO: the step, the factors of its equaliser, and its two divergences.
 - Euphonium: the step, the drift of its guide, the weight of its KL, and the loss of its two advantages.
 - Pref-GRPO: the KL, the loss, and the advantages of several rewards.
 - DiffusionNFT, AWM, DGPO: the loss, its gradient, and the decay of the average. AWM with its KL and its trust term,
@@ -26,7 +26,7 @@ What cannot be compared:
 
 - TempFlow-GRPO: its repository has no code. LOOP, VGPO, AC-Flow: no public code was found.
 - The repositories of SAGE-GRPO and G²RPO could be read, but not cloned. Their numbers come from statements that were
-  copied by hand for the question; G²RPO's completions have no numbers here.
+  copied by hand for the question.
 - How many updates a rollout has, and of which rows, is a setting of a run, and belongs to recipes.
 """
 

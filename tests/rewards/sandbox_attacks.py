@@ -15,10 +15,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SECONDS, MARGIN = 1.0, 10.0
+LEAVING_SECONDS = 15.0
 RIGHT = "def f(x):\n    return x * x"
 TESTS = (
     "assert f(2) == 4",
@@ -318,6 +320,18 @@ def descendants(of: int) -> list[int]:
     return found
 
 
+def when_ended(processes: Callable[[], list[int]], own: int) -> list[int]:
+    """Return the processes once only so many are left, or after a time in which any process can end.
+
+    A supervisor closes its socket before the kernel takes it from the list of processes. What an attempt leaves behind
+    stays for a minute.
+    """
+    until = time.monotonic() + LEAVING_SECONDS
+    while len(found := processes()) > own and time.monotonic() < until:
+        time.sleep(0.05)
+    return found
+
+
 def attack(absent: list[str]) -> dict:
     """Make all attempts, and report."""
     from flowgrpo.rewards.sandbox.sandbox import Limits, Sandbox
@@ -353,10 +367,12 @@ def attack(absent: list[str]) -> dict:
             job.result()
     launcher = sandbox._process.pid
     # The launcher is there, and with namespaces the first process of its namespace.
-    left = [*descendants(launcher), launcher]
-    report["damage"] += [f"{len(left)} processes are left"] * (len(left) != 1 + (not sandbox.walls()["namespaces"]))
+    own = 1 + (not sandbox.walls()["namespaces"])
+    left = when_ended(lambda: [*descendants(launcher), launcher], own)
+    report["damage"] += [f"{len(left)} processes are left"] * (len(left) != own)
     sandbox.close()
-    report["damage"] += [f"process {number} outlives" for number in left if os.path.exists(f"/proc/{number}")]
+    outlives = when_ended(lambda: [number for number in left if os.path.exists(f"/proc/{number}")], 0)
+    report["damage"] += [f"process {number} outlives" for number in outlives]
     report["damage"] += outside.damage()
     report["attempts"] = len(ATTACKS) + len(PROGRAMS)
     return report
