@@ -161,36 +161,52 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims."
+            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims, "
+            "race."
         ),
     ],
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A recipe (claims: claims, and recipes for a short run; by default all) and key=value overrides."
+            help="A recipe (claims: claims, and recipes for a short run; race: recipes; by default all) and key=value "
+            "overrides."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file for the figures; claims: folder of the report.")] = None,
-    seeds: Annotated[str, typer.Option(help="claims: the seeds that every claim gets.")] = "0,1,2",
-    scale: Annotated[float, typer.Option(help="claims: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
-    results: Annotated[Path, typer.Option(help="claims: folder of result files and runs.")] = Path("runs/claims"),
-    any_code: Annotated[bool, typer.Option(help="claims: also use results of older code, for equal recipes.")] = False,
-    budget: Annotated[float, typer.Option(help="claims: hours after which no further run begins.")] = 1.0,
-    report_only: Annotated[bool, typer.Option(help="claims: measure nothing.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file for the figures; claims, race: folder of the report.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="claims, race: the seeds of the runs.")] = "0,1,2",
+    scale: Annotated[float, typer.Option(help="claims, race: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="claims, race: folder of result files and runs; runs/claims or runs/race by default."),
+    ] = None,
+    any_code: Annotated[
+        bool, typer.Option(help="claims, race: also use results of older code, for equal recipes.")
+    ] = False,
+    budget: Annotated[float, typer.Option(help="claims, race: hours after which no further run begins.")] = 1.0,
+    report_only: Annotated[bool, typer.Option(help="claims, race: measure nothing.")] = False,
 ) -> None:
-    """Measure a claim of the documentation again; `claims` measures all claims of papers that have no result yet."""
+    """Measure a claim of the documentation again.
+
+    `claims` measures the claims of papers that have no result yet, and `race` makes the runs of the race that are
+    missing.
+    """
     import json
     import tempfile
 
     from ..configs.load import load_image_recipe, load_recipe
 
-    if name == "claims":
+    if name in ("claims", "race"):
         from ..bench.claims.gather import claims, settings_of
+        from ..bench.race.race_report import race
 
+        results = results or Path("runs") / name
         output_folder(results)
         output_folder(out)
         settings, methods = settings_of(results, words or [], seeds, scale, any_code, budget)
-        return claims(settings, methods, out or results / "report", say, report_only)
+        measure = claims if name == "claims" else race
+        return measure(settings, methods, out or results / "report", say, report_only)
     output_file(out)
     from ..bench.kills import kills
     from ..bench.measures import MEASUREMENTS
@@ -213,7 +229,7 @@ def bench(
             figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(
-            f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims'])}"
+            f"no measurement {name!r}; use one of {', '.join([*measurements, *TEXT_MEASUREMENTS, 'claims', 'race'])}"
         )
     if out is not None:
         from ..training.folder.run_folder import write_text

@@ -111,33 +111,47 @@ def find_run(settings: Settings, job: Job, seed: int) -> Result | None:
 
 
 def measure_run(settings: Settings, job: Job, seed: int, report: Report) -> bool:
+    """Make the result of one run of a claim, see `make_run`."""
+    recipe = recipe_of(job, seed, settings)
+    head = {"kind": "run", "label": job.label, "method": job.method, "seed": seed}
+    head |= {"overrides": [*job.overrides, *settings.overrides], "trained_on": trained_on(recipe)}
+    return make_run(settings, f"{job.label}-seed{seed}", f"{job.label}, seed {seed}", recipe, head, report)
+
+
+def make_run(
+    settings: Settings, prefix: str, name: str, recipe: Recipe, head: Mapping[str, Any], report: Report
+) -> bool:
     """Make the result of one run; an interrupted run goes on from where it stopped.
 
     A gradient that is not finite ends a run; the result then says so.
 
+    Args:
+        settings: where the result belongs.
+        prefix: the beginning of the name of the result file.
+        name: the run in the lines of progress.
+        recipe: what to run.
+        head: further values of the result.
+        report: called with lines of progress.
+
     Returns:
         Whether there is a result now. If another process is making the run, nothing is done.
     """
-    recipe = recipe_of(job, seed, settings)
     key = key_of([recipe])
-    name = f"{job.label}-seed{seed}-{key}"
-    folder = settings.results / "runs" / name
-    with claimed(folder.with_name(f"{name}.lock")) as mine:
+    folder = settings.results / "runs" / f"{prefix}-{key}"
+    with claimed(folder.with_name(f"{folder.name}.lock")) as mine:
         if not mine:
-            report(f"{job.label}, seed {seed}: another process is making this run")
+            report(f"{name}: another process is making this run")
             return False
-        if find_run(settings, job, seed) is not None:
+        if find(settings, prefix, [recipe]) is not None:
             return True
-        head = {"kind": "run", "label": job.label, "method": job.method, "seed": seed, "key": key}
-        head |= {"overrides": [*job.overrides, *settings.overrides], "recipes": [dump_recipe(recipe)]}
-        head["trained_on"] = trained_on(recipe)
         try:
-            _train(recipe, folder, f"{job.label}, seed {seed}", report)
+            _train(recipe, folder, name, report)
             figures = summary(folder, recipe)
         except FloatingPointError as error:
             figures = {"failed": str(error)}
-            report(f"{job.label}, seed {seed}: {error}")
-        write_result(settings.results / f"{name}.json", head | provenance() | figures)
+            report(f"{name}: {error}")
+        whole = {**head, "key": key, "recipes": [dump_recipe(recipe)], **provenance(), **figures}
+        write_result(settings.results / f"{folder.name}.json", whole)
     gc.collect()
     return True
 

@@ -1,0 +1,211 @@
+"""The report on the race: compute and seconds to a gain, as a page, as JSON, and as a figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...configs.load import recipe_names
+from ...training.folder.run_folder import write_text
+from ..claims.claim_tables import grid
+from ..claims.intervals import Interval
+from ..claims.line_charts import Panel, Series, draw
+from ..claims.report import machines, plain
+from ..claims.results import Result, Settings, stamp
+from ..claims.trainings import Report
+from .race_runs import COMPUTE, DEFAULT, RACERS, RATES, SCORE, Standing, gain_at_end, measure_race, standing
+
+GAINS = (0.05, 0.10)
+AXES = {"compute": "states, with gradients × 3", "seconds": "seconds of training"}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Where the runs of a recipe reach a gain.
+
+    Attributes:
+        reached: number of runs that reach it.
+        runs: number of runs.
+        places: geometric mean of the places with its 95 % interval; None unless every run reaches the gain.
+        least: the mean of the places, with the end of a run in place of what the run does not reach: a lower bound.
+    """
+
+    reached: int
+    runs: int
+    places: Interval | None
+    least: float
+
+    def text(self) -> str:
+        """The cell of a table."""
+        if not self.runs:
+            return "–"
+        if self.places is None:
+            return f"over {_short(self.least)} ({self.reached} of {self.runs} reach it)"
+        if self.runs == 1:
+            return f"{_short(self.places.mean)} (one run)"
+        return f"{_short(self.places.mean)} [{_short(self.places.low)}, {_short(self.places.high)}]"
+
+
+def first_place(run: Result, axis: str, gain: float) -> float | None:
+    """The first place on an axis from which two evaluations in a row, or the last one, show a gain; None if never.
+
+    A single evaluation would often show a gain too early, because there are many of them and each has an error.
+    """
+    places, scores = run["evaluation"][axis], run["evaluation"][SCORE]
+    above = [score - scores[0] >= gain for score in scores]
+    for k, (here, there) in enumerate(zip(above, [*above[1:], True])):
+        if here and there:
+            share = (gain - (scores[k - 1] - scores[0])) / (scores[k] - scores[k - 1])
+            return float(places[k - 1] + share * (places[k] - places[k - 1]))
+    return None
+
+
+def reach(runs: Sequence[Result], axis: str, gain: float) -> Reach:
+    """Where runs reach a gain on an axis."""
+    found = [first_place(run, axis, gain) for run in runs]
+    known = [place for place in found if place is not None]
+    ends = [run["evaluation"][axis][-1] if place is None else place for run, place in zip(runs, found)]
+    least = statistics.fmean(ends) if ends else math.nan
+    if not known or len(known) < len(found):
+        return Reach(len(known), len(found), None, least)
+    logs = Interval.of(map(math.log, known))
+    low, high = (math.exp(v) if math.isfinite(v) else math.nan for v in (logs.low, logs.high))
+    return Reach(len(known), len(found), Interval(math.exp(logs.mean), low, high, len(known)), least)
+
+
+def race(settings: Settings, names: Sequence[str], out: Path, report: Report, only_report: bool = False) -> None:
+    """Make the runs that are missing, and write the report.
+
+    Args:
+        settings: settings of the race.
+        names: the recipes that run; those of `RACERS` if empty.
+        out: folder of the report.
+        report: called with lines of progress.
+        only_report: make no run.
+
+    Raises:
+        ValueError: a name is not a recipe for images.
+    """
+    known = recipe_names("images")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no recipe {name!r} for the race; use {', '.join(known)}")
+    methods = list(dict.fromkeys(names)) or list(RACERS)
+    if not only_report:
+        settings.results.mkdir(parents=True, exist_ok=True)
+        measure_race(settings, methods, report)
+    report(f"report: {write_race(settings, [standing(settings, method) for method in methods], out)}")
+
+
+def write_race(settings: Settings, standings: Sequence[Standing], out: Path) -> Path:
+    """Write `race.md`, `race.json` and `race.svg` into a folder; returns the page."""
+    out.mkdir(parents=True, exist_ok=True)
+    used = [run for one in standings for run in one.runs.values()]
+    data = {
+        "command": command(settings),
+        "package": asdict(stamp()),
+        "hardware": machines(used),
+        "recipes": {one.method: figures(one) for one in standings},
+        "other_code": sorted(run["file"] for run in used if run.get("other_code")),
+    }
+    text = json.dumps(plain(data), indent=1, allow_nan=False, ensure_ascii=False)
+    write_text(out / "race.json", text + "\n")
+    write_text(out / "race.svg", figure(standings))
+    write_text(out / "race.md", page(settings, standings, machines(used)))
+    return out / "race.md"
+
+
+def figures(standing: Standing) -> dict[str, Any]:
+    """The numbers of one recipe."""
+    runs = list(standing.runs.values())
+    found: dict[str, Any] = {"rate": standing.rate, "choices": standing.choices, "seeds": sorted(standing.runs)}
+    found["failed"] = list(standing.failed)
+    if runs:
+        found["gain"] = Interval.of(map(gain_at_end, runs))
+        found["reach"] = {
+            axis: {f"{gain:g}": asdict(reach(runs, axis, gain)) for gain in GAINS} for axis in AXES
+        }  # fmt: skip
+        found["curves"] = {
+            seed: {k: run["evaluation"][k] for k in (*AXES, SCORE)} for seed, run in standing.runs.items()
+        }
+    return found
+
+
+def figure(standings: Sequence[Standing]) -> str:
+    """Gain over compute and over seconds: the mean of the seeds, up to the end of the shortest run."""
+    panels = []
+    for axis, label in AXES.items():
+        lines = [Series(one.method, *mean_gain(list(one.runs.values()), axis)) for one in standings if one.runs]
+        panels.append(Panel(f"gain of {SCORE} on the test prompts", label, lines))
+    return draw("The race: what a recipe learns from the same compute", panels)
+
+
+def mean_gain(runs: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
+    """Places on an axis, and the mean gain of runs there."""
+    curves = [
+        (run["evaluation"][axis], np.subtract(run["evaluation"][SCORE], run["evaluation"][SCORE][0])) for run in runs
+    ]
+    end = min(places[-1] for places, _ in curves)
+    grid_of = [place for place in curves[0][0] if place < end] + [end]
+    return grid_of, [float(np.mean([np.interp(place, x, y) for x, y in curves])) for place in grid_of]
+
+
+def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[str]) -> str:
+    """The page as Markdown."""
+    head = ["recipe", "learning rate", "seeds", "gain at the end"]
+    head += [f"{name} to +{gain:.2f}" for gain in GAINS for name in ("states", "seconds")]
+    rows = []
+    for one in standings:
+        runs = list(one.runs.values())
+        rate = "as it is" if one.method == DEFAULT else "–" if one.rate is None else f"{one.rate:g}"
+        seeds = ", ".join(map(str, sorted(one.runs))) or "–"
+        seeds += f"; failed: {', '.join(map(str, one.failed))}" * bool(one.failed)
+        cells = [reach(runs, axis, gain).text() for gain in GAINS for axis in AXES]
+        rows.append(
+            [f"`{one.method}`", rate, seeds, Interval.of(map(gain_at_end, runs)).text() if runs else "–", *cells]
+        )
+    parts = [
+        "# The race",
+        "![Gain over states and over seconds, for each recipe](race.svg)",
+        grid(head, rows),
+        "## How it is measured",
+        _how(settings, hardware),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _how(settings: Settings, hardware: Sequence[str]) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in RATES)
+    lines = [
+        f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states. A state with gradients counts as three. "
+        "The recipe's own schedule stretches over the run. Its learning rate is the best of "
+        f"{rates} on the held-out prompts, in runs of a quarter of the compute and of another seed. "
+        "The default runs as it is, so its run may be shorter.",
+        f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
+        "seconds. A gain is reached at the first of two evaluations in a row that show it. A cell has the geometric "
+        "mean of the seeds, with its 95 % interval. Some runs never reach the gain; then the cell has a lower bound: "
+        "the mean, with the ends of these runs in place of what is not known.",
+        f"Measured with `{command(settings)}`." + "".join(f" {machine}." for machine in hardware),
+    ]
+    return "\n\n".join(lines)
+
+
+def command(settings: Settings) -> str:
+    """The command line that makes this report."""
+    words = ["flowgrpo", "bench", "race", *settings.overrides, "--seeds", ",".join(map(str, settings.seeds))]
+    words += ["--scale", f"{settings.scale:g}", "--budget", f"{settings.budget:g}"]
+    return shlex.join(words + ["--any-code"] * settings.any_code)
+
+
+def _short(value: float) -> str:
+    if not math.isfinite(value):
+        return "?"
+    return f"{value / 1000:,.1f}k" if value >= 1000 else f"{value:.0f}"

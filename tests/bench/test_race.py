@@ -1,0 +1,216 @@
+"""The race: which runs it asks for, how a learning rate is chosen, and where a gain is reached."""
+
+import dataclasses
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flowgrpo.bench.claims.results import Settings, key_of, write_result
+from flowgrpo.bench.race import race_runs
+from flowgrpo.bench.race.race_report import first_place, mean_gain, race, reach, write_race
+from flowgrpo.bench.race.race_runs import (
+    CHOOSING_SEED,
+    COMPUTE,
+    DEFAULT,
+    GRADIENT_UNITS,
+    RACERS,
+    RATES,
+    SHORT,
+    Entry,
+    compute_of,
+    find_entry,
+    late_score,
+    missing,
+    race_recipe,
+    standing,
+)
+from flowgrpo.cli.app import app
+from flowgrpo.configs.load import dump_recipe, load_image_recipe
+from tests.bench.made_results import HARDWARE, made
+
+Result = dict[str, Any]
+CHOSEN = RATES[1]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(tmp_path / "results", (0, 1), any_code=True)
+
+
+def run(scores: list[float], **changed: Any) -> Result:
+    return made("awm", scores, **changed)
+
+
+def store(settings: Settings, entry: Entry, scores: list[float], **changed: Any) -> None:
+    """Write a made result where the race looks for the run of an entry."""
+    recipe = race_recipe(entry, settings)
+    result = run(scores, recipes=[dump_recipe(recipe)], seed=entry.seed, **changed)
+    settings.results.mkdir(parents=True, exist_ok=True)
+    write_result(settings.results / f"{entry.prefix}-{key_of([recipe])}.json", result)
+
+
+def choose(settings: Settings, method: str = "awm", best: float = CHOSEN) -> None:
+    for rate in RATES:
+        store(settings, Entry(method, rate, CHOOSING_SEED, True), [0.4, 0.4, 0.5 if rate == best else 0.45])
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [name for name in RACERS if name != DEFAULT])
+def test_every_recipe_gets_the_same_compute(method: str, settings: Settings) -> None:
+    for choosing, share in ((False, 1.0), (True, SHORT)):
+        recipe = race_recipe(Entry(method, CHOSEN, 0, choosing), settings)
+        one = compute_of(load_image_recipe(method))
+        assert recipe.run.iterations * one == pytest.approx(share * COMPUTE, abs=one)
+        assert recipe.optimizer.learning_rate == CHOSEN
+        assert recipe.data.heldout == ("scenes:heldout" if choosing else "scenes:test")
+
+
+def test_the_default_runs_as_it_is(settings: Settings) -> None:
+    own, raced = load_image_recipe(DEFAULT), race_recipe(Entry(DEFAULT, None, 1), settings)
+    assert raced.run.iterations == own.run.iterations
+    assert (raced.optimizer, raced.objective, raced.rollout) == (own.optimizer, own.objective, own.rollout)
+    assert raced.run.seed == 1
+
+
+def test_compute_counts_gradients_three_times() -> None:
+    recipe = load_image_recipe("diffusion_nft")
+    images = recipe.rollout.prompts * recipe.rollout.group
+    assert compute_of(recipe) == images * (recipe.sampler.steps + GRADIENT_UNITS * recipe.objective.get("times"))
+
+
+# -- the order of the runs ---------------------------------------------------------------------------------------------
+
+
+def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: Settings) -> None:
+    first = list(missing(settings, [DEFAULT, "awm"]))
+    assert [(e.method, e.rate, e.choosing) for e in first] == [
+        *(("awm", rate, True) for rate in RATES), (DEFAULT, None, False), (DEFAULT, None, False),
+    ]  # fmt: skip
+    choose(settings)
+    later = list(missing(settings, [DEFAULT, "awm"]))
+    assert [(e.method, e.rate, e.seed) for e in later] == [
+        (DEFAULT, None, 0), ("awm", CHOSEN, 0), (DEFAULT, None, 1), ("awm", CHOSEN, 1),
+    ]  # fmt: skip
+    for entry in later:
+        store(settings, entry, [0.4, 0.5])
+    assert not list(missing(settings, [DEFAULT, "awm"]))
+
+
+def test_the_rate_with_the_best_late_score_is_chosen(settings: Settings) -> None:
+    choose(settings, best=RATES[2])
+    assert standing(settings, "awm").rate == RATES[2]
+    assert late_score(run([0.4, 0.4, 0.5])) == pytest.approx(0.45)
+    # What a run has in its first half does not count.
+    assert late_score(run([0.9, 0.4, 0.5])) == pytest.approx(0.45)
+
+
+def test_a_rate_that_fails_is_not_chosen(settings: Settings) -> None:
+    choose(settings)
+    store(settings, Entry("awm", CHOSEN, CHOOSING_SEED, True), [0.4, 0.4], failed="a gradient is not finite")
+    found = standing(settings, "awm")
+    assert found.rate in RATES
+    assert found.rate != CHOSEN
+    assert found.choices[CHOSEN] is None
+
+
+def test_a_run_that_fails_is_not_made_again(settings: Settings) -> None:
+    choose(settings)
+    store(settings, Entry("awm", CHOSEN, 0), [0.4, 0.4], failed="a gradient is not finite")
+    found = standing(settings, "awm")
+    assert (found.runs, found.failed) == ({}, [0])
+    assert [entry.seed for entry in missing(settings, ["awm"])] == [1]
+
+
+def test_no_run_begins_after_the_budget(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race_runs, "measure_entry", lambda *_: pytest.fail("a run began"))
+    said: list[str] = []
+    race_runs.measure_race(dataclasses.replace(settings, budget=0.0), ["awm"], said.append)
+    assert "the budget of 0 h is spent" in said[0]
+    assert f"awm, learning rate {RATES[0]:g}, a short run" in said[0]
+
+
+# -- where a gain is reached -------------------------------------------------------------------------------------------
+
+
+def test_a_gain_needs_two_evaluations_in_a_row() -> None:
+    assert first_place(run([0.4, 0.46, 0.42, 0.48, 0.47]), "iteration", 0.05) == pytest.approx(20 + 10 * 0.03 / 0.06)
+    assert first_place(run([0.4, 0.46, 0.42, 0.43, 0.44]), "iteration", 0.05) is None
+    # The last evaluation has no other one after it.
+    assert first_place(run([0.4, 0.42, 0.46]), "compute", 0.05) == pytest.approx(1000 + 1000 * 0.03 / 0.04)
+    assert first_place(run([0.4, 0.4]), "compute", 0.05) is None
+
+
+def test_a_gain_that_some_runs_miss_has_a_lower_bound() -> None:
+    reaches, misses = run([0.25, 0.375, 0.375]), run([0.25, 0.25, 0.25])
+    both = reach([reaches, reaches], "compute", 0.125)
+    assert both.places is not None
+    assert both.places.mean == pytest.approx(1000)
+    one = reach([reaches, misses], "compute", 0.125)
+    assert (one.reached, one.runs, one.places, one.least) == (1, 2, None, 1500)
+    assert one.text() == "over 1.5k (1 of 2 reach it)"
+    assert reach([reaches], "seconds", 0.125).text() == "10 (one run)"
+    assert reach([], "seconds", 0.125).text() == "–"
+
+
+def test_the_interval_of_places_is_of_their_logarithms() -> None:
+    early, late = run([0.25, 0.375, 0.375]), run([0.25, 0.25, 0.25, 0.25, 0.375])
+    found = reach([early, late], "iteration", 0.125).places
+    assert found is not None
+    assert found.mean == pytest.approx(math.sqrt(10 * 40))
+    assert found.low * found.high == pytest.approx(found.mean**2)
+
+
+def test_the_mean_curve_ends_with_the_shortest_run() -> None:
+    places, gains = mean_gain([run([0.4, 0.5, 0.6]), run([0.3, 0.3])], "iteration")
+    assert places == [0, 10]
+    assert gains == pytest.approx([0, 0.05])
+
+
+# -- the report and real runs ------------------------------------------------------------------------------------------
+
+
+def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None:
+    choose(settings)
+    for seed, scores in enumerate(([0.4, 0.5, 0.55], [0.4, 0.45, 0.52])):
+        store(settings, Entry("awm", CHOSEN, seed), scores)
+    page = write_race(settings, [standing(settings, name) for name in (DEFAULT, "awm")], tmp_path)
+    row = next(line for line in page.read_text().splitlines() if line.startswith("| `awm`"))
+    assert "| 0.0006 | 0, 1 | +0.135 [" in row
+    assert "| `default` | as it is | – | – | – | – | – | – |" in page.read_text()
+    figures = json.loads((tmp_path / "race.json").read_text())["recipes"]["awm"]
+    assert figures["curves"]["0"]["gold"] == [0.4, 0.5, 0.55]
+    assert figures["reach"]["compute"]["0.1"]["reached"] == 2
+    ElementTree.fromstring((tmp_path / "race.svg").read_text())
+
+
+def test_a_tiny_race_is_run_and_not_run_again(random_pipeline: Path, tmp_path: Path) -> None:
+    words = (
+        f"model.path={random_pipeline}", "sampler.steps=4", "rollout={prompts: 2, group: 3, batch: 6}",
+        "rewards=[{name: jpeg_compressibility}]", "evaluate.prompts=2",
+    )  # fmt: skip
+    settings = Settings(tmp_path / "results", (0,), 1e-6, words)
+    said: list[str] = []
+    race(settings, ["diffusion_nft"], tmp_path / "report", said.append)
+    found = standing(settings, "diffusion_nft")
+    assert set(found.choices) == set(RATES)
+    result = find_entry(settings, Entry("diffusion_nft", found.rate, 0))
+    assert result is not None
+    assert result["hardware"].keys() == HARDWARE.keys()
+    assert result["evaluation"]["compute"][-1] > 0
+    assert result["evaluation"]["iteration"] == [0, 1, 2]
+    said.clear()
+    race(settings, ["diffusion_nft"], tmp_path / "report", said.append)
+    assert said[0] == "every run of the race has a result"
+
+
+def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(app, ["bench", "race", "awn", "--results", str(tmp_path / "results")])
+    assert outcome.exit_code
+    assert "no recipe 'awn' for the race; use" in str(outcome.exception) + outcome.output
