@@ -59,7 +59,9 @@ METHODS = (
         (kernels.dance_sde, selection.select),
     ),
     Method(
-        "MixGRPO and Flash", "2507.21802", ("mixgrpo", "mixgrpo_guard", "mixgrpo_flash", "mixgrpo_flash_star"),
+        "MixGRPO and Flash", "2507.21802", (
+            "mixgrpo", "mixgrpo_guard", "mixgrpo_flash", "mixgrpo_flash_star", "mixgrpo_flash_guard",
+        ),
         "Windows are never empty. The released progressive window is empty for a whole interval when it reaches the "
         "end. When a window has reached the end, it starts over, as in the release; the paper's Algorithm 1 stops. "
         "Windows are drawn once for all ranks. An update has whole groups; a released update has three of the twelve "
@@ -164,11 +166,13 @@ METHODS = (
         (critic.Critic.guide,),
     ),
     Method(
-        "DiffusionNFT", "2509.16117", ("diffusion_nft",),
+        "DiffusionNFT", "2509.16117", ("diffusion_nft", "default"),
         "The noise levels are the rollout's; the published form has all but the last, and the released code leaves out "
         "a random one of ten for each image. The embedded form draws three levels and one noise for a prompt, which "
         "lowers the variance of the gradient: 1.2 times its squared mean, and 1.7 times with noise for each image. The "
-        "published form draws noise for each image (`objective.noise: image`).",
+        "published form draws noise for each image (`objective.noise: image`). The recipe `default` is "
+        "another form: its old policy lags behind by several updates, and it trains the best and the worst images "
+        "only, at the noisier levels of short rollouts.",
         (forward.diffusion_nft,), ("diffusion-nft",),
     ),
     Method(
@@ -314,7 +318,7 @@ def page() -> str:
     """
     found = json.loads(CLAIMS.read_text(encoding="utf-8")) if CLAIMS.is_file() else {}
     listed = {name for method in METHODS for name in method.recipes}
-    missing = sorted(set(recipe_names("images")) - listed - {"default"})
+    missing = sorted(set(recipe_names("images")) - listed)
     if missing:
         raise ValueError(f"no entry for {', '.join(missing)}; add one to METHODS")
     entries = "\n".join(entry(method, found) for method in METHODS)

@@ -34,7 +34,7 @@ from flowgrpo.training.text.answer_objective import tried
 
 ROWS = Path(__file__).resolve().with_name("methods.yaml")
 PACKAGE = Path(flowgrpo.__file__).parent
-BASES = {"images": "default", "text": "text"}
+BASES = {"images": "mixgrpo_flash_guard", "text": "text"}
 NEEDS = {
     "recipe": ("lines or recipes", ("library", "reward")),
     "library": ("library", ("lines", "recipes", "reward")),
@@ -52,7 +52,8 @@ The state of a row says how to use the method:
 - **recipe**: a recipe of the package or lines of a recipe choose the method. `a.b: c` is the key `b` in the section
   `a` of a file. On the command line it is `a.b=c`, as in `flowgrpo train text advantage=beta`. Lines after "Images:"
   serve images only, lines after "Text:" serve text only, and other lines serve both. A test checks all lines on the
-  recipes `default` (images) and `text`. If a line chooses another part, the options of the previous part are dropped.
+  recipes `mixgrpo_flash_guard` (images) and `text`. If a line chooses another part, the options of the previous part
+  are dropped.
 - **reward**: a reward of that name is the method. The row gives the lines that put it in a recipe.
 - **library**: a function of `flowgrpo` is the method, for code of your own. No recipe reaches it.
 - **not yet**: the method is not here. The row says what is missing.

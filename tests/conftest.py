@@ -164,4 +164,4 @@ def small(random_pipeline: Path) -> list[str]:
 
 @pytest.fixture
 def recipe(small: list[str]) -> Recipe:
-    return load_recipe("default", small)
+    return load_recipe("mixgrpo_flash_guard", small)

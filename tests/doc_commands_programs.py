@@ -299,7 +299,7 @@ def _load_yaml(reader: Reader, example: Example) -> None:
     file = reader.home / "example.yaml"
     whole = "base" in data or ("rewards" in data and "task" in data) or example.file is not None
     faults = []
-    for base in ("",) if whole else ("base: default\n", "base: text\n"):
+    for base in ("",) if whole else ("base: mixgrpo_flash_guard\n", "base: text\n"):
         file.write_text(base + example.text, encoding="utf-8")
         try:
             load_recipe(file)

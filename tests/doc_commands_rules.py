@@ -105,7 +105,7 @@ def put_recipe(reader: Reader, source: str, example: Example) -> None:
     named = re.compile(rf"^name: {re.escape(file.stem)}$", re.MULTILINE)
     shown = [other.text for other in examples(example.page) if other.kind == "yaml" and named.search(other.text)]
     if file.stem == "mine":
-        shown.append("base: default\nname: mine\n")
+        shown.append("base: mixgrpo_flash_guard\nname: mine\n")
     if not shown:
         raise NoRule(f"no page shows {source}")
     file.write_text(shown[0], encoding="utf-8")

@@ -224,9 +224,9 @@ def test_only_the_module_of_shards_imports_what_shards_need_when_it_is_loaded():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["default", "text"])
+@pytest.mark.parametrize("name", ["mixgrpo_flash_guard", "text"])
 def test_a_run_without_shards_loads_no_module_of_shards_and_none_of_diffusers_for_training(name: str, request):
-    small = request.getfixturevalue("small" if name == "default" else "small_text")
+    small = request.getfixturevalue("small" if name == "mixgrpo_flash_guard" else "small_text")
     # transformers itself imports FSDP from some version on, so the module of ours that needs FSDP is looked for.
     code = (
         "import sys\n"

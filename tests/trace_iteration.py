@@ -51,7 +51,7 @@ def traced(recipe: str, folder: Path, words: list[str]) -> dict[str, dict[str, i
 def main() -> None:
     """Print the numbers of each recipe, and with `--list` every file with its functions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipes", nargs="*", default=["default", "text"])
+    parser.add_argument("recipes", nargs="*", default=["mixgrpo_flash_guard", "text"])
     parser.add_argument("--list", action="store_true", help="name every function, with how often it is called")
     parser.add_argument("--set", nargs="*", default=[], help="overrides of the recipes, such as run.seed=1")
     given = parser.parse_args()

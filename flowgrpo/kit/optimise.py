@@ -61,7 +61,7 @@ class Change:
 
 
 def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> AnyRecipe:
-    """The default recipe of a task, made short: a small rollout, one reward, evaluated before and after.
+    """A recipe of the task, made short: a small rollout, one reward, evaluated before and after.
 
     Args:
         spec: the reward.
@@ -101,7 +101,7 @@ def short_recipe(spec: RewardSpec, task: str, iterations: int, label: str) -> An
     else:
         overrides |= {"evaluate.prompts": 100}
     words = [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
-    return load_recipe("default" if task == "images" else "text", words)
+    return load_recipe("mixgrpo_flash_guard" if task == "images" else "text", words)
 
 
 def optimise(spec: RewardSpec, task: str, label: str, iterations: int, folder: Path, reporter: Reporter) -> RunFolder:

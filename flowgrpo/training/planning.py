@@ -13,7 +13,7 @@ from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.plugins import told
-from ..parts.traits import trained
+from ..parts.traits import saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -160,9 +160,17 @@ def nfe_of(recipe: Recipe, expected: Forecast) -> Nfe:
     theta, shared = total("trained_edges") / images, total("trained_states") / images
     if trained(recipe) == "images":
         levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
-        theta = shared = min(recipe.objective.get("times") or levels, levels)
+        theta = shared = min(recipe.objective.get("times") or levels, levels) * kept_share(recipe)
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
+
+
+def kept_share(recipe: Recipe) -> float:
+    """Share of the images that a loss of the forward process evaluates, at most; see `ForwardObjective.batches`."""
+    if recipe.optimizer.updates * recipe.optimizer.epochs > 1 or saying(recipe, "whole_groups"):
+        return 1.0
+    kept = [choice.get("keep") for choice in recipe.select if choice.get("among") != "split"]
+    return min([1.0, *(keep / recipe.rollout.group for keep in kept if keep)])
 
 
 def anchored_share(recipe: Recipe) -> float:

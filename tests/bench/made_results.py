@@ -20,7 +20,7 @@ def made(label: str, score: list[float], seed: int = 0, **changed: Any) -> Resul
     marks |= {PAINT: score, DENSE: score, "gold": score, "proxy": [s / 2 for s in score], "seconds": places}
     result: Result = {
         "kind": "run", "label": label, "method": label, "seed": seed, "key": "0", "file": f"{label}-{seed}",
-        "recipes": [dump_recipe(load_recipe("default"))], "trained_on": "paint",
+        "recipes": [dump_recipe(load_recipe("mixgrpo_flash_guard"))], "trained_on": "paint",
         "version": "0", "code": "0", "data": "0", "hardware": HARDWARE,
         "iterations": count, "images": 96, "curves": {"grad_norm": [1.0]}, "evaluation": marks,
         "steps": steps, "totals": {"evaluations": 10 * count, "compute": 100 * count, "seconds": 2.0 * count},

@@ -87,7 +87,9 @@ def test_a_result_holds_what_was_spent_and_found(measured: Settings) -> None:
     result = find_run(measured, FLOW, 0)
     assert result is not None
     recipe = recipe_of(FLOW, 0, measured)
-    counts = planner(recipe, load_recipe("default").sampler.sigmas or (1.0, 0.75, 0.5, 0.25, 0.0))(0).counts()
+    counts = planner(recipe, load_recipe("mixgrpo_flash_guard").sampler.sigmas or (1.0, 0.75, 0.5, 0.25, 0.0))(
+        0
+    ).counts()
     curves, marks = result["curves"], result["evaluation"]
     assert curves["iteration"] == [0, 1, 2, 3]
     # 2 prompts, and nothing but the states of the plan and the reference: no evaluation, no check of the pipeline.
@@ -259,9 +261,9 @@ def test_every_recipe_is_read_back_from_its_result() -> None:
 
 
 def test_what_a_recipe_is_trained_on() -> None:
-    assert trained_on(load_recipe("default")) == "gold_dense"
+    assert trained_on(load_recipe("mixgrpo_flash_guard")) == "gold_dense"
     judged = "rewards=[{name: win_rate, options: {judge: proxy}}, {name: jpeg_compressibility}]"
-    assert trained_on(load_recipe("default", [judged])) == "win_rate by proxy, jpeg_compressibility"
+    assert trained_on(load_recipe("mixgrpo_flash_guard", [judged])) == "win_rate by proxy, jpeg_compressibility"
 
 
 # -- diversity and log-ratios ------------------------------------------------------------------------------------------

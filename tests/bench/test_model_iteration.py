@@ -103,4 +103,4 @@ def test_an_iteration_is_measured_by_the_command_with_no_prompt_or_reward_of_the
 
 def test_a_model_of_unknown_size_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="someone/else"):
-        iteration(load_image_recipe("default", ["model.path=someone/else"]), tmp_path / "run", print)
+        iteration(load_image_recipe("mixgrpo_flash_guard", ["model.path=someone/else"]), tmp_path / "run", print)

@@ -48,7 +48,9 @@ def test_a_recipe_is_measured_by_the_steps_that_it_trains(tmp_path: Path) -> Non
         "sampler.steps=4",
         "sampler.plan.window={name: progressive, size: 1}",
     ]
-    recipe = load_image_recipe("default", [*small, "sampler.plan.window.interval=3", "sampler.plan.window.stop=2"])
+    recipe = load_image_recipe(
+        "mixgrpo_flash_guard", [*small, "sampler.plan.window.interval=3", "sampler.plan.window.stop=2"]
+    )
     lines: list[str] = []
     found, again = (signal(recipe, tmp_path / name, lines.append, batches=7) for name in ("one", "two"))
     assert {steps: row["batches"] for steps, row in found["steps"].items()} == {"0": 4, "1": 3}
@@ -64,6 +66,6 @@ def test_a_recipe_is_measured_by_the_steps_that_it_trains(tmp_path: Path) -> Non
 def test_steps_with_too_few_batches_are_named_and_left_out(tmp_path: Path) -> None:
     small = ["rollout.prompts=1", "rollout.group=2", "sampler.steps=3", "sampler.plan.window={name: frozen, size: 1}"]
     lines: list[str] = []
-    found = signal(load_image_recipe("default", small), tmp_path / "run", lines.append, 2)
+    found = signal(load_image_recipe("mixgrpo_flash_guard", small), tmp_path / "run", lines.append, 2)
     assert found["steps"] == {}
     assert "too few" in lines[-1]

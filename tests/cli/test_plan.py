@@ -24,37 +24,39 @@ def test_yaml_is_the_whole_composed_recipe():
 
 
 def test_the_embedded_world_is_estimated_only_if_a_card_is_named():
-    assert "estimate" not in plan("default", *SMALL)
-    output = plan("default", "--gpu", "4090", "--gpus", "2", "--utilisation", "0.5", *SMALL)
+    assert "estimate" not in plan("mixgrpo_flash_guard", *SMALL)
+    output = plan("mixgrpo_flash_guard", "--gpu", "4090", "--gpus", "2", "--utilisation", "0.5", *SMALL)
     assert "estimate for 2 × RTX 4090, from shapes alone; rewards are not counted" in output
     assert "at an assumed 50% of 165.2 TFLOP/s" in output
     assert "4 iterations" in output
 
 
 def test_a_plan_in_chunks_has_the_same_counts():
-    whole, chunks = plan("default", *SMALL), plan("default", *SMALL, "rollout.chunk=2")
+    whole, chunks = plan("mixgrpo_flash_guard", *SMALL), plan("mixgrpo_flash_guard", *SMALL, "rollout.chunk=2")
     line = "sampled and decoded 2 prompts at a time; the lines below do not depend on it\n"
     assert line in chunks
     assert chunks.replace(line, "") == whole
 
 
 def test_what_waits_in_host_memory_is_a_row_of_the_estimate():
-    output = plan("default", "--gpu", "4090", *SMALL, "model.offload=[vae]", "rollout.store=host")
+    output = plan("mixgrpo_flash_guard", "--gpu", "4090", *SMALL, "model.offload=[vae]", "rollout.store=host")
     assert "VAE (in host memory)" in output
     assert "rollout states (in host memory)" in output
 
 
 def test_a_launch_with_shards_is_estimated_as_such():
-    output = plan("default", "--gpus", "4", "--sharding", "fsdp2", *SMALL, "model.train=full")
+    output = plan("mixgrpo_flash_guard", "--gpus", "4", "--sharding", "fsdp2", *SMALL, "model.train=full")
     assert "estimate for 4 × H100 SXM, full weights in shards by FSDP2, from shapes alone" in output
     assert "changes nothing" not in output
-    lora = plan("default", "--gpus", "4", "--sharding", "fsdp2", *SMALL)
+    lora = plan("mixgrpo_flash_guard", "--gpus", "4", "--sharding", "fsdp2", *SMALL)
     assert "note: fsdp2 changes nothing here: FSDP2 divides full weights, and each GPU has the whole LoRA" in lora
-    assert "note: zero2 changes nothing here: one GPU has everything" in plan("default", "--sharding", "zero2", *SMALL)
+    assert "note: zero2 changes nothing here: one GPU has everything" in plan(
+        "mixgrpo_flash_guard", "--sharding", "zero2", *SMALL
+    )
 
 
 def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
-    output = plan("default", "model.path=somebody/something", *SMALL)
+    output = plan("mixgrpo_flash_guard", "model.path=somebody/something", *SMALL)
     assert "per prompt, by window of trained steps:" in output
     assert "no estimate of memory and time: the shapes of 'somebody/something' are not known" in output
 
@@ -62,9 +64,9 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("default", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
-        (("default", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
-        (("default", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
+        (("mixgrpo_flash_guard", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
+        (("mixgrpo_flash_guard", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
+        (("mixgrpo_flash_guard", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
     ],
 )
 def test_impossible_machines_are_refused(words: tuple[str, ...], said: str):

@@ -62,7 +62,7 @@ def test_nothing_named_is_the_default_recipe():
 
 def test_overrides_reach_sections_lists_and_free_keys():
     recipe = load_recipe(
-        "default",
+        "mixgrpo_flash_guard",
         [
             "optimizer.learning_rate=1e-3",
             "rewards.0.weight=2",
@@ -201,19 +201,21 @@ def test_a_file_that_only_names_a_reward_is_a_whole_recipe(tmp_path: Path):
 
 
 def test_options_without_a_name_are_of_the_part_that_is_there() -> None:
-    window = load_recipe("default", ["sampler.plan.window={size: 2}"]).sampler.plan["window"]
+    window = load_recipe("mixgrpo_flash_guard", ["sampler.plan.window={size: 2}"]).sampler.plan["window"]
     assert (window.name, window["size"], window["stop"]) == ("progressive", 2, 4)
     with pytest.raises(RecipeError, match="window all has no option 'size'"):
         load_recipe("flow_grpo", ["sampler.plan.window={size: 2}"])
-    another = load_recipe("default", ["sampler.plan.window={name: frozen}"]).sampler.plan["window"]
+    another = load_recipe("mixgrpo_flash_guard", ["sampler.plan.window={name: frozen}"]).sampler.plan["window"]
     assert another.options == {"size": 4, "start": 0}
-    plan = load_recipe("default", ["sampler.plan={probe: null}"]).sampler.plan
+    plan = load_recipe("mixgrpo_flash_guard", ["sampler.plan={probe: null}"]).sampler.plan
     assert plan["flash_ratio"] == 0.7
 
 
 def test_a_recipe_changes_its_base_key_by_key(tmp_path: Path) -> None:
-    mine = written(tmp_path, "base: default\nname: mine\nsampler: {kernel: {eta: 0.9}}\noptimizer: {ema: null}\n")
-    recipe, base = load_recipe(mine), load_recipe("default")
+    mine = written(
+        tmp_path, "base: mixgrpo_flash_guard\nname: mine\nsampler: {kernel: {eta: 0.9}}\noptimizer: {ema: null}\n"
+    )
+    recipe, base = load_recipe(mine), load_recipe("mixgrpo_flash_guard")
     assert (recipe.name, recipe.sampler.kernel["eta"], recipe.optimizer.ema) == ("mine", 0.9, None)
     assert recipe.sampler.plan == base.sampler.plan
     assert recipe.rewards == base.rewards
@@ -221,7 +223,7 @@ def test_a_recipe_changes_its_base_key_by_key(tmp_path: Path) -> None:
 
 
 def test_the_published_section_is_a_layer_of_its_own(tmp_path: Path) -> None:
-    text = "base: default\nrollout: {group: 4}\npublished: {rollout: {group: 24}, sampler: {steps: 20}}\n"
+    text = "base: mixgrpo_flash_guard\nrollout: {group: 4}\npublished: {rollout: {group: 24}, sampler: {steps: 20}}\n"
     mine = written(tmp_path, text)
     assert (load_recipe(mine).rollout.group, load_recipe(mine).sampler.steps) == (4, 10)
     published = load_recipe(f"{mine}@published")
@@ -240,14 +242,16 @@ def test_bases_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
 
 def test_a_published_section_builds_on_that_of_another_recipe(tmp_path: Path) -> None:
     lower, upper = tmp_path / "lower.yaml", tmp_path / "upper.yaml"
-    lower.write_text("base: default\npublished: {rollout: {group: 24}, sampler: {steps: 20}, run: {iterations: 7}}\n")
-    upper.write_text(f"base: default\npublished: {{base: {lower}, sampler: {{steps: 25}}}}\n")
+    lower.write_text(
+        "base: mixgrpo_flash_guard\npublished: {rollout: {group: 24}, sampler: {steps: 20}, run: {iterations: 7}}\n"
+    )
+    upper.write_text(f"base: mixgrpo_flash_guard\npublished: {{base: {lower}, sampler: {{steps: 25}}}}\n")
     published = load_recipe(f"{upper}@published")
     assert (published.rollout.group, published.sampler.steps, published.run.iterations) == (24, 25, 7)
-    assert load_recipe(upper).rollout.group == load_recipe("default").rollout.group
-    upper.write_text(f"base: default\npublished: {{base: {upper}}}\n")
+    assert load_recipe(upper).rollout.group == load_recipe("mixgrpo_flash_guard").rollout.group
+    upper.write_text(f"base: mixgrpo_flash_guard\npublished: {{base: {upper}}}\n")
     with pytest.raises(RecipeError, match="leads back to itself"):
         load_recipe(f"{upper}@published")
-    upper.write_text("base: default\npublished: {base: default}\n")
+    upper.write_text("base: mixgrpo_flash_guard\npublished: {base: default}\n")
     with pytest.raises(RecipeError, match="default has no `published` section"):
         load_recipe(f"{upper}@published")

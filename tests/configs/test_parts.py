@@ -167,7 +167,7 @@ def test_the_order_in_which_parts_are_named_does_not_matter():
 
 def test_a_part_changes_the_published_settings_of_a_method():
     assert load_image_recipe("flow_grpo+ocr").model == load_image_recipe("flow_grpo@published").model
-    assert load_image_recipe("default+sd35_medium").rollout == load_image_recipe("default").rollout
+    assert load_image_recipe("default+sd35_medium").rollout == load_image_recipe("mixgrpo_flash_guard").rollout
 
 
 def test_overrides_do_not_reach_the_next_reading():

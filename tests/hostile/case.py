@@ -85,7 +85,7 @@ def _image_run(folder: Path) -> None:
 
     rows = [record(at, prompt, 5, at / 4) for at in (0, 2) for prompt in (0, 1)]
     write_run(folder / "run", rows, [{"iteration": 0, "loss": 1.0}, {"iteration": 1, "loss": 0.5}])
-    _write_config(folder, dump_recipe(load_recipe("default", ["run.iterations=2"])))
+    _write_config(folder, dump_recipe(load_recipe("mixgrpo_flash_guard", ["run.iterations=2"])))
 
 
 def _text_run(folder: Path) -> None:

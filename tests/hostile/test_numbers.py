@@ -46,7 +46,7 @@ def _numbers(annotation: Any, key: Key) -> Iterator[tuple[Key, type]]:
 
 KEYS = [
     (recipe, key, kind)
-    for recipe, model in (("default", Recipe), ("text", TextRecipe))
+    for recipe, model in (("mixgrpo_flash_guard", Recipe), ("text", TextRecipe))
     for key, kind in numbers(model)
 ]  # fmt: skip
 

@@ -124,7 +124,9 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     # Each prompt is encoded before the text encoders are released.
     few = folder.with_name("few.jsonl")
     few.write_text("".join(prompt_path("scenes:train").read_text().splitlines(keepends=True)[:4]))
-    recipe = load_recipe("default", [*small, jpeg, *strong, f"data.train={few}", f"model.train={request.param}"])
+    recipe = load_recipe(
+        "mixgrpo_flash_guard", [*small, jpeg, *strong, f"data.train={few}", f"model.train={request.param}"]
+    )
     start(recipe, folder).trainer(Silent()).train()
     return folder
 
@@ -215,7 +217,7 @@ def test_a_noise_that_is_none_of_the_runs_is_said_to_be_made_alone(finished: Pat
 
 
 def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path, small: list[str]) -> None:
-    recipe = load_recipe("default", small)
+    recipe = load_recipe("mixgrpo_flash_guard", small)
     (tmp_path / "config.yaml").write_text(dump_recipe(recipe))
     with pytest.raises(ValueError, match="no trained weights yet; finish it with `flowgrpo resume"):
         open_images(str(tmp_path), recipe)
@@ -234,7 +236,9 @@ def test_an_adapter_of_another_rank_is_refused(tmp_path: Path, monkeypatch: pyte
 def test_of_a_named_recipe_a_run_takes_what_is_scored_and_not_how_it_samples(tmp_path: Path, small: list[str]) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    own = load_recipe("default", [*small, "model.dtype=bfloat16", "rollout.batch=5", "model.call={guidance_scale: 3}"])
+    own = load_recipe(
+        "mixgrpo_flash_guard", [*small, "model.dtype=bfloat16", "rollout.batch=5", "model.call={guidance_scale: 3}"]
+    )
     (run / "config.yaml").write_text(dump_recipe(own))
     assert evaluation_recipe(str(run), None, []) == own
     named = evaluation_recipe(str(run), "flow_grpo", ["evaluate.prompts=7", "model.call.guidance_scale=4"])

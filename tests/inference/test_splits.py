@@ -65,7 +65,7 @@ def text_words(folder: Path, model: Path) -> list[str]:
 
 
 def test_embedded_worlds_have_test_prompts_beside_the_heldout_ones() -> None:
-    for recipe in (load_recipe("default"), load_recipe("text")):
+    for recipe in (load_recipe("mixgrpo_flash_guard"), load_recipe("text")):
         sources = [recipe.data.source(split) for split in ("train", "heldout", "test")]
         world = "scenes" if recipe.task == "images" else "arithmetic"
         assert sources == [f"{world}:train", f"{world}:heldout", f"{world}:test"]
@@ -86,8 +86,8 @@ def test_test_prompts_belong_to_the_world_of_the_heldout_ones() -> None:
 @pytest.mark.slow
 def test_images_of_each_split_are_scored(command: Command, random_pipeline: Path) -> None:
     words = (
-        "default", "evaluate={prompts: 4, steps: 2}", "rewards=[{name: jpeg_incompressibility}]", "rollout.batch=4",
-        "rollout.decode_batch=4",
+        "mixgrpo_flash_guard", "evaluate={prompts: 4, steps: 2}", "rewards=[{name: jpeg_incompressibility}]",
+        "rollout.batch=4", "rollout.decode_batch=4",
     )  # fmt: skip
     scores = {}
     for split in ("heldout", "test", "train"):
@@ -167,7 +167,7 @@ def test_a_run_of_text_never_opens_its_test_prompts(random_language_folder: Path
 
 @pytest.mark.slow
 def test_a_run_of_images_never_opens_its_test_prompts(small: list[str], tmp_path: Path) -> None:
-    recipe = load_recipe("default", [*small, "run.iterations=1"])
+    recipe = load_recipe("mixgrpo_flash_guard", [*small, "run.iterations=1"])
     assert recipe.data.source("test") == "scenes:test"
     with opened(prompt_path("scenes:test")) as seen:
         start(recipe, tmp_path / "run").trainer(Silent()).train()
@@ -190,7 +190,7 @@ def test_a_plan_checks_test_prompts_like_the_heldout_ones(command: Command) -> N
     assert "plain.txt: " in errors
     assert "answer" in errors
     Path("talk.jsonl").write_text('{"prompt": [{"role": "user", "content": "a"}], "include": []}\n')
-    status, _, errors = command("plan", "default", "data.test=talk.jsonl")
+    status, _, errors = command("plan", "mixgrpo_flash_guard", "data.test=talk.jsonl")
     assert status == 1
     assert "talk.jsonl, line 1: prompt 1 is a conversation" in errors
     assert "note: " not in command("plan", "text")[1].replace("note: one optimizer step", "")

@@ -164,7 +164,7 @@ def test_what_a_model_makes(random_language_folder: Path, finished: Path, tmp_pa
     assert [task_of(model) for model in found] == ["text"] * 4
     assert [task_of(model) for model in ("scenes", str(tmp_path), "some/model")] == ["images", "images", None]
     with pytest.raises(ValueError, match="makes text, but default is a recipe of images"):
-        evaluate_model("arithmetic", load_recipe("default"))
+        evaluate_model("arithmetic", load_recipe("mixgrpo_flash_guard"))
 
 
 def test_the_command_prints_completions_below_their_prompts(
@@ -217,7 +217,7 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
         (["sample", "1+1=", "--model", "arithmetic", "--base"], "is not a run"),
         (["sample", "a star", "--base"], "is not a run"),
         (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
-        (["evaluate", "scenes", "default", "--out", "held"], "completions of a recipe of text"),
+        (["evaluate", "scenes", "mixgrpo_flash_guard", "--out", "held"], "completions of a recipe of text"),
         (["evaluate", "some/model"], "it has no prompts and rewards for an evaluation; name a recipe"),
         (
             ["evaluate", "arithmetic", "data.heldout=null"],

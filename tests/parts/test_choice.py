@@ -172,7 +172,7 @@ def test_an_option_that_would_hide_the_name_is_refused(monkeypatch: pytest.Monke
 
 def test_choosing_another_part_drops_the_options_of_the_one_before(tmp_path: Path):
     base = tmp_path / "base.yaml"
-    base.write_text("base: default\nsampler: {kernel: {name: flow_sde, eta: 0.3}}\n")
+    base.write_text("base: mixgrpo_flash_guard\nsampler: {kernel: {name: flow_sde, eta: 0.3}}\n")
     assert load_recipe(base, ["sampler.kernel=cps"]).sampler.kernel["eta"] == 0.7
     assert load_recipe(base, ["sampler.kernel.name=cps"]).sampler.kernel["eta"] == 0.7
     assert load_recipe(base, ["sampler.kernel.eta=0.4"]).sampler.kernel.options == {"eta": 0.4}
@@ -195,11 +195,11 @@ def test_choosing_another_part_drops_the_options_of_the_one_before(tmp_path: Pat
 )
 def test_a_recipe_with_a_wrong_part_says_where(word: str, said: str):
     with pytest.raises(RecipeError, match=said):
-        load_recipe("default", [word])
+        load_recipe("mixgrpo_flash_guard", [word])
 
 
 def test_a_dumped_part_reads_back_with_infinities(tmp_path: Path):
-    made = load_recipe("default", ["objective.surrogate={name: clip, low: .inf}"])
+    made = load_recipe("mixgrpo_flash_guard", ["objective.surrogate={name: clip, low: .inf}"])
     assert yaml.safe_load(dump_recipe(made))["objective"]["surrogate"] == {
         "name": "clip", "low": math.inf, "high": 0.2, "dual": None,
     }  # fmt: skip
@@ -246,9 +246,11 @@ def test_a_rule_of_ones_own_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert unmet(Whole()) == ["plain of images"]
     assert value_at(Whole(), "thing.how") == "fast"
     assert value_at(Whole(), "thing.nothing") is None
-    one = load_recipe("default")
+    one = load_recipe("mixgrpo_flash_guard")
     assert "above 1" in several_updates("clips")(one, one.sampler.kernel)[0]
-    assert several_updates("clips")(load_recipe("default", ["optimizer.epochs=2"]), one.sampler.kernel) == []
+    assert (
+        several_updates("clips")(load_recipe("mixgrpo_flash_guard", ["optimizer.epochs=2"]), one.sampler.kernel) == []
+    )
 
 
 def test_every_option_of_every_part_says_what_it_is_and_has_a_default_that_it_takes():

@@ -105,7 +105,7 @@ def test_what_is_no_extension_is_refused(code: str, words: list[str], message: s
     name = "odd" if "def odd" in code else "Odd"
     mine = write_part(tmp_path, code)
     with pytest.raises(ValueError, match=message):
-        check(load_recipe("default", [f"extensions=['{mine}:{name}']", *words])).require()
+        check(load_recipe("mixgrpo_flash_guard", [f"extensions=['{mine}:{name}']", *words])).require()
 
 
 def test_an_option_that_an_extension_has_not_is_named(tmp_path: Path):

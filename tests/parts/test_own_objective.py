@@ -145,12 +145,12 @@ def test_the_distance_of_images_is_that_of_their_predictions() -> None:
     ],
 )
 def test_entries_of_a_list_are_addressed_by_their_name(words: list[str], penalties: list[tuple[str, float]]) -> None:
-    found = load_image_recipe("default", words).penalties
+    found = load_image_recipe("mixgrpo_flash_guard", words).penalties
     assert [(penalty.name, penalty["weight"]) for penalty in found] == penalties
 
 
 def test_rewards_are_addressed_by_their_label() -> None:
-    assert load_recipe("default", ["rewards.gold_dense.weight=2"]).rewards[0].weight == 2.0
+    assert load_recipe("mixgrpo_flash_guard", ["rewards.gold_dense.weight=2"]).rewards[0].weight == 2.0
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_rewards_are_addressed_by_their_label() -> None:
 )
 def test_what_is_wrong_with_a_word_is_said(word: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", [word])
+        load_recipe("mixgrpo_flash_guard", [word])

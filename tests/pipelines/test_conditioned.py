@@ -57,7 +57,7 @@ def recipe_of(folder: Path, *more: str) -> Recipe:
     call = {k: v for k, v in TINY[KIND].call.items() if k != "image"}
     prompts = folder / "prompts" / "train.jsonl"
     return load_recipe(
-        "default",
+        "mixgrpo_flash_guard",
         [
             f"model={{path: {folder / 'pipeline'}, call: {json.dumps(call)}}}",
             f"data={{train: {prompts}, heldout: {prompts}}}",

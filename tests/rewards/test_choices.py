@@ -195,7 +195,7 @@ def test_without_agreement_a_preference_for_pictures_is_found_whatever_the_promp
 
 def test_one_line_of_a_recipe_is_enough(run: Path, tmp_path: Path) -> None:
     line = {"name": "choices", "options": {"votes": str(run)}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"base": "default", "rewards": [line]}))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"base": "mixgrpo_flash_guard", "rewards": [line]}))
     entry = load_recipe(tmp_path / "recipe.yaml").rewards[0]
     rewards = RewardSet([RewardSpec(entry.name, weight=entry.weight, options=entry.options, label=entry.label)])
     prompt, pictures = next(scene_pairs(1, seed=2))

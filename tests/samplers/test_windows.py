@@ -171,4 +171,4 @@ def test_windows_that_do_not_fit_are_refused_with_the_reason(
 )
 def test_options_out_of_range_and_of_other_windows_are_refused(window: str, reason: str) -> None:
     with pytest.raises(RecipeError, match=reason):
-        load_recipe("default", [f"sampler.plan.window={window}"])
+        load_recipe("mixgrpo_flash_guard", [f"sampler.plan.window={window}"])

@@ -50,7 +50,7 @@ def overrides(name: str, folder: Path, train: str) -> list[str]:
 
 def trained(name: str, folder: Path, train: str = "lora", *changes: str) -> Path:
     """The folder of a finished run; `load_as_the_kit_does` must hold."""
-    recipe = load_recipe("default", [*overrides(name, folder, train), *changes])
+    recipe = load_recipe("mixgrpo_flash_guard", [*overrides(name, folder, train), *changes])
     start(recipe, folder / "run").trainer(Silent()).train()
     return folder / "run"
 

@@ -57,7 +57,7 @@ class Path:
         weights: of the first two rewards.
     """
 
-    base: str = "default"
+    base: str = "mixgrpo_flash_guard"
     lines: tuple[str, ...] = ()
     kind: str = "chains"
     compares: bool = True

@@ -85,13 +85,13 @@ def test_options_it_cannot_take_are_named(option: str, message: str) -> None:
 @pytest.fixture
 def of(request: pytest.FixtureRequest) -> AnyRecipe:
     base, more = request.param
-    small = request.getfixturevalue({"default": "small", "text": "small_text"}[base])
+    small = request.getfixturevalue({"mixgrpo_flash_guard": "small", "text": "small_text"}[base])
     kept = [line for line in small if not line.startswith("sampler.") or "branch" not in str(more)]
     return load_recipe(base, [*kept, "credit=anchor", "data.heldout=null", *more])
 
 
 RUNS = [
-    ("default", (BRANCH, FOUR, "credit.scale=none")), ("default", ("credit.scale=none",)),
+    ("mixgrpo_flash_guard", (BRANCH, FOUR, "credit.scale=none")), ("mixgrpo_flash_guard", ("credit.scale=none",)),
     ("text", ("credit.omega=0.5", "rollout.group=8")),
 ]  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_steps_of_one_sample_differ(of: AnyRecipe, tmp_path: Path) -> None:
     ("base", "more", "message"),
     [
         (
-            "default",
+            "mixgrpo_flash_guard",
             ["sampler.plan.shared_noise=false"],
             "one tree, which sampler.plan window does not make here; use sampler.plan branch",
         ),
@@ -151,7 +151,7 @@ def test_steps_of_one_sample_differ(of: AnyRecipe, tmp_path: Path) -> None:
             "one tree, which sampler.plan spine does not make here; use sampler.plan branch",
         ),
         ("diffusion_nft", [], "needs trained transitions"),
-        ("default", ["advantage.scale=batch"], "use advantage group, with scale group or none"),
+        ("mixgrpo_flash_guard", ["advantage.scale=batch"], "use advantage group, with scale group or none"),
         ("text", ["advantage=beta"], "use advantage group, with scale group or none"),
         ("text", ["objective.conflict=2.0"], "with credit anchor a token has an advantage of its own"),
         ("text", ["objective=answers"], "use objective tokens, not answers"),

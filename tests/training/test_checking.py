@@ -20,7 +20,7 @@ def test_every_preset_passes_without_a_model_of_its_paper(name: str):
 
 
 def test_what_is_needed_is_a_fault_of_a_run():
-    found = check(load_recipe("default", ["data.train=none.txt", "rewards=[{name: golf}]"]))
+    found = check(load_recipe("mixgrpo_flash_guard", ["data.train=none.txt", "rewards=[{name: golf}]"]))
     assert [finding.kind for finding in found.findings] == ["needed", "fault"]
     with pytest.raises(ValueError, match=r"(?s)none.txt.*golf"):
         found.require()

@@ -77,7 +77,7 @@ def runs(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
     for kind, (more, rollout) in kinds.items():
         for name, chunk in ((kind, 1), (f"{kind}-whole", None)):
-            recipe = load_recipe("default", [*overrides(small, rewards, chunk, **rollout), *more])
+            recipe = load_recipe("mixgrpo_flash_guard", [*overrides(small, rewards, chunk, **rollout), *more])
             (folder / f"{name}.yaml").write_text(dump_recipe(recipe))
         found.one[kind] = train(f"{kind}-one", f"{kind}-whole", 1)
         found.two[kind] = train(f"{kind}-two", kind, 2, **(test_sharding.FSDP if kind == "shards" else {}))

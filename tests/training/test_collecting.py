@@ -252,7 +252,8 @@ def test_a_chunk_is_scored_over_http_before_the_next_is_decoded(
         return answer(**arguments)
 
     recipe = load_recipe(
-        "default", overrides(small, f"{{name: remote, options: {{url: '{served.url}'}}}}", rollout=", chunk: 1")
+        "mixgrpo_flash_guard",
+        overrides(small, f"{{name: remote, options: {{url: '{served.url}'}}}}", rollout=", chunk: 1"),
     )
     trainer = start(recipe, tmp_path / "run").trainer(Silent())
     monkeypatch.setattr(FlowPolicy, "decode", watched_decode)
@@ -268,7 +269,9 @@ def test_a_chunk_is_scored_over_http_before_the_next_is_decoded(
 def test_a_run_in_chunks_is_the_run_in_one(small: list[str], served: Served, tmp_path: Path, size: int) -> None:
     remote = f"{{name: remote, options: {{url: '{served.url}'}}}}"
     for name, rollout in (("whole", ""), ("chunks", f", chunk: {size}")):
-        recipe = load_recipe("default", overrides(small, remote, "{name: gold, weight: 0.5}", rollout=rollout))
+        recipe = load_recipe(
+            "mixgrpo_flash_guard", overrides(small, remote, "{name: gold, weight: 0.5}", rollout=rollout)
+        )
         start(recipe, tmp_path / name).trainer(Silent()).train()
     assert contents(tmp_path / "whole") == contents(tmp_path / "chunks")
 
@@ -281,15 +284,15 @@ def test_a_run_in_chunks_is_the_run_in_one(small: list[str], served: Served, tmp
         ("ac_flow", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
         ("diffusion_nft", ["rollout.batch=3", "objective.old={decay: 0.5, every: 1, rise: 0.2}"]),
         ("neighbor_grpo", ["sampler.plan.window.size=2"]),
-        ("default", ["rollout.budget={choice: variance, rounds: 2, most: 4}", "optimizer.updates=1"]),
+        ("mixgrpo_flash_guard", ["rollout.budget={choice: variance, rounds: 2, most: 4}", "optimizer.updates=1"]),
     ],
 )
 def test_forms_and_trees_in_chunks(name: str, more: list[str], small: list[str], tmp_path: Path) -> None:
     """State by state, so that both compute on the same batches."""
-    given = [entry for entry in small if name == "default" or not entry.startswith("sampler.plan.window")]
+    given = [entry for entry in small if name == "mixgrpo_flash_guard" or not entry.startswith("sampler.plan.window")]
     for run, rollout in (("whole", ""), ("chunks", ", chunk: 1")):
         base = overrides(given, "{name: gold, options: {dense: true}}", rollout=rollout)
-        if name not in ("default", "ac_flow"):
+        if name not in ("mixgrpo_flash_guard", "ac_flow"):
             # Trees and chains without noise have no noise of a window to share.
             base = [entry for entry in base if not entry.startswith("sampler.plan.shared_noise")]
         alone = ["rollout.prompts=2", "rollout.batch=1", "rollout.decode_batch=1"]
@@ -299,9 +302,9 @@ def test_forms_and_trees_in_chunks(name: str, more: list[str], small: list[str],
 
 def test_a_chunk_beyond_the_prompts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rollout.chunk is 9 with 8 prompts per iteration; use at most 8"):
-        load_recipe("default", ["rollout.prompts=8", "rollout.chunk=9"])
+        load_recipe("mixgrpo_flash_guard", ["rollout.prompts=8", "rollout.chunk=9"])
     with pytest.raises(ValueError, match="greater than or equal to 1"):
-        load_recipe("default", ["rollout.chunk=0"])
+        load_recipe("mixgrpo_flash_guard", ["rollout.chunk=0"])
 
 
 def test_spec_of_a_remote_reward_is_remote(served: Served) -> None:

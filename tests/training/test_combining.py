@@ -137,4 +137,4 @@ def test_ensembles() -> None:
 )
 def test_what_does_not_go_together_is_refused(line: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", line.split("|"))
+        load_recipe("mixgrpo_flash_guard", line.split("|"))

@@ -138,7 +138,7 @@ def test_selection_leaves_out_images_and_what_leads_to_them_alone() -> None:
     for t in e.rollout.transitions:
         assert keep[t.node].tolist() == [True, False, False, True] * 2
     assert keep[e.rollout.parent == -1].all()
-    everything = Credit(load_recipe("default"))
+    everything = Credit(load_recipe("mixgrpo_flash_guard"))
     assert everything.kept(Batch([0, 1], [], e, scores(values))) is None
 
 
@@ -174,7 +174,7 @@ def test_width_pruning_keeps_the_better_of_each_last_split_and_the_trunk() -> No
 
 def test_unknown_options_of_a_credit_are_named() -> None:
     with pytest.raises(ValueError, match=r"credit.beta: credit leaf has no option 'beta'; it has none.*credit depth"):
-        load_recipe("default", ["credit.beta=1"])
+        load_recipe("mixgrpo_flash_guard", ["credit.beta=1"])
     with pytest.raises(ValueError, match=r"credit value has no option 'main'; its options are gamma, k, eps, ddof"):
         load_recipe("vgpo", ["credit.main=step"])
 

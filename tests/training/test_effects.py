@@ -76,9 +76,9 @@ def test_every_option_of_a_plan_changes_the_plan(name: str) -> None:
 
 def test_an_option_that_another_choice_has_left_without_effect_is_told_of() -> None:
     window = "sampler.plan.window={name: frozen, size: 1, start: 2}"
-    recipe = load_image_recipe("default", ["sampler.steps=4", window])
+    recipe = load_image_recipe("mixgrpo_flash_guard", ["sampler.steps=4", window])
     assert idle_plan_options(recipe) == ["sampler.plan.flash_ratio changes no step of the 1000 iterations"]
-    assert idle_plan_options(load_image_recipe("default")) == []
+    assert idle_plan_options(load_image_recipe("mixgrpo_flash_guard")) == []
 
 
 BALANCED = ("objective.balance={}", "optimizer.updates=2")

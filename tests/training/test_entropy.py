@@ -65,7 +65,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bonus(small_text: list[str], t
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("default", ["objective.entropy={target: 0.5}"], "objective transition has no option 'entropy'"),
+        ("mixgrpo_flash_guard", ["objective.entropy={target: 0.5}"], "objective transition has no option 'entropy'"),
         ("text", ["objective.entropy={target: 0.5, value: 0.2}"], "value is 0.2, above `high`, 0.1"),
         (
             "text", ["objective={name: answers, entropy: {target: 0.5}}"],

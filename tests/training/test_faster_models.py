@@ -15,7 +15,7 @@ from flowgrpo.training.model_paths import load_pipeline
 
 
 def _run(words: list[str], folder: Path) -> list[dict]:
-    trainer = session.start(load_image_recipe("default", words), folder).trainer(Silent())
+    trainer = session.start(load_image_recipe("mixgrpo_flash_guard", words), folder).trainer(Silent())
     trainer.train()
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -31,7 +31,7 @@ def test_a_quantised_base_trains_and_its_lora_loads_on_the_plain_pipeline(
 ) -> None:
     tensors = pytest.importorskip("torchao.utils")
     words = [*small, "model.dtype=bfloat16", f"model.quantize={kind}", "run.iterations=2"]
-    trainer = session.start(load_image_recipe("default", words), tmp_path / "run").trainer(Silent())
+    trainer = session.start(load_image_recipe("mixgrpo_flash_guard", words), tmp_path / "run").trainer(Silent())
     transformer = flow_task(trainer).policy.denoiser.pipe.transformer
     weight = transformer.transformer_blocks[0].attn.to_q.base_layer.weight
     assert isinstance(weight, tensors.TorchAOBaseTensor)
@@ -70,4 +70,4 @@ def test_a_backend_of_another_model_is_refused_before_anything_is_sampled(small:
 )
 def test_quantised_weights_are_frozen_and_computed_in_bfloat16(words: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        load_image_recipe("default", words)
+        load_image_recipe("mixgrpo_flash_guard", words)

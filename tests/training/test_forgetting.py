@@ -217,7 +217,7 @@ def test_two_processes_forget_and_read_alike(small_text: list[str], tmp_path: Pa
     ("base", "more", "message"),
     [
         ("text", ["advantage=group"], "tells an advantage how fast to forget, and advantage group does not ask for it"),
-        ("default", [], "the latents of an image cannot"),
+        ("mixgrpo_flash_guard", [], "the latents of an image cannot"),
         ("text", ["rollout.budget={}"], "samples a prompt in several rounds"),
         ("text", ["data.templates=['{prompt}', 'Say: {prompt}']"], "samples a prompt in several rounds"),
         ("text", ["extensions=[visits, replay]"], "puts back completions of an older policy"),

@@ -11,7 +11,9 @@ from flowgrpo.training.extensions import Guard
 from flowgrpo.training.extensions.extension import Evaluation
 
 MEASURED = ["quality", "best", "calm"]
-RECIPE = load_recipe("default", ["rewards=[{name: gold, label: quality, weight: 0}, {name: proxy, label: ocr}]"])
+RECIPE = load_recipe(
+    "mixgrpo_flash_guard", ["rewards=[{name: gold, label: quality, weight: 0}, {name: proxy, label: ocr}]"]
+)
 
 
 def guard(reward: str = "quality", fall: float = 0.1, **settings: Any) -> Guard:
@@ -102,7 +104,7 @@ def test_a_resumed_run_is_watched_as_if_it_had_gone_on(cut: int):
 )
 def test_wrong_settings_are_refused(settings: str, message: str):
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", [f"extensions=[{{name: guard, reward: quality, {settings}}}]"])
+        load_recipe("mixgrpo_flash_guard", [f"extensions=[{{name: guard, reward: quality, {settings}}}]"])
 
 
 def test_what_is_watched_is_measured_and_not_optimised():

@@ -41,12 +41,12 @@ def require_there(session: Session, device: SimulatedDevice) -> None:
 @pytest.mark.parametrize(
     ("recipe", "changes"),
     [
-        ("default", ["optimizer.updates=2", "penalties=[{name: kl, weight: 0.1}]", "rollout.store=host"]),
+        ("mixgrpo_flash_guard", ["optimizer.updates=2", "penalties=[{name: kl, weight: 0.1}]", "rollout.store=host"]),
         ("dgpo", ["run.iterations=2", "rollout.chunk=1"]),
     ],
 )
 def test_images(recipe: str, changes: list[str], other: SimulatedDevice, small: list[str], tmp_path: Path) -> None:
-    own = [change for change in small if recipe == "default" or not change.startswith("sampler.plan")]
+    own = [change for change in small if recipe == "mixgrpo_flash_guard" or not change.startswith("sampler.plan")]
     require_there(trained(recipe, [*own, *changes], tmp_path / "run"), other)
 
 
@@ -66,4 +66,4 @@ def test_a_tensor_left_on_the_cpu_fails(
 ) -> None:
     monkeypatch.setattr("flowgrpo.pipelines.policy.brought", lambda x, device: x.cpu())
     with pytest.raises(RuntimeError, match="same device"):
-        trained("default", small, tmp_path / "run")
+        trained("mixgrpo_flash_guard", small, tmp_path / "run")

@@ -136,7 +136,7 @@ def test_a_run_of_images_with_the_minimum(small: list[str], tmp_path: Path, opti
         "advantage=null",
         f"credit={{name: minimum, scale: none{options}}}",
     ]
-    record = start(load_recipe("default", [*small, *lines]), tmp_path / "run").trainer(Silent()).iterate(0)
+    record = start(load_recipe("mixgrpo_flash_guard", [*small, *lines]), tmp_path / "run").trainer(Silent()).iterate(0)
     assert record["ratio/first_error"] == 0.0
     assert record["grad_norm"] > 0
 
@@ -183,4 +183,4 @@ def test_what_does_not_go_together(lines: list[str], message: str) -> None:
 )
 def test_images_have_steps_in_place_of_parts(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", lines)
+        load_recipe("mixgrpo_flash_guard", lines)

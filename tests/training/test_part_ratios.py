@@ -224,8 +224,8 @@ def test_rounds_and_replays_keep_their_parts(small_text: list[str], tmp_path: Pa
             "text", [*RATIO, "objective={surrogate: r2vpo, variance: {}, level: part}"],
             "counts tokens with `variance`, and objective.level is part; use objective.level token",
         ),
-        ("default", ["objective={surrogate: sspo}"], "all steps of images are equally certain"),
-        ("default", ["objective.level=part"], "'level' is an option of text objective tokens"),
+        ("mixgrpo_flash_guard", ["objective={surrogate: sspo}"], "all steps of images are equally certain"),
+        ("mixgrpo_flash_guard", ["objective.level=part"], "'level' is an option of text objective tokens"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_is_refused(base: str, lines: list[str], message: str) -> None:

@@ -319,3 +319,14 @@ def test_previews_are_no_images():
 def test_an_image_of_the_forward_process_is_evaluated_once_for_each_noise():
     found = published("awm")
     assert (found.old, found.theta, found.old_shared, found.theta_shared) == (14, 6, 14, 6)
+
+
+def test_images_that_are_left_out_are_no_evaluations_with_gradients() -> None:
+    def theta(*words: str, name: str = "diffusion_nft") -> float:
+        recipe = load_image_recipe(name, ["select=[{name: extremes, keep: 3}]", "rollout.group=12", *words])
+        return nfe_of(recipe, forecast(recipe)).theta
+
+    assert theta("objective.times=2") == 2 * 3 / 12
+    # With several updates, and for a loss of whole groups, every image is evaluated.
+    assert theta("objective.times=2", "optimizer.updates=2") == 2
+    assert theta("objective.times=2", name="dgpo") == 2

@@ -67,7 +67,7 @@ def test_a_run_with_advantages_by_token(small_text: list[str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("base", "lines", "message"),
     [
-        ("default", [], "use depth for a tree of images"),
+        ("mixgrpo_flash_guard", [], "use depth for a tree of images"),
         ("text", ["advantage.scale=none"], "compares by itself.*write advantage: null"),
         ("text", ["advantage=anchored"], "compares by itself.*and advantage is anchored"),
         ("text", ["objective=answers"], "use objective tokens, not answers"),

@@ -80,9 +80,11 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
     ]  # fmt: skip
     budget = "rollout={prompts: 3, group: 3, batch: 3, decode_batch: 3, budget: {choice: variance, rounds: 2, most: 4}}"
     return {
-        "batch": load_recipe("default", [*shared, optimizer, *reading]),
-        "rounds": load_recipe("default", [*shared, once, budget, "advantage=cumulative"]),
-        "broken": load_recipe("default", [*shared, f"rewards=[{{name: '{rewards}:refuses_in_one_process'}}]"]),
+        "batch": load_recipe("mixgrpo_flash_guard", [*shared, optimizer, *reading]),
+        "rounds": load_recipe("mixgrpo_flash_guard", [*shared, once, budget, "advantage=cumulative"]),
+        "broken": load_recipe(
+            "mixgrpo_flash_guard", [*shared, f"rewards=[{{name: '{rewards}:refuses_in_one_process'}}]"]
+        ),
     }
 
 
@@ -388,7 +390,7 @@ def test_updates_add_and_keep_the_largest_error() -> None:
     ],
 )
 def test_what_cannot_be_shared_is_refused(ranks: int, override: str, words: str) -> None:
-    name = "vgpo" if "probe" in override else "default"
+    name = "vgpo" if "probe" in override else "mixgrpo_flash_guard"
     recipe = load_recipe(name, [override])
     _check_ranks(recipe, 1)
     with pytest.raises(ValueError, match=words):

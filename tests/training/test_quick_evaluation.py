@@ -24,7 +24,7 @@ def words(small: list[str]) -> list[str]:
 
 @pytest.fixture
 def finished(words: list[str], tmp_path: Path) -> Path:
-    start(load_recipe("default", words), tmp_path / "run").trainer(Silent()).train()
+    start(load_recipe("mixgrpo_flash_guard", words), tmp_path / "run").trainer(Silent()).train()
     return tmp_path / "run"
 
 

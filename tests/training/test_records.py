@@ -79,7 +79,9 @@ def test_tensorboard_has_samples(task: str, tmp_path: Path, small: list[str], ra
             "generation.max_tokens=3", f"rewards=[{{name: '{reward}:size'}}]", "evaluate={prompts: 2}",
             "run.trackers=[tensorboard]",
         ]  # fmt: skip
-    start(load_recipe("default" if task == "images" else "text", words), tmp_path / "run").trainer(Silent()).train()
+    start(load_recipe("mixgrpo_flash_guard" if task == "images" else "text", words), tmp_path / "run").trainer(
+        Silent()
+    ).train()
     # The settings that it was started with are in a separate file.
     tags: dict[str, set[str]] = {"images": set(), "tensors": set(), "scalars": set()}
     for events in (tmp_path / "run").rglob("events.out.tfevents.*"):

@@ -177,7 +177,8 @@ def lines(base: str, folder: Path) -> list[str]:
     reward = folder / "read.py"
     reward.write_text(REWARD)
     name, sub, learned = {
-        "default": ("level", "red", "{name: jpeg_compressibility}"), "text": ("length", "nines", "{name: digit_share}"),
+        "mixgrpo_flash_guard": ("level", "red", "{name: jpeg_compressibility}"),
+        "text": ("length", "nines", "{name: digit_share}"),
     }[base]  # fmt: skip
     return [
         f"rewards=[{learned}, {{name: '{reward}:{name}', weight: 0, label: read}}]",
@@ -190,7 +191,7 @@ def lines(base: str, folder: Path) -> list[str]:
 def of(request: pytest.FixtureRequest, tmp_path: Path) -> AnyRecipe:
     """A small run with all three methods, of images or text."""
     base = request.param
-    small = request.getfixturevalue({"default": "small", "text": "small_text"}[base])
+    small = request.getfixturevalue({"mixgrpo_flash_guard": "small", "text": "small_text"}[base])
     return load_recipe(base, [*small, *lines(base, tmp_path)])
 
 
@@ -199,7 +200,7 @@ def trainer(recipe: AnyRecipe, folder: Path) -> Trainer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["default", "text"], indirect=True)
+@pytest.mark.parametrize("of", ["mixgrpo_flash_guard", "text"], indirect=True)
 def test_advantages_of_a_run_are_shaped_and_held_back(of: AnyRecipe, tmp_path: Path) -> None:
     found = trainer(of, tmp_path / "run")
     rows, e = found.collect(0)
@@ -225,7 +226,7 @@ def test_advantages_of_a_run_are_shaped_and_held_back(of: AnyRecipe, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["default", "text"], indirect=True)
+@pytest.mark.parametrize("of", ["mixgrpo_flash_guard", "text"], indirect=True)
 def test_a_run_that_reads_resumes_to_the_last_bit(of: AnyRecipe, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     trainer(of, whole).train()
@@ -257,7 +258,7 @@ def test_groups_of_several_rounds_are_read_whole(small_text: list[str], tmp_path
     assert record["ratio/first_error"] == 0
 
 
-@pytest.mark.parametrize("base", ["default", "text"])
+@pytest.mark.parametrize("base", ["mixgrpo_flash_guard", "text"])
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -277,7 +278,7 @@ def test_groups_of_several_rounds_are_read_whole(small_text: list[str], tmp_path
     ],
 )
 def test_what_cannot_be_read_is_refused(base: str, more: list[str], message: str) -> None:
-    name = "gold" if base == "default" else "answer"
+    name = "gold" if base == "mixgrpo_flash_guard" else "answer"
     two = f"rewards=[{{name: {name}, label: r}}, {{name: {name}, label: s}}]"
     with pytest.raises(ValueError, match=message):
         load_recipe(base, [two, *more])

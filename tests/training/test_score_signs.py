@@ -125,9 +125,9 @@ def test_a_weight_of_0_is_as_if_the_reward_were_not_there(name: str, junk: float
     assert torch.equal(*kept)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("base", ["default", "text"])
+@pytest.mark.parametrize("base", ["mixgrpo_flash_guard", "text"])
 def test_a_recipe_that_optimises_nothing_is_refused(base: str) -> None:
-    name = "gold" if base == "default" else "answer"
+    name = "gold" if base == "mixgrpo_flash_guard" else "answer"
     load, apart = partial(load_recipe, base), "gate: {reward: r, apart: true}"
     words = "every reward has weight 0 \\(r, s\\).*nothing is optimised; give one a weight above 0, or below 0"
     with pytest.raises(ValueError, match=words):

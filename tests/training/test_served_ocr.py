@@ -101,12 +101,14 @@ def test_a_run_whose_ocr_server_is_killed_in_the_middle_is_the_run_with_ocr_with
     remote = f"{{name: remote, options: {{url: '{server.url}', patience: 120}}}}"
     killer = threading.Thread(target=server.die_in_a_request, args=(2,), daemon=True)
     killer.start()
-    start(load_recipe("default", overrides(tmp_path, remote)), tmp_path / "served").trainer(Silent()).train()
+    start(load_recipe("mixgrpo_flash_guard", overrides(tmp_path, remote)), tmp_path / "served").trainer(
+        Silent()
+    ).train()
     killer.join(timeout=60)
     assert server.statuses == [-signal.SIGKILL]
 
     local = f"{{name: ocr, options: {{engine: {ENGINE}}}}}"
-    start(load_recipe("default", overrides(tmp_path, local)), tmp_path / "local").trainer(Silent()).train()
+    start(load_recipe("mixgrpo_flash_guard", overrides(tmp_path, local)), tmp_path / "local").trainer(Silent()).train()
     assert contents(tmp_path / "served") == contents(tmp_path / "local")
 
     found = lines(tmp_path / "served" / "metrics.jsonl")

@@ -52,7 +52,7 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
     windowless = [word for word in shared if not word.startswith("sampler.plan.window")]
     optimizer = "optimizer={updates: 2, eps: 0.01, learning_rate: 0.2, weight_decay: 0.0, ema: {decay: 0.5, every: 1}}"
     return {
-        "steps": load_recipe("default", [
+        "steps": load_recipe("mixgrpo_flash_guard", [
             *shared, optimizer, "penalties.kl.weight=0.1", "sampler.plan.shared_noise=false",
             "select=[{name: extremes, keep: 2}]",
             "model.release_text_encoders=true",
@@ -62,7 +62,7 @@ def recipes(small: list[str], folder: Path) -> dict[str, Recipe]:
             "diffusion_nft", [*windowless, optimizer, "optimizer.learning_rate=0.02", "rollout.batch=4"]
         ),
         # Of one iteration, as a rounding of the first gradient is seen in the second one's samples.
-        "half": load_recipe("default", [
+        "half": load_recipe("mixgrpo_flash_guard", [
             *shared, optimizer, "penalties.kl.weight=0.1", "model.dtype=bfloat16", "run.iterations=1",
         ]),
     }  # fmt: skip
@@ -260,10 +260,15 @@ def test_weights_stay_gathered_from_an_evaluation_to_its_backward_pass(
 @pytest.mark.parametrize(
     ("environment", "name", "override", "words"),
     [
-        ({"FSDP_VERSION": "1"}, "default", "model.train=full", "launch with --fsdp_version 2"),
-        ({"FSDP_OFFLOAD_PARAMS": "true"}, "default", "model.train=full", "--fsdp_offload_params false"),
-        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "default", "model.train=full", "set model.gradient_checkpointing"),
-        ({}, "default", "model={train: full, compile: true}", "turn model.compile off"),
+        ({"FSDP_VERSION": "1"}, "mixgrpo_flash_guard", "model.train=full", "launch with --fsdp_version 2"),
+        ({"FSDP_OFFLOAD_PARAMS": "true"}, "mixgrpo_flash_guard", "model.train=full", "--fsdp_offload_params false"),
+        (
+            {"FSDP_ACTIVATION_CHECKPOINTING": "true"},
+            "mixgrpo_flash_guard",
+            "model.train=full",
+            "set model.gradient_checkpointing",
+        ),
+        ({}, "mixgrpo_flash_guard", "model={train: full, compile: true}", "turn model.compile off"),
         ({}, "text", "model.train=full", "model.train lora"),
     ],
 )
@@ -282,13 +287,13 @@ def test_mixed_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in FSDP.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match="launch with --mixed_precision no"):
-        sharding_of(load_recipe("default", ["model.train=full"]), accelerator(2, "bf16"))
+        sharding_of(load_recipe("mixgrpo_flash_guard", ["model.train=full"]), accelerator(2, "bf16"))
 
 
 def test_a_lora_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in FSDP.items():
         monkeypatch.setenv(key, value)
-    assert sharding_of(load_recipe("default", []), accelerator(2)) is None
+    assert sharding_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2)) is None
 
 
 def accelerator(count: int, precision: str = "no") -> Any:

@@ -26,7 +26,7 @@ def lines(
         own = [f"model.path={random_pipeline}", "sampler.steps=4", "sampler.plan.window={name: all}",
                "rewards=[{name: jpeg_compressibility}]", "objective.surrogate=clip",
                "advantage={scale: group}", "clamp=5.0"]  # fmt: skip
-        return "default", [*ROLLOUT, *own]
+        return "mixgrpo_flash_guard", [*ROLLOUT, *own]
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def weight(completions, **columns):\n    return [sum(map(ord, text)) / 500 for text in completions]\n"
@@ -297,7 +297,7 @@ def test_samples_are_compared_within_their_strata(lines: tuple[str, list[str]], 
 
 def test_likelihoods_that_fell_are_pushed_up(lines: tuple[str, list[str]], tmp_path: Path) -> None:
     """LLDS is 0 before the weights move, and afterwards the mean fall of the rows that became less likely."""
-    ratio = ["objective.ratio=gaussian", "objective.weight=none"] if lines[0] == "default" else []
+    ratio = ["objective.ratio=gaussian", "objective.weight=none"] if lines[0] == "mixgrpo_flash_guard" else []
     found = {}
     for rows in ("all", "good"):
         trainer = trainer_of(

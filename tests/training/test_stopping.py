@@ -167,7 +167,7 @@ SHORT = (
     "evaluate.rewards=null",
 )  # fmt: skip
 RUNS = {
-    "images": images("default", "optimizer.updates=2"),
+    "images": images("mixgrpo_flash_guard", "optimizer.updates=2"),
     "critic": images(
         "euphonium", "critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"
     ),

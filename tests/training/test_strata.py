@@ -76,4 +76,4 @@ def test_without_strata_none_are_pooled() -> None:
 )
 def test_strata_that_cannot_be_are_refused(lines: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_recipe("default", ["rewards=[{name: gold}]", *lines])
+        load_recipe("mixgrpo_flash_guard", ["rewards=[{name: gold}]", *lines])

@@ -81,7 +81,7 @@ def commands(small: list[str], folder: Path) -> dict[str, tuple[list[str], int]]
             f"evaluate.rewards=[{{name: '{file}:level'}}]",
         ]
         path = folder / f"{name}.yaml"
-        path.write_text(dump_recipe(load_recipe("default", [*small, *entries, "run.iterations=2", *more])))
+        path.write_text(dump_recipe(load_recipe("mixgrpo_flash_guard", [*small, *entries, "run.iterations=2", *more])))
         return str(path)
 
     def train(name: str, reward: str, *more: str, seconds: int = 1) -> list[str]:

@@ -40,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
 
 
 def _two_updates(small: list[str]) -> Recipe:
-    return load_recipe("default", [*small, "optimizer={updates: 2, schedule: cosine, warmup: 2}"])
+    return load_recipe("mixgrpo_flash_guard", [*small, "optimizer={updates: 2, schedule: cosine, warmup: 2}"])
 
 
 def test_a_run_leaves_a_complete_folder(whole: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_learning_rate_rises_and_falls_as_the_recipe_says(
     small: list[str], schedule: str, shares: list[float]
 ) -> None:
     given = f"optimizer={{updates: 2, warmup: 3, learning_rate: 1.0, schedule: {schedule}}}"
-    recipe = load_recipe("default", [*small, given])  # 4 iterations of 2 updates
+    recipe = load_recipe("mixgrpo_flash_guard", [*small, given])  # 4 iterations of 2 updates
     rates = [learning_rate(recipe, taken) for taken in range(8)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, *shares], abs=1e-4)
 
@@ -170,7 +170,7 @@ def test_a_recipe_that_cannot_run_is_refused_before_anything_is_written(small: l
         ("rollout.prompts=5000", "holds 1069 prompts"),
     ):
         with pytest.raises(ValueError, match=words):
-            start(load_recipe("default", [*small, override]), folder)
+            start(load_recipe("mixgrpo_flash_guard", [*small, override]), folder)
         assert not folder.exists()
 
 
@@ -191,7 +191,7 @@ def test_a_reward_that_raises_stops_the_run_with_its_name_and_keeps_the_sample(
     broken = tmp_path / "broken.py"
     broken.write_text("def picky(images, prompts, **columns):\n    raise RuntimeError('the server said no')\n")
     recipe = load_recipe(
-        "default", [*small, f"rewards=[{{name: '{broken}:picky'}}]", "evaluate.rewards=[{name: gold}]"]
+        "mixgrpo_flash_guard", [*small, f"rewards=[{{name: '{broken}:picky'}}]", "evaluate.rewards=[{name: gold}]"]
     )
     trainer = _trainer(recipe, tmp_path / "run")
     with pytest.raises(RewardError, match="picky"):

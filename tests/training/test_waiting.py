@@ -48,8 +48,8 @@ def train(recipe: str, overrides: list[str], folder: Path) -> Trainer:
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("default", ["optimizer.updates=2", "penalties.kl.weight=0.01"]),
-        ("default", ["rollout.chunk=1"]),
+        ("mixgrpo_flash_guard", ["optimizer.updates=2", "penalties.kl.weight=0.01"]),
+        ("mixgrpo_flash_guard", ["rollout.chunk=1"]),
         ("branchgrpo", ["rollout.group=16"]),
         ("euphonium", ["critic.warmup=1", "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]),
         ("neighbor_grpo", ["sampler.plan.window.size=2"]),
@@ -60,7 +60,7 @@ def train(recipe: str, overrides: list[str], folder: Path) -> Trainer:
 def test_states_that_wait_are_brought_before_anything_is_computed_with_them(
     name: str, more: list[str], small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = [entry for entry in small if name == "default" or not entry.startswith("sampler.plan.window")]
+    given = [entry for entry in small if name == "mixgrpo_flash_guard" or not entry.startswith("sampler.plan.window")]
     given += ["run={iterations: 2, checkpoint_every: 2, sample_every: 1, seed: 0}", *more]
     train(name, [*given, "rollout.store=device"], tmp_path / "device")
     stored: list[int] = []
@@ -96,7 +96,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def test_text_encoders_are_fetched_once_before_a_rollout_and_the_vae_once_to_decode(
     small: list[str], tmp_path: Path, watched: Callable[[], list[str]]
 ) -> None:
-    recipe = load_recipe("default", [*small, "model.offload=[vae, text_encoders]", "rollout.decode_batch=1"])
+    recipe = load_recipe(
+        "mixgrpo_flash_guard", [*small, "model.offload=[vae, text_encoders]", "rollout.decode_batch=1"]
+    )
     trainer = start(recipe, tmp_path / "run").trainer(Silent())
     encoders = [type(part).__name__ for part in _text_encoders(trainer)]
     watched()
@@ -108,14 +110,14 @@ def test_text_encoders_are_fetched_once_before_a_rollout_and_the_vae_once_to_dec
 
 
 def test_a_run_with_parts_that_wait_is_the_same_run(small: list[str], tmp_path: Path) -> None:
-    train("default", small, tmp_path / "there")
-    train("default", [*small, "model.offload=[vae, text_encoders]"], tmp_path / "waiting")
+    train("mixgrpo_flash_guard", small, tmp_path / "there")
+    train("mixgrpo_flash_guard", [*small, "model.offload=[vae, text_encoders]"], tmp_path / "waiting")
     assert contents(tmp_path / "there") == contents(tmp_path / "waiting")
 
 
 def test_released_text_encoders_do_not_wait() -> None:
     with pytest.raises(ValueError, match="write release_text_encoders: false, or leave text_encoders out of offload"):
-        load_recipe("default", ["model.offload=[text_encoders]", "model.release_text_encoders=true"])
+        load_recipe("mixgrpo_flash_guard", ["model.offload=[text_encoders]", "model.release_text_encoders=true"])
 
 
 def _text_encoders(trainer: Trainer) -> list[torch.nn.Module]:

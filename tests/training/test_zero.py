@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     for key, value in {**ZERO, **environment}.items():
         monkeypatch.setenv(key, value)
-    recipe = load_recipe("default", ["model.train=full"])
+    recipe = load_recipe("mixgrpo_flash_guard", ["model.train=full"])
     assert zero_of(recipe, accelerator(1, precision)) is None
     with pytest.raises(ValueError, match=words):
         zero_of(recipe, accelerator(2, precision))
@@ -129,7 +129,7 @@ def test_settings_of_a_configuration_file_are_kept(tmp_path: Path, monkeypatch: 
     config.write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": "auto"}}')
     for key, value in {**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}.items():
         monkeypatch.setenv(key, value)
-    found: Any = zero_of(load_recipe("default", []), accelerator(2))
+    found: Any = zero_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2))
     assert found == {"stage": 2, "overlap_comm": True}
 
 
@@ -140,7 +140,7 @@ def test_an_optimizer_in_a_configuration_file_is_refused(tmp_path: Path, monkeyp
     for key, value in {**ZERO, "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match="has the section optimizer"):
-        zero_of(load_recipe("default", []), accelerator(2))
+        zero_of(load_recipe("mixgrpo_flash_guard", []), accelerator(2))
 
 
 def test_without_deepspeed_its_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def in_parts(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     os.environ |= {"LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "true"}
     PartialState(cpu=True)
-    recipe, norms, sizes = load_recipe("default", RECIPE), [], []
+    recipe, norms, sizes = load_recipe("mixgrpo_flash_guard", RECIPE), [], []
     weights, optimizer = parted(recipe, rank)
     for number, step in enumerate(STEPS):
         if number == 2:
