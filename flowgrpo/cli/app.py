@@ -49,6 +49,9 @@ class Commands(typer.core.TyperGroup):
             ) from error
 
 
+MEASURED = "mixgrpo_flash_guard"
+"""The recipe of `bench`, unless one is named: it has a window and ratios, which most measurements are about."""
+
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 build_app = typer.Typer(help="Build embedded models from nothing.", no_args_is_help=True)
 app.add_typer(build_app, name="build")
@@ -168,8 +171,8 @@ def bench(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A recipe (claims: claims, and recipes for a short run; race: recipes; by default all) and key=value "
-            "overrides."
+            help="A recipe, mixgrpo_flash_guard by default (claims: claims, and recipes for a short run; race: recipes; by "
+            "default all), and key=value overrides."
         ),
     ] = None,
     out: Annotated[
@@ -225,7 +228,7 @@ def bench(
     elif name in measurements:
         source, overrides = split(words)
         with tempfile.TemporaryDirectory() as folder:
-            recipe = (load_recipe if name == "kills" else load_image_recipe)(source, overrides)
+            recipe = (load_recipe if name == "kills" else load_image_recipe)(source or MEASURED, overrides)
             figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..parts.choice import Of
 from ..parts.ranges import Positive
-from ..parts.traits import compares, whole_groups
+from ..parts.traits import compares, no_ratio, whole_groups
 from .advantages import group_index, sum_by_group
 from .surrogates import clip
 
@@ -76,6 +76,7 @@ def _surrogate_loss(surrogate: Surrogate, logp: Tensor, old_logp: Tensor, adv: T
     return loss[:, 0], log_ratio.detach()[:, 0]
 
 
+@no_ratio
 def diffusion_nft(rows: Noised, *, beta: Positive = 1.0, bound: Positive = 5.0) -> tuple[Tensor, Tensor]:
     """Negative-aware fine-tuning (DiffusionNFT, arXiv 2509.16117): good images pull the model, bad images push it away.
 
@@ -156,6 +157,7 @@ def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -
 
 @compares
 @whole_groups
+@no_ratio
 def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     """Direct preference optimisation of flows, on pairs of the current policy's own images (Flow-DPO, 2501.13918).
 

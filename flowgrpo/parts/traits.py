@@ -76,6 +76,12 @@ def whole_groups(part: T) -> T:
     return part
 
 
+def no_ratio(part: T) -> T:
+    """Let a loss say that it has no importance ratio."""
+    part.no_ratio = True  # type: ignore[attr-defined]
+    return part
+
+
 def part_scores(part: T) -> T:
     """Let a part say that it takes the scores of the parts of completions."""
     part.part_scores = True  # type: ignore[attr-defined]

@@ -90,7 +90,9 @@ class ForwardObjective(Unmeasured):
         self.several = setting.recipe.optimizer.updates * setting.recipe.optimizer.epochs > 1
         # A loss of single images needs no prediction for an image that is not trained. But with several updates, the
         # predictions from before the updates are of whole groups, and a prediction depends on its batch by rounding.
-        self.apart = not self.several and not getattr(getattr(loss, "func", loss), "whole_groups", False)
+        function = getattr(loss, "func", loss)
+        self.apart = not self.several and not getattr(function, "whole_groups", False)
+        self.has_ratio = not getattr(function, "no_ratio", False)
         self._before: dict[tuple[int, int], Tensor] = {}
 
     def prepare(self, experience: Experience) -> None:
@@ -128,8 +130,9 @@ class ForwardObjective(Unmeasured):
         nodes = experience.rollout.leaf[batch.leaves]
         noised = self._rows(experience, batch, advantages[nodes])
         loss, log_ratio = self.loss(noised)
-        metrics = {"loss": pair(loss.detach()), "log_ratio_sq": pair(log_ratio.square())}
-        metrics["ratio"] = pair(log_ratio.exp())
+        metrics = {"loss": pair(loss.detach())}
+        if self.has_ratio:
+            metrics |= {"log_ratio_sq": pair(log_ratio.square()), "ratio": pair(log_ratio.exp())}
         penalties = self.penalties.of(_edges(noised, batch.step, log_ratio))
         for name, value in penalties.items():
             metrics[name] = pair(value[:, 0].detach())

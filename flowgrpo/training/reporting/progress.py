@@ -131,7 +131,7 @@ class ConsoleReporter:
             self._print(header(self._columns))
         self._lines += 1
         self._table(record, done, seconds)
-        if record["iteration"] == self._first:
+        if record["iteration"] == self._first and "ratio/mean" in record:
             error = record["ratio/first_error"]
             verdict = "exactly 1" if error == 0 else f"off by up to {error:.1e}"
             self.say(f"ratio before the first update: {verdict}", "" if error == 0 else "yellow")
