@@ -171,8 +171,8 @@ def bench(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A recipe, mixgrpo_flash_guard by default (claims: claims, and recipes for a short run; race: recipes; by "
-            "default all), and key=value overrides."
+            help="A recipe, mixgrpo_flash_guard by default, and key=value overrides. claims: claims, and recipes for a "
+            "short run. race: recipes. Both take all if none is named."
         ),
     ] = None,
     out: Annotated[
