@@ -177,8 +177,14 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         small += ["evaluate.prompts=2", "evaluate.steps=4", "optimizer.updates=1"]
         reader.patch.setattr("flowgrpo.bench.claims.gather.MOST_SEEDS", 1)
         reader.flowgrpo("bench", *words, *small)
-        assert list((reader.home / told["results"]).glob("grpo_guard+proxy-seed0-*.json"))
-        assert list((reader.home / told["results"]).glob("dance_grpo-rise-*.json"))
+        results = reader.home / (told["results"] or "runs/claims")
+        assert list(results.glob("grpo_guard+proxy-seed0-*.json"))
+        assert list(results.glob("dance_grpo-rise-*.json"))
+        return None
+    if name == "race":
+        small = ["diffusion_nft", "--seeds", "0", "--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
+        reader.flowgrpo("bench", *words, *small)
+        assert list((reader.home / "runs/race").glob("race-diffusion_nft-rate*-seed0-*.json"))
         return None
     if name == "interruption":
         # Only one process is killed, not a dozen; with this seed, after two thirds of the run's time.

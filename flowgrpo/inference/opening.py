@@ -46,7 +46,7 @@ def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
     Raises:
         ValueError: the model is a run of text, or the schema refuses an override.
     """
-    source: Path | str = Path(model) / "config.yaml" if is_run(model) else "default"
+    source: Path | str = Path(model) / "config.yaml" if is_run(model) else "mixgrpo_guard"
     recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides])
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")

@@ -14,7 +14,8 @@ from flowgrpo.training.session import start
 PUBLISHED = [
     name
     for name in recipe_names("images")
-    if name not in ("mixgrpo_flash_guard", "mixgrpo_guard", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion")
+    if name
+    not in ("default", "mixgrpo_flash_guard", "mixgrpo_guard", "ac_flow", "euphonium", "flow_dpo", "loop_diffusion")
 ]
 
 
