@@ -54,7 +54,7 @@ A recipe may name another recipe, or a file beside it, as its `base`. It then ch
 merged, and lists and values are replaced.
 
 ```yaml
-base: default
+base: mixgrpo_guard
 name: wider
 sampler: {plan: {window: {size: 4}}}
 published:
