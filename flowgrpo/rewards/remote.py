@@ -149,8 +149,7 @@ class Remote:
             if len(piece) > most:
                 raise ValueError(
                     f"{'a group' if self.whole_group else 'a sample'} of {len(piece) * each} bytes is more than "
-                    f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger "
-                    "--max-mb, or set `encoding: uint8`"
+                    f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger --max-mb"
                 )
             if len(rows) + len(piece) > most:
                 yield rows
