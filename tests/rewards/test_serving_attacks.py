@@ -32,6 +32,8 @@ from tests.rewards.served import REWARDS, Served
 TOKEN = "a-token-of-20-letters"
 # Attackers give up after this many bytes, one every 20 ms: after a minute or more.
 BYTES = 3000
+# The beginning of a message of TLS of 16384 bytes.
+HANDSHAKE = b"\x16\x03\x01\x40\x00"
 
 
 @pytest.fixture
@@ -205,7 +207,8 @@ def test_who_does_not_read_the_answer_frees_its_place(served, monkeypatch):
     content = body(server)
     with connect(server) as raw:
         raw.sendall(head(len(content)) + content)
-        wait_until(lambda: "requests_total" in server.service.metrics.text({}) and server.service.admitted == 0)
+        wait_until(lambda: 'requests_total{status="200"} 1' in server.service.metrics.text({}))
+        wait_until(lambda: server.service.admitted == 0)
     server.reward.function = lambda images, prompts: [1.0] * len(prompts)
     assert ask(server, content)[0] == 200
 
@@ -308,7 +311,7 @@ def test_announced_sizes_share_a_budget(served):
             raw.sendall(head(10 << 20))
         wait_until(lambda: server.server.budget.taken == 20 << 20)
         status, answer = ask(server, body(server))
-        assert (status, answer["error"]) == (503, "other requests take the memory that there is for requests")
+        assert (status, answer["error"]) == (503, "other requests take the memory for requests; try again later")
     wait_until(lambda: server.server.budget.taken == 0)
     assert ask(server, body(server))[0] == 200
 
@@ -423,15 +426,21 @@ def test_a_client_verifies_the_certificate(served, pem: dict[str, str]):
     assert server.url == f"https://127.0.0.1:{server.port}"
 
 
-def test_handshakes_that_drip_have_a_deadline_and_keep_nobody_out(served, drip, monkeypatch, pem: dict[str, str]):
-    monkeypatch.setattr(server_module, "HEAD_SECONDS", 5.0)
+def test_handshakes_that_drip_have_a_deadline(served, drip, monkeypatch, pem: dict[str, str]):
+    monkeypatch.setattr(server_module, "HEAD_SECONDS", 0.5)
+    attack = drip(served(encryption=server_context(pem["certificate"], pem["key"])), HANDSHAKE, b"\0", count=3)
+    assert [everything(connection) for connection in attack.all] == [b""] * 3
+    assert attack.is_alive() or not attack.open
+
+
+def test_handshakes_that_drip_keep_nobody_out(served, drip, monkeypatch, pem: dict[str, str]):
+    monkeypatch.setattr(server_module, "HEAD_SECONDS", 600.0)
     server = served(encryption=server_context(pem["certificate"], pem["key"]))
-    attack = drip(server, b"\x16\x03\x01\x40\x00", b"\0", count=150)
+    attack = drip(server, HANDSHAKE, b"\0", count=150)
     away = Remote(f"https://localhost:{server.port}", ca_file=pem["certificate"])
     assert away(images=images(), prompts=["p"] * 2).values.shape == (2,)
     away.close()
-    for connection in attack.all:
-        everything(connection)
+    assert attack.open
 
 
 def test_who_hangs_up_an_encrypted_connection_is_not_scored(served, pem: dict[str, str]):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+# Smaller allocations are left to the usual allocator.
+LEAST_PAGES = 1 << 20
 
 
 class TooLarge(Exception):
@@ -56,3 +60,17 @@ class Budget:
         finally:
             with self._lock:
                 self._taken -= own
+
+
+def pages(size: int) -> memoryview:
+    """Return `size` writable zeros.
+
+    Many of them use memory only as they are written, and give it back to the system when nobody uses them any more. The
+    usual allocator keeps what was freed for each thread, so a server with many threads would use several times the
+    budget.
+    """
+    if size < LEAST_PAGES:
+        return memoryview(bytearray(size))
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    return memoryview(mmap.mmap(-1, size))

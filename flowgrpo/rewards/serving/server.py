@@ -31,11 +31,9 @@ from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import numpy as np
-
 from ..base import InvalidScores
 from . import wire
-from .budget import Budget, NoMemory, TooLarge
+from .budget import Budget, NoMemory, TooLarge, pages
 from .connections import Connections, Incoming, Outgoing, TooLong, handshake
 from .declaration import Declaration
 from .hosts import HostNames, check_host
@@ -52,6 +50,7 @@ LEAST_RATE = 256 << 10
 REPLY_SECONDS = 30.0
 DRAIN_SECONDS = 10.0
 DRAIN_BYTES = 64 << 20
+DRAIN_CHUNK = 64 << 10
 # What a server that ends still waits for senders and receivers.
 END_SECONDS = 5.0
 # Connections that hold no place in the queue.
@@ -220,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         except TooLong:
             # Attributes that a whole head would have set.
             self.request_version, self.requestline, self.command = self.protocol_version, "", ""
-            self._refuse(Refused(431, f"the head of a request has {HEAD_BYTES} bytes at most"))
+            self._refuse(Refused(431, f"the head of a request has {HEAD_BYTES} bytes at most; send fewer headers"))
 
     def handle_expect_100(self) -> bool:
         """Ask for the body later: not before the token and the length are known to be right."""
@@ -313,9 +312,9 @@ class _Handler(BaseHTTPRequestHandler):
             inputs = self._inputs(self._read(length), take)
             return wire.pack_scores(service.score(inputs, self._abandoned))
         except Full:
-            raise Refused(503, "the queue of requests is full", pause=1) from None
+            raise Refused(503, "the queue of requests is full; try again later", pause=1) from None
         except (NoMemory, MemoryError):
-            raise Refused(503, "other requests take the memory that there is for requests", pause=1) from None
+            raise Refused(503, "other requests take the memory for requests; try again later", pause=1) from None
         except TooLarge as error:
             raise Refused(
                 413,
@@ -353,7 +352,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the body. Pages of its memory are used as their bytes arrive, so an announced size costs nothing."""
         self._incoming.most = None
         self._limit(BODY_SECONDS, LEAST_RATE, READ_SECONDS)
-        body = np.empty(length, dtype=np.uint8).data
+        body = pages(length)
         try:
             if self._expects:
                 self.send_response_only(100)
@@ -367,7 +366,11 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             pass
         if self._received < length:
-            raise Refused(408, f"{length - self._received} of {length} bytes were not received in time")
+            raise Refused(
+                408,
+                f"{length - self._received} of {length} bytes were not received in time; send {LEAST_RATE} bytes a "
+                "second or more",
+            )
         self.server.service.metrics.received(length)
         return body
 
@@ -404,7 +407,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._limit(DRAIN_SECONDS)
         try:
             self.connection.shutdown(socket.SHUT_WR)
-            while self.rfile.read1(io.DEFAULT_BUFFER_SIZE):  # type: ignore[attr-defined]
+            while self.rfile.read1(DRAIN_CHUNK):  # type: ignore[attr-defined]
                 pass
         except (OSError, TooLong):
             return

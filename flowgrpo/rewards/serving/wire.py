@@ -33,6 +33,7 @@ from torch import Tensor
 from ..base import Scores
 from ..inputs import Inputs
 from ..pixels import to_bytes
+from .budget import pages
 
 VERSION = 1
 CONTENT_TYPE = "application/x-flowgrpo"
@@ -216,11 +217,18 @@ def _unpack_samples(
     array = np.frombuffer(payload, dtype=dtype).reshape(shape)
     if encoding == "uint8":
         take(4 * array.size)
-        return torch.from_numpy(array.astype(np.float32)).div_(255)
+        return torch.from_numpy(_floats(array)).div_(255)
     if not (array.flags.aligned and array.flags.writeable and array.dtype.isnative):
         take(array.nbytes)
-        array = array.astype(np.float32)
+        array = _floats(array)
     return torch.from_numpy(array)
+
+
+def _floats(array: Any) -> Any:
+    """Return a copy in float32."""
+    copy = np.frombuffer(pages(4 * array.size), dtype=np.float32).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
 
 
 def _unpack_files(sizes: Any, payload: memoryview, shape: list[int], take: Callable[[int], object]) -> Tensor:
@@ -230,7 +238,7 @@ def _unpack_files(sizes: Any, payload: memoryview, shape: list[int], take: Calla
     if sum(sizes) != len(payload):
         raise ValueError(f"the files should have {sum(sizes)} bytes, but {len(payload)} were received")
     take(4 * math.prod(shape) + BYTES_OF_PIXEL * height * width)
-    frames, start = np.empty((count, 3, height, width), dtype=np.float32), 0
+    frames, start = np.frombuffer(pages(4 * math.prod(shape)), dtype=np.float32).reshape(count, 3, height, width), 0
     for number, size in enumerate(sizes):
         frames[number] = _read_png(bytes(payload[start : start + size]), height, width, number)
         start += size
