@@ -125,7 +125,7 @@ class _EncryptedPool(HTTPSConnectionPool):
     ConnectionCls = _Encrypted
 
 
-class Adapter(requests.adapters.HTTPAdapter):
+class ClosableAdapter(requests.adapters.HTTPAdapter):
     """Connections of `requests` that an `Exchange` can close from another thread."""
 
     def init_poolmanager(self, *arguments: Any, **more: Any) -> None:

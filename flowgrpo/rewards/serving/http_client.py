@@ -256,7 +256,7 @@ class HttpClient:
     def _open(self) -> Any:
         import requests
 
-        from .exchange import Adapter
+        from .exchange import ClosableAdapter
 
         with self._lock:
             if self._session is None:
@@ -265,7 +265,7 @@ class HttpClient:
                 # Clusters often set a proxy for all addresses, but a server on this machine is not behind the proxy.
                 session.trust_env = not is_local(urlsplit(self.url).hostname or "")
                 for scheme in ("http://", "https://"):
-                    adapter = Adapter(pool_maxsize=self.connections, max_retries=0)
+                    adapter = ClosableAdapter(pool_maxsize=self.connections, max_retries=0)
                     session.mount(scheme, adapter)
                 self._session = session
             return self._session

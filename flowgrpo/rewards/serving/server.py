@@ -41,7 +41,7 @@ from .service import Full, RequestAbandoned, Service, Stopping
 from .wire import WireLimits
 
 # The head of a request, with the handshake of TLS.
-HEAD_SECONDS = 10.0
+HEAD_SECONDS = 30.0
 HEAD_BYTES = 16 << 10
 # A body may take READ_SECONDS in all. It may lag BODY_SECONDS behind LEAST_RATE bytes a second.
 READ_SECONDS = 600.0
