@@ -32,7 +32,8 @@ def server_context(certificate: str | Path | None, key: str | Path | None) -> ss
     try:
         context.load_cert_chain(certificate, key, password=refuse)
     except OSError as error:
-        reason = getattr(error, "reason", None) or error.strerror or "no PEM file"
+        known = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = known or "one of them is no PEM file"
         raise ValueError(
             f"--certificate {certificate} and --key {key} cannot be used together ({reason}); give a certificate and "
             "its own key, both as PEM files"
