@@ -16,6 +16,7 @@ from torch.distributed.run import get_args_parser
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe, TextRecipe
+from flowgrpo.rewards.serving.encryption import server_context
 from tests.doc_commands_checkout import ONE_TEST, Checkout, environment, install
 from tests.doc_commands_read import OPERATORS, ROOT, Example
 from tests.doc_commands_reader import NoRule, Reader
@@ -259,6 +260,15 @@ def _harmless(reader: Reader, example: Example, words: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def _openssl(reader: Reader, example: Example, words: list[str]) -> None:
+    """Make a certificate, which a server must be able to use."""
+    if shutil.which("openssl") is None:
+        return
+    done = subprocess.run(words, cwd=reader.home, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    server_context(*(reader.home / words[words.index(option) + 1] for option in ("-out", "-keyout")))
+
+
 PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
     "flowgrpo": _flowgrpo,
     "python": _python,
@@ -271,6 +281,7 @@ PROGRAMS: dict[str, Callable[[Reader, Example, list[str]], None]] = {
     "pytest": _pytest,
     "pre-commit": _pre_commit,
     "mkdocs": _mkdocs,
+    "openssl": _openssl,
     **dict.fromkeys(HARMLESS, _harmless),
 }
 

@@ -7,6 +7,7 @@ words name, and adds options that make long commands short. A command without a 
 import os
 import re
 import signal
+import ssl
 import threading
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
+from tests.rewards.certificate import CERTIFICATE, KEY
 from tests.tiny_rewards import save_open_clip
 
 # Large enough that the memory of a forward and backward pass can be measured in an almost empty process.
@@ -343,24 +345,30 @@ def _serve(reader: Reader, words: list[str], example: Example) -> None:
         if not torch.cuda.is_available():
             here["device=cuda"] = "device=cpu"
         small = [*(here.get(word, word) for word in small), "--options", f"model={architecture}"]
+    asked = {} if told["token_env"] is None else {"token_env": told["token_env"]}
+    if told["certificate"] is not None:
+        # The certificate of a page is for the machine that the page names.
+        for path, text in ((told["certificate"], CERTIFICATE), (told["key"], KEY)):
+            (reader.home / path).write_text(text, encoding="utf-8")
+        asked["ca_file"] = str(reader.home / told["certificate"])
     seen: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen, told["token_env"]))
+        patch.setattr(cli_rewards, "say", _ask_and_stop(cli_rewards.say, seen, asked))
         reader.flowgrpo("rewards", "serve", *small)
     assert seen["health"] == 200
     assert seen["scores"].shape == (2, 1)
     assert seen["scores"].isfinite().all()
 
 
-def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], token_env: str | None) -> Callable[[str], None]:
+def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], options: dict[str, str]) -> Callable[[str], None]:
     """A replacement for `say`: once the server prints its address, ask for its health and for scores, then end it."""
 
     def ask(address: str) -> None:
-        options = {"url": address} | ({} if token_env is None else {"token_env": token_env})
+        context = ssl.create_default_context(cafile=options.get("ca_file"))
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=20) as answer:
+            with urllib.request.urlopen(f"{address}/health", timeout=20, context=context) as answer:
                 seen["health"] = answer.status
-            rewards = RewardSet([RewardSpec("remote", options=options)])
+            rewards = RewardSet([RewardSpec("remote", options={"url": address, **options})])
             seen["scores"] = rewards.score(torch.rand(2, 3, 32, 32), ["a cat", "a dog"], groups=[0, 1]).values
             rewards.close()
         finally:
@@ -368,7 +376,7 @@ def _ask_and_stop(say: Callable[[str], None], seen: dict[str, Any], token_env: s
 
     def told(line: str) -> None:
         say(line)
-        if (address := re.search(r"http://\S+", line)) is not None:
+        if (address := re.search(r"https?://\S+", line)) is not None:
             threading.Thread(target=ask, args=(address[0].replace("0.0.0.0", "127.0.0.1"),)).start()
 
     return told

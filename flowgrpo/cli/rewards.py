@@ -40,9 +40,17 @@ def serve_reward(
     token_env: Annotated[
         str | None, typer.Option(help="Environment variable that holds the token that a client must send.")
     ] = None,
+    host_name: Annotated[
+        list[str] | None, typer.Option(help="Another name by which clients reach the server; as often as needed.")
+    ] = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file: serve with TLS, by this certificate.")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's private key.")] = None,
     waiting: Annotated[int, typer.Option(min=0, help="Most requests that may wait while another is scored.")] = 4,
     max_mb: Annotated[int, typer.Option(min=1, help="Megabytes of the largest request.")] = 512,
     max_side: Annotated[int, typer.Option(min=1, help="Pixels of the longest side of an image.")] = 8192,
+    memory_mb: Annotated[
+        int | None, typer.Option(min=1, help="Megabytes for all requests together; 64 + twice --max-mb if left out.")
+    ] = None,
 ) -> None:
     """Serve a reward over HTTP, for the reward `remote` of a recipe, until SIGTERM or Ctrl-C."""
     from ..rewards.serving.serve import serve
@@ -56,6 +64,10 @@ def serve_reward(
         token_env=token_env,
         waiting=waiting,
         limits=WireLimits(most_bytes=max_mb << 20, most_side=max_side),
+        memory=None if memory_mb is None else memory_mb << 20,
+        names=host_name or (),
+        certificate=certificate,
+        key=key,
         report=say,
     )
 

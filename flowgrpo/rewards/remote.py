@@ -30,8 +30,10 @@ class Remote:
     Args:
         url: the server's address, such as "http://127.0.0.1:8765".
         token_env: environment variable that holds the token, if the server asks for one.
+        ca_file: PEM file with the certificate of the server or of its authority, if `url` begins with https:// and the
+            system does not trust that certificate.
         reward: expected name of the served reward in the metrics; a server with another reward is refused.
-        timeout: seconds for one request: sending, waiting in the queue, scoring, and the reply.
+        timeout: seconds for one request in all: connecting, sending, its turn in the queue, scoring, the reply.
         patience: for how many seconds a call tries to reach the server.
         encoding: how images are sent. "float32" keeps every bit. "uint8" takes a quarter of the size, and "png" still
             less; both round to the 256 levels of a picture file.
@@ -50,6 +52,7 @@ class Remote:
         url: str,
         *,
         token_env: str | None = None,
+        ca_file: str | None = None,
         reward: str | None = None,
         timeout: float = 600.0,
         patience: float = 150.0,
@@ -62,7 +65,7 @@ class Remote:
             raise ValueError(f"remote: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
         self.patience, self.encoding = patience, encoding
         self._client = HttpClient(
-            "remote", url, token_env=token_env, timeout=timeout, most_bytes=MOST_REPLY_BYTES, clock=self.clock
+            "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES
         )
         self.declaration, self.limits = self._ask_what_it_serves()
         if reward is not None and reward != self.declaration.reward:
@@ -146,8 +149,7 @@ class Remote:
             if len(piece) > most:
                 raise ValueError(
                     f"{'a group' if self.whole_group else 'a sample'} of {len(piece) * each} bytes is more than "
-                    f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger "
-                    "--max-mb, or set `encoding: uint8`"
+                    f"{self._client.url} accepts ({self.limits.most_bytes}); start that server with a larger --max-mb"
                 )
             if len(rows) + len(piece) > most:
                 yield rows

@@ -94,11 +94,11 @@ class Killable(RewardServer):
     """Can close all connections at once, like a killed process."""
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self.__dict__.setdefault("connections", []).append(request)
+        self.__dict__.setdefault("accepted", []).append(request)
         super().process_request(request, client_address)
 
     def hang_up(self) -> None:
-        for connection in self.__dict__.pop("connections", ()):
+        for connection in self.__dict__.pop("accepted", ()):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -117,17 +117,18 @@ class Served:
         token: str | None = None,
         waiting: int = 4,
         limits: WireLimits | None = None,
+        **more: Any,
     ) -> None:
         self.reward, self.reports = build(RewardSpec(name, options=options or {})), []
         self.service = Service(self.reward, waiting=waiting, report=self.reports.append)
         self.declaration = Declaration.of(self.reward, name, options or {})
-        self.server = Killable(self.service, self.declaration, port=port, token=token, limits=limits)
+        self.server = Killable(self.service, self.declaration, port=port, token=token, limits=limits, **more)
         self._ending = ExitStack()
         self._ending.enter_context(running(self.server))
         self.thread = threading.Thread(target=self.service.run)
         self.thread.start()
         self.port = self.server.server_port
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = self.server.url
 
     def close(self) -> None:
         """End as after SIGTERM: admitted requests are finished."""

@@ -206,15 +206,6 @@ def test_a_server_that_does_not_answer_in_time_is_asked_again(stub: Stub, clock:
     assert len(clock.pauses) == 1
 
 
-def test_a_reply_that_trickles_in_has_a_deadline_as_a_whole(stub: Stub, monkeypatch: pytest.MonkeyPatch):
-    ticks = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(JudgeClient, "clock", staticmethod(lambda: float(next(ticks))))
-    monkeypatch.setattr(JudgeClient, "sleep", staticmethod(lambda seconds: None))
-    server = stub(lambda request, number: said("x" * 20_000))
-    with pytest.raises(Unavailable, match="no answer within 60 s"):
-        ask(server, "?", timeout=60, patience=1)
-
-
 def test_a_server_that_dies_in_the_middle_of_a_batch_is_waited_for(stub: Stub, clock: FakeClock):
     lock, answered = threading.Lock(), []
     dying = threading.Thread(target=lambda: server.stop())

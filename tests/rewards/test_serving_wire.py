@@ -75,12 +75,13 @@ def header(**changes: Any) -> dict[str, Any]:
     return {"version": 1, "serves": "", "prompts": ["p"], "columns": {}, "groups": None, "samples": samples, **changes}
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A part of a PNG file."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def bomb(side: int) -> bytes:
     """A PNG file of a few hundred bytes that says it is a huge picture."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     data = zlib.compress(b"\0" * 100_000)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")

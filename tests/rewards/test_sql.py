@@ -39,7 +39,8 @@ def judge(reward: Sql, query: str, reference: str = REFERENCE):
         ("-- a comment\nWITH old AS (SELECT * FROM people WHERE age > 35) SELECT name AS n FROM old", REFERENCE),
         ("VALUES ('Bob'), ('Cy')", REFERENCE),
         ("SELECT 0.3", "SELECT sum(weight) FROM pets WHERE kind = 'cat'"),
-        ("SELECT 2", "SELECT 2.0"),
+        ("SELECT name FROM people WHERE age > 1000 OR age = 999", "SELECT name FROM people WHERE age > 60"),
+        ("SELECT name FROM people ORDER BY age, id", "SELECT name FROM people ORDER BY 1"),
         ("SELECT name FROM people ORDER BY id", "SELECT name FROM people ORDER BY age"),
         (
             "SELECT 'Cy' UNION ALL SELECT 'Ann'",
@@ -59,7 +60,15 @@ def test_an_equal_result_is_worth_1_however_it_is_written(reward: Sql, query: st
         ("SELECT kind FROM pets", "SELECT DISTINCT kind FROM pets"),
         ("SELECT age, name FROM people", "SELECT name, age FROM people"),
         ("SELECT name, 1 FROM people WHERE 0", "SELECT name FROM people WHERE 0"),
+        ("SELECT 1 WHERE 0", "SELECT name FROM people WHERE age > 60"),
+        ("SELECT name FROM people WHERE 0", "SELECT name FROM people WHERE age > 60"),
+        ("SELECT name FROM people WHERE age > 60", "SELECT name FROM people"),
+        ("SELECT name FROM people", "SELECT name FROM people ORDER BY age"),
         ("SELECT '40'", "SELECT 40"),
+        ("SELECT 40.0", "SELECT 40"),
+        ("SELECT x'41'", "SELECT 'A'"),
+        ("SELECT NULL", "SELECT ''"),
+        ("SELECT sum(age) / 3 FROM people", "SELECT avg(age) FROM people"),
         ("SELECT 0.3000001", "SELECT 0.3"),
     ],
 )
@@ -67,7 +76,70 @@ def test_other_results_are_not_equal(reward: Sql, query: str, reference: str) ->
     scores = judge(reward, query, reference)
     assert scores.sub_scores["execution"] == [0]
     assert scores.values[0] < 1
-    assert scores.notes[0].endswith("differ from the reference's result")
+    assert "the reference" in scores.notes[0]
+
+
+OTHERS = [
+    SCHEMA,
+    SCHEMA + "UPDATE people SET age = 36 WHERE id = 1;",
+    SCHEMA + "DELETE FROM people;",
+]
+
+
+def test_results_have_to_be_equal_on_every_database(reward: Sql):
+    queries = [
+        "SELECT name FROM people WHERE 35 < age",
+        "SELECT name FROM people WHERE age >= 40",
+        "VALUES ('Bob'), ('Cy')",
+        "SELECT 'Bob' WHERE 0 UNION ALL SELECT name FROM people WHERE age > 35",
+    ]
+    scores = reward(queries, [""] * 4, [OTHERS] * 4, [REFERENCE] * 4)
+    assert scores.sub_scores["execution"] == [1, 0, 0, 1]
+    assert (
+        scores.notes[1] == scores.notes[2] == "on database 2, 2 rows with 1 columns differ from the reference's result"
+    )
+    # Each of them is right on the first database.
+    assert reward(queries, [""] * 4, [OTHERS[:1]] * 4, [REFERENCE] * 4).values == [1] * 4
+
+
+def test_no_rows_on_one_database_are_told_apart_by_another(reward: Sql):
+    empty = [SCHEMA + "DELETE FROM people;", SCHEMA]
+    queries = ["SELECT 1 WHERE 0", "SELECT name FROM people WHERE id > 1"]
+    # The second query reads another column, which matters only if no database has a row.
+    for databases, right in ((empty[:1], [0, 0]), (empty, [0, 1])):
+        scores = reward(queries, [""] * 2, [databases] * 2, [REFERENCE] * 2)
+        assert scores.sub_scores["execution"] == right
+    assert reward([REFERENCE], [""], [empty[:1]], [REFERENCE]).values == [1]
+
+
+def test_a_query_without_order_is_not_right_by_chance(reward: Sql):
+    scores = judge(reward, "SELECT name FROM people", "SELECT name FROM people ORDER BY age")
+    assert scores.notes == ["3 rows with 1 columns have the reference's order by chance; the query needs an ORDER BY"]
+    # The other direction is wrong at once.
+    scores = judge(reward, "SELECT name FROM people", "SELECT name FROM people ORDER BY age DESC")
+    assert scores.notes == ["3 rows with 1 columns differ from the reference's result"]
+    # The next query without an order is not run backwards.
+    assert judge(reward, "SELECT name FROM people LIMIT 1", "SELECT 'Ann'").values == [1]
+
+
+def test_types_need_not_count():
+    loose = Sql(seconds=20, types=False)
+    queries = ["SELECT 2", "SELECT 2.0", "SELECT '2'", "SELECT 2.1"]
+    assert loose(queries, [""] * 4, [SCHEMA] * 4, ["SELECT 2.0"] * 4).sub_scores["execution"] == [1, 1, 0, 0]
+    loose.close()
+
+
+def test_databases_of_a_problem_have_the_same_tables(reward: Sql):
+    for other, message in (
+        ("CREATE TABLE people (id INT);", r"script 2 has people \(id\), and script 1 has people \(id, name, age\)"),
+        ("", "script 2 has none"),
+        ("CREATE", "a script that fails: incomplete"),
+        (5, "give texts"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            reward([REFERENCE], [""], [[SCHEMA, other]], [REFERENCE])
+    with pytest.raises(ValueError, match="give texts"):
+        reward([REFERENCE], [""], [[]], [REFERENCE])
 
 
 def test_parts_by_hand(reward: Sql) -> None:
@@ -165,6 +237,7 @@ def test_columns_through_the_runner() -> None:
         ({"seconds": 0}, "seconds is 0"),
         ({"most_rows": 0}, "most_rows is 0"),
         ({"memory_mb": 0.5}, "memory_mb is 0.5"),
+        ({"types": 1}, "types is 1; give true or false"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:

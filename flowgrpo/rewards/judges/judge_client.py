@@ -161,7 +161,7 @@ class JudgeClient:
         self.max_tokens = self.server.max_tokens or max_tokens
         self._http = HttpClient(
             reward, self.server.url, token_env=self.server.key_env, timeout=self.server.timeout,
-            most_bytes=MOST_REPLY_BYTES, connections=self.server.concurrency, busy=BUSY | {500}, clock=self.clock,
+            most_bytes=MOST_REPLY_BYTES, connections=self.server.concurrency, busy=BUSY | {500},
         )  # fmt: skip
         self._known: OrderedDict[bytes, JudgeReply] = OrderedDict()
 

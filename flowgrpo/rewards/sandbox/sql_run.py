@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,62 +25,165 @@ _RECURSIVE, _LENGTH = 33, 0
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, _RECURSIVE}
 
 
-def judge(schema: str, reference: str, query: str, seconds: float, most_rows: int) -> dict[str, Any]:
-    """Compare a query with the reference on the database that a script creates.
+@dataclass(frozen=True)
+class _Result:
+    """The result of a query: its number of columns, and what is compared of its rows."""
+
+    width: int
+    rows: list[Any]
+
+    def same(self, other: _Result, ordered: bool) -> bool:
+        """Whether two results are equal, in the order of the rows or in any order."""
+        if self.width != other.width:
+            return False
+        return self.rows == other.rows if ordered else Counter(self.rows) == Counter(other.rows)
+
+
+@dataclass(frozen=True)
+class _Database:
+    """A database, and the results of the reference on it.
+
+    Attributes:
+        connection: the database; it can only be read.
+        results: the result of the reference. If the reference orders its rows, there is a second result, for which
+            sqlite goes backwards through everything that has no order.
+    """
+
+    connection: sqlite3.Connection
+    results: tuple[_Result, ...]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Limits of a query, and whether 1 and 1.0 differ."""
+
+    seconds: float
+    most_rows: int
+    types: bool
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The databases of a problem, and the tables and columns that the reference reads."""
+
+    databases: tuple[_Database, ...]
+    touched: frozenset[str]
+    ordered: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether the reference has no row on any of the databases."""
+        return not any(result.rows for database in self.databases for result in database.results)
+
+
+def judge(
+    schemas: list[str], reference: str, query: str, seconds: float, most_rows: int, types: bool = True
+) -> dict[str, Any]:
+    """Compare a query with the reference on the databases that scripts create.
 
     Args:
-        schema: a script that creates and fills the tables; it is trusted.
+        schemas: scripts that create and fill the tables, one for each database; they are trusted.
         reference: the right query.
         query: the query that is judged.
-        seconds: how long each of the two queries may run.
+        seconds: how long each of the two queries may run on a database.
         most_rows: how many rows a result may have.
+        types: whether an integer and a real number of the same value are different.
 
     Returns:
         The parts `syntax`, `tables`, `ngram` and `execution`, see `sql.Sql`; and `note`, the error of the query.
 
     Raises:
-        ValueError: the script or the reference fails.
+        ValueError: a script or the reference fails, or the scripts create different tables.
     """
-    connection, touched, columns, rows = _prepared(schema, reference, seconds, most_rows)
+    limits = _Limits(seconds, most_rows, types)
+    problem = _prepared(tuple(schemas), reference, limits)
     parts: dict[str, Any] = {"syntax": 0.0, "tables": 0.0, "execution": 0.0, "note": ""}
     parts["ngram"] = _overlap(_grams(reference), _grams(query))
     try:
-        own = _touched(connection, query)
-        parts.update(syntax=1.0, tables=_overlap(touched, own))
-        width, result = _rows(connection, query, seconds, most_rows)
+        own = _touched(problem.databases[0].connection, query)
+        parts.update(syntax=1.0, tables=_overlap(problem.touched, own))
+        parts["note"] = _difference(problem, own, query, limits)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         parts["note"] = f"it ran longer than {seconds:g} s" if str(error) == "interrupted" else str(error)
         return parts
-    same = result == rows if _ordered(reference) else Counter(result) == Counter(rows)
-    parts["execution"] = float(width == columns and same)
-    parts["note"] = (
-        "" if parts["execution"] else f"{len(result)} rows with {width} columns differ from the reference's result"
-    )
+    parts["execution"] = float(not parts["note"])
     return parts
 
 
+def _difference(problem: _Problem, touched: frozenset[str], query: str, limits: _Limits) -> str:
+    """Return how the results of a query differ from the results of the reference; "" if they do not."""
+    for number, database in enumerate(problem.databases):
+        for backwards in range(len(database.results)):
+            result = _rows(database.connection, query, limits, bool(backwards))
+            # A part of the reference may leave an order open. Then both directions are right.
+            if not any(result.same(right, problem.ordered) for right in database.results):
+                place = f"on database {number + 1}, " if len(problem.databases) > 1 else ""
+                found = f"{len(result.rows)} rows with {result.width} columns"
+                if backwards:
+                    return f"{place}{found} have the reference's order by chance; the query needs an ORDER BY"
+                return f"{place}{found} differ from the reference's result"
+    if problem.empty and touched != problem.touched:
+        return "no row, as the reference, but it reads other tables or columns"
+    return ""
+
+
 @lru_cache(maxsize=4)
-def _prepared(
-    schema: str, reference: str, seconds: float, most_rows: int
-) -> tuple[sqlite3.Connection, frozenset[str], int, list[Any]]:
-    """Return a read-only database, the tables and columns that the reference reads, and the result of the reference."""
+def _prepared(schemas: tuple[str, ...], reference: str, limits: _Limits) -> _Problem:
+    """Return the databases of a problem, with the results of the reference."""
+    connections, tables = zip(*(_created(script, limits.seconds) for script in schemas))
+    for number, own in enumerate(tables):
+        if own != tables[0]:
+            raise ValueError(
+                f"the column `schema` has scripts that create different tables: script {number + 1} has "
+                f"{_listed(own)}, and script 1 has {_listed(tables[0])}; the databases of a problem have the "
+                "same tables and columns, with other rows"
+            )
+    ordered = _ordered(reference)
+    for connection in connections:
+        connection.set_authorizer(_reading_only)
+    try:
+        touched = _touched(connections[0], reference)
+        databases = [
+            _Database(
+                connection,
+                tuple(_rows(connection, reference, limits, backwards) for backwards in (False, True)[: 1 + ordered]),
+            )
+            for connection in connections
+        ]
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        raise ValueError(f"the column `query` has {reference!r:.200}, which fails: {error}") from None
+    return _Problem(tuple(databases), touched, ordered)
+
+
+def _created(script: str, seconds: float) -> tuple[sqlite3.Connection, dict[str, list[str]]]:
+    """Return the database that a script creates, and its tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     try:
         with _limited(connection, seconds):
-            connection.executescript(schema)
+            connection.executescript(script)
+            tables = _tables(connection)
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise ValueError(f"the column `schema` has a script that fails: {error}") from None
     # Temporary data that does not fit into memory must not be written to the disk.
     connection.execute("PRAGMA temp_store = MEMORY")
     if hasattr(connection, "setlimit"):
         connection.setlimit(_LENGTH, LONGEST_VALUE)
-    connection.set_authorizer(_reading_only)
-    try:
-        touched = _touched(connection, reference)
-        columns, rows = _rows(connection, reference, seconds, most_rows)
-    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        raise ValueError(f"the column `query` has {reference!r:.200}, which fails: {error}") from None
-    return connection, touched, columns, rows
+    return connection, tables
+
+
+def _tables(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    """Return the names of the tables and views with the names of their columns."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY 1").fetchall()
+    # Not by the function `pragma_table_info`: a connection that has used it lets every later query use it too.
+    quoted = {name: '"' + name.replace('"', '""') + '"' for (name,) in found}
+    return {
+        name.lower(): [row[1].lower() for row in connection.execute(f"PRAGMA table_info({quoted[name]})")]
+        for (name,) in found
+    }
+
+
+def _listed(tables: dict[str, list[str]]) -> str:
+    return ", ".join(f"{name} ({', '.join(columns)})" for name, columns in tables.items()) or "none"
 
 
 def _reading_only(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -114,17 +218,25 @@ def _touched(connection: sqlite3.Connection, query: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _rows(connection: sqlite3.Connection, query: str, seconds: float, most_rows: int) -> tuple[int, list[Any]]:
-    """Return the number of columns and the rows of a result; real numbers have 9 digits."""
-    with _limited(connection, seconds):
+def _rows(connection: sqlite3.Connection, query: str, limits: _Limits, backwards: bool = False) -> _Result:
+    """Return the result of a query; if `backwards`, sqlite goes backwards through everything without an order."""
+    connection.set_authorizer(_anything)
+    connection.execute(f"PRAGMA reverse_unordered_selects = {int(backwards)}").close()
+    connection.set_authorizer(_reading_only)
+    with _limited(connection, limits.seconds):
         cursor = connection.execute(query)
         try:
-            rows = cursor.fetchmany(most_rows + 1)
+            rows = cursor.fetchmany(limits.most_rows + 1)
         finally:
             cursor.close()
-    if len(rows) > most_rows:
-        raise ValueError(f"the result has more than {most_rows} rows")
-    return len(cursor.description or ()), [tuple(map(_rounded, row)) for row in rows]
+    if len(rows) > limits.most_rows:
+        raise ValueError(f"the result has more than {limits.most_rows} rows")
+    compared = [tuple(_compared(value, limits.types) for value in row) for row in rows]
+    return _Result(len(cursor.description or ()), compared)
+
+
+def _anything(*_: Any) -> int:
+    return sqlite3.SQLITE_OK
 
 
 @contextmanager
@@ -138,8 +250,12 @@ def _limited(connection: sqlite3.Connection, seconds: float) -> Iterator[None]:
         connection.set_progress_handler(None, 0)
 
 
-def _rounded(value: Any) -> Any:
-    return float(f"{value:.9g}") if isinstance(value, float) else value
+def _compared(value: Any, types: bool) -> Any:
+    """Return what is compared of a value: real numbers to 9 digits, and the type if types count."""
+    if isinstance(value, float):
+        value = float(f"{value:.9g}")
+    # Without its type, Python takes 1 and 1.0 for equal, but no text for equal to a number.
+    return (type(value).__name__, value) if types else value
 
 
 def _ordered(query: str) -> bool:

@@ -1,7 +1,8 @@
 """Requests to a server that may be slow, busy, restarting or faulty.
 
-Every request has a deadline, and every reply has a size limit. Redirects are not followed, so a token is not sent to
-another server. Tokens are read from the environment at each request, so they are in no attribute, message or log.
+Every request has a deadline for the whole exchange, and every reply has a size limit. Redirects are not followed, so a
+token is not sent to another server. Tokens are read from the environment at each request, so they are in no attribute,
+message or log.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,14 +18,18 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 CONNECT_SECONDS = 10.0
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 30.0
 LONGEST_ASKED_PAUSE = 300.0
-CHUNK_BYTES = 1024
+CHUNK_BYTES = 1 << 16
 MESSAGE_CHARACTERS = 500
 # 500 is not in this set, because `flowgrpo rewards serve` answers 500 if the reward itself failed.
 BUSY = frozenset({408, 425, 429, 502, 503, 504})
@@ -126,14 +132,14 @@ class HttpClient:
         reward: name of the reward that sends requests, for messages.
         url: address of the server; paths are appended to it.
         token_env: environment variable with the token that is sent as a bearer token; None sends no token.
-        timeout: seconds that a request may take, from its sending to the end of the reply.
+        ca_file: PEM file with the certificates of authorities that are trusted, in place of the usual ones; for https.
+        timeout: seconds that a request may take in all: connecting, sending, waiting, and the reply to its last byte.
         most_bytes: size in bytes of the largest reply that is read.
         connections: how many connections are kept open at most.
         busy: HTTP statuses after which the same request may succeed later.
-        clock: function that returns the time in seconds, for the deadline.
 
     Raises:
-        ValueError: `url` or `token_env` is wrong.
+        ValueError: `url`, `token_env` or `ca_file` is wrong.
     """
 
     def __init__(
@@ -142,15 +148,15 @@ class HttpClient:
         url: str,
         *,
         token_env: str | None = None,
+        ca_file: str | None = None,
         timeout: float = 60.0,
         most_bytes: int = 16 << 20,
         connections: int = 1,
         busy: frozenset[int] = BUSY,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.reward, self.url, self.token_env = reward, check_url(reward, url), token_env
         self.timeout, self.most_bytes, self.connections, self.busy = timeout, most_bytes, connections, busy
-        self._clock = clock
+        self.ca_file = _check_ca_file(reward, self.url, ca_file)
         self._lock = threading.Lock()
         self._session: Any = None
         read_token(reward, token_env)
@@ -170,38 +176,23 @@ class HttpClient:
             A reply with a status from 200 to 299.
 
         Raises:
-            Unavailable: there was no connection, no reply in time, a broken connection, or a status in `busy`.
+            Unavailable: there was no connection, no whole reply in time, a broken connection, or a status in `busy`.
             ServerError: the status is any other one, or the reply is too large.
         """
-        import requests
+        from .exchange import Exchange
 
         token = read_token(self.reward, self.token_env)
         sent = {"Accept-Encoding": "identity", "User-Agent": "flowgrpo", **(headers or {})}
         if token is not None:
             sent["Authorization"] = f"Bearer {token}"
-        deadline = self._clock() + self.timeout
+
+        def work(exchange: Exchange[tuple[Reply, str | None]]) -> tuple[Reply, str | None]:
+            return self._exchange(exchange, method, path, body, sent, token)
+
         try:
-            with self._open().request(
-                method,
-                self.url + path,
-                data=body,
-                headers=sent,
-                timeout=(min(CONNECT_SECONDS, self.timeout), self.timeout),
-                stream=True,
-                allow_redirects=False,
-                # Without this, a ~/.netrc file would replace the token.
-                auth=lambda request: request,
-            ) as response:
-                reply = Reply(response.status_code, self._read(response, deadline))
-                wanted = response.headers.get("Retry-After")
-        except requests.exceptions.SSLError as error:
-            raise ServerError(f"{self.url}: the certificate was not accepted: {_cause(error)}") from None
-        except (requests.exceptions.Timeout, TimeoutError):
+            reply, wanted = Exchange(work).within(self.timeout)
+        except TimeoutError:
             raise Unavailable(f"{self.url}: no answer within {self.timeout:g} s") from None
-        except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-            raise Unavailable(f"{self.url}: {_cause(error)}") from None
-        except requests.exceptions.RequestException as error:
-            raise ServerError(f"{self.url}: {hide(_cause(error), token)}") from None
         if 200 <= reply.status < 300:
             return reply
         text = hide(reply.body.decode("utf-8", "replace"), token)
@@ -212,6 +203,41 @@ class HttpClient:
             source = self.token_env or "none was sent: name an environment variable that holds it"
             message += f" (key: {source})"
         raise ServerError(message, reply.status, text)
+
+    def _exchange(
+        self,
+        exchange: Exchange[Any],
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: dict[str, str],
+        token: str | None,
+    ) -> tuple[Reply, str | None]:
+        """Send a request, and return its reply with the header Retry-After."""
+        import requests
+
+        try:
+            with self._open().request(
+                method,
+                self.url + path,
+                data=body,
+                headers=headers,
+                timeout=(min(CONNECT_SECONDS, self.timeout), self.timeout),
+                stream=True,
+                allow_redirects=False,
+                verify=self.ca_file or True,
+                # Without this, a ~/.netrc file would replace the token.
+                auth=lambda request: request,
+            ) as response:
+                return Reply(response.status_code, self._read(response, exchange)), response.headers.get("Retry-After")
+        except requests.exceptions.SSLError as error:
+            raise ServerError(f"{self.url}: the certificate was not accepted: {_cause(error)}") from None
+        except requests.exceptions.Timeout:
+            raise TimeoutError from None
+        except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+            raise Unavailable(f"{self.url}: {_cause(error)}") from None
+        except requests.exceptions.RequestException as error:
+            raise ServerError(f"{self.url}: {hide(_cause(error), token)}") from None
 
     def close(self) -> None:
         """Close the connections. A later request opens new ones."""
@@ -230,6 +256,8 @@ class HttpClient:
     def _open(self) -> Any:
         import requests
 
+        from .exchange import ClosableAdapter
+
         with self._lock:
             if self._session is None:
                 session = requests.Session()
@@ -237,19 +265,19 @@ class HttpClient:
                 # Clusters often set a proxy for all addresses, but a server on this machine is not behind the proxy.
                 session.trust_env = not is_local(urlsplit(self.url).hostname or "")
                 for scheme in ("http://", "https://"):
-                    adapter = requests.adapters.HTTPAdapter(pool_maxsize=self.connections, max_retries=0)
+                    adapter = ClosableAdapter(pool_maxsize=self.connections, max_retries=0)
                     session.mount(scheme, adapter)
                 self._session = session
             return self._session
 
-    def _read(self, response: Any, deadline: float) -> bytes:
+    def _read(self, response: Any, exchange: Exchange[Any]) -> bytes:
         parts, size = [], 0
         for chunk in response.iter_content(CHUNK_BYTES):
             parts.append(chunk)
             size += len(chunk)
             if size > self.most_bytes:
                 raise ServerError(f"{self.url}: the answer is larger than {self.most_bytes} bytes")
-            if self._clock() > deadline:
+            if exchange.over:
                 raise TimeoutError
         return b"".join(parts)
 
@@ -323,6 +351,23 @@ def is_local(host: str) -> bool:
 def hide(text: str, token: str | None) -> str:
     """Return a text without the token, because servers may repeat the token in their error messages."""
     return text.replace(token, HIDDEN) if token else text
+
+
+def _check_ca_file(reward: str, url: str, ca_file: Any) -> str | None:
+    if ca_file is None:
+        return None
+    if not url.startswith("https://"):
+        raise ValueError(f"{reward}: ca_file has no effect without encryption; write https:// in url, or leave it out")
+    if not isinstance(ca_file, str) or not Path(ca_file).is_file():
+        raise ValueError(f"{reward}: there is no file {ca_file!r}; give the path of a PEM file as ca_file")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(ca_file)
+    except OSError as error:
+        raise ValueError(
+            f"{reward}: {ca_file} has no certificate that can be read ({error}); give a PEM file as ca_file"
+        ) from None
+    return ca_file
 
 
 def _cause(error: BaseException) -> str:

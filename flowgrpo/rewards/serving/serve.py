@@ -5,15 +5,18 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..base import RewardSpec
 from ..registry import build
 from .declaration import Declaration
+from .encryption import server_context
+from .hosts import HostNames, check_host
 from .http_client import read_token
-from .server import RewardServer, check_host
+from .server import RewardServer, check_memory
 from .service import Service
 from .wire import WireLimits
 
@@ -29,6 +32,10 @@ def serve(
     token_env: str | None = None,
     waiting: int = 4,
     limits: WireLimits | None = None,
+    memory: int | None = None,
+    names: Sequence[str] = (),
+    certificate: str | Path | None = None,
+    key: str | Path | None = None,
     report: Callable[[str], object] = print,
 ) -> None:
     """Serve a reward until SIGTERM or SIGINT, then finish the requests that have begun.
@@ -43,25 +50,34 @@ def serve(
         token_env: environment variable with the token that every request must have.
         waiting: how many requests may wait at most while one is scored.
         limits: limits of a request.
+        memory: bytes that all requests may take together; None: twice the largest request, and 64 MiB.
+        names: further names for which the server answers; see `HostNames`.
+        certificate: PEM file with the certificate of the server; None serves without encryption.
+        key: PEM file with the certificate's private key.
         report: function that is called with one line of text for the address, and for each failure.
 
     Raises:
-        ValueError: the reward cannot be made or served, or the address needs a token or is in use.
+        ValueError: the reward cannot be made or served, the address needs a token or is in use, or certificate and key
+            cannot be used.
         MissingDependency: the reward needs a package that is not installed.
     """
     token = read_token("rewards serve", token_env)
     # These faults are found before a model is loaded.
     check_host(host, token)
+    HostNames(host, names)
+    check_memory(memory, limits or WireLimits())
+    encryption = server_context(certificate, key)
     _check_free(host, port)
     reward = build(RewardSpec(name, options=options or {}))
     try:
         declaration = Declaration.of(reward, name, options or {})
         service = Service(reward, waiting=waiting, report=report)
-        server = RewardServer(service, declaration, host=host, port=port, token=token, limits=limits)
+        server = RewardServer(
+            service, declaration, host=host, port=port, token=token, limits=limits, memory=memory, names=names,
+            encryption=encryption,
+        )  # fmt: skip
         with running(server), _stopped_by_signals(service):
-            shown = f"[{host}]" if ":" in host else host
-            kinds = " or ".join(declaration.samples)
-            report(f"serving {reward.name} ({kinds}) at http://{shown}:{server.server_port}")
+            report(f"serving {reward.name} ({' or '.join(declaration.samples)}) at {server.url}")
             service.run()
     finally:
         reward.close()
@@ -79,6 +95,7 @@ def running(server: RewardServer) -> Iterator[None]:
         server.service.stop()
         server.shutdown()
         listening.join()
+        server.connections.end()
         server.server_close()
 
 

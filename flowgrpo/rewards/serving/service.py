@@ -73,7 +73,7 @@ class Service:
 
     @property
     def admitted(self) -> int:
-        """Number of requests that are being read, are waiting, or are being scored."""
+        """Number of requests that are being read, are waiting, or are being scored or answered."""
         return self._admitted
 
     @contextmanager

@@ -13,7 +13,8 @@ where `samples` says what the payload is:
     {"kind": "images", "encoding": "uint8", "shape": [B, 3, H, W]}             round(255 · value)
     {"kind": "images", "encoding": "png", "shape": ..., "sizes": [...]}        one file for each frame, rounded likewise
 
-Videos have the shape [B, F, 3, H, W]. A reply is JSON. Its numbers are exactly the float32 scores.
+Videos have the shape [B, F, 3, H, W]. The header may end with spaces, so that the payload begins at a multiple of 8
+bytes. A reply is JSON. Its numbers are exactly the float32 scores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -32,11 +33,17 @@ from torch import Tensor
 from ..base import Scores
 from ..inputs import Inputs
 from ..pixels import to_bytes
+from .budget import pages
 
 VERSION = 1
 CONTENT_TYPE = "application/x-flowgrpo"
 ENCODINGS = ("float32", "uint8", "png")
 PREFIX_BYTES = 8
+# What JSON takes when it is read. A character may become 4 bytes, and there are two copies beside the text itself.
+# Every object has a bracket, a comma or a colon, and takes at most as many bytes as here.
+BYTES_OF_CHARACTER, BYTES_OF_OBJECT = 8, 128
+# A frame of a PNG file is unpacked to 4 bytes a pixel, and copied to 3.
+BYTES_OF_PIXEL = 7
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -45,7 +52,8 @@ class WireLimits:
     """What a server accepts in one request.
 
     Attributes:
-        most_bytes: largest number of bytes of a whole request.
+        most_bytes: largest number of bytes of a whole request, and of its images when they are unpacked: 4 bytes for
+            each of the 3 values of a pixel.
         most_samples: largest number of images, videos or completions.
         most_frames: largest number of frames of a video.
         most_side: largest height and largest width, in pixels.
@@ -87,11 +95,20 @@ def pack(inputs: Inputs, serves: str, encoding: str = "float32") -> bytes:
         "groups": inputs.groups, "samples": samples,
     }  # fmt: skip
     text = json.dumps(header).encode()
+    # The server can use a payload in place if its numbers are at addresses that its processor can read.
+    text += b" " * (-len(text) % PREFIX_BYTES)
     return b"".join([len(text).to_bytes(PREFIX_BYTES, "big"), text, *payload])
 
 
-def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
+def unpack(
+    body: bytes | bytearray | memoryview, limits: WireLimits, take: Callable[[int], object] = lambda size: None
+) -> tuple[Inputs, str]:
     """Return the samples of a request, and the fingerprint that the request expects.
+
+    Args:
+        body: the request. The images may be a view of it.
+        limits: what is accepted.
+        take: function that is called with a number of bytes before they are allocated. It raises if they must not be.
 
     Raises:
         ValueError: the request is malformed or exceeds a limit; the message says which.
@@ -99,7 +116,10 @@ def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
     length = int.from_bytes(body[:PREFIX_BYTES], "big")
     if len(body) < PREFIX_BYTES or length > len(body) - PREFIX_BYTES:
         raise ValueError(f"the header should have {length} bytes, but the whole request has {len(body)}")
-    header = _read_json(body[PREFIX_BYTES : PREFIX_BYTES + length])
+    take(length)
+    text = bytes(memoryview(body)[PREFIX_BYTES : PREFIX_BYTES + length])
+    take(_read_bytes(text))
+    header = _read_json(text)
     payload = memoryview(body)[PREFIX_BYTES + length :]
     if header.get("version") != VERSION:
         raise ValueError(f"the request is of version {header.get('version')!r}; this server reads version {VERSION}")
@@ -111,7 +131,7 @@ def unpack(body: bytes | bytearray, limits: WireLimits) -> tuple[Inputs, str]:
         raise ValueError("`columns` is not an object of lists")
     if groups is not None and not (isinstance(groups, list) and all(type(group) is int for group in groups)):
         raise ValueError("`groups` is neither null nor a list of integers")
-    samples = _unpack_samples(header.get("samples"), payload, limits)
+    samples = _unpack_samples(header.get("samples"), payload, limits, take)
     return Inputs(samples, prompts, columns, groups), str(header.get("serves"))
 
 
@@ -177,7 +197,9 @@ def png(pixels: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tensor | list[str]:
+def _unpack_samples(
+    about: Any, payload: memoryview, limits: WireLimits, take: Callable[[int], object]
+) -> Tensor | list[str]:
     if not isinstance(about, dict) or about.get("kind") not in ("images", "completions"):
         raise ValueError("`samples` must have the kind images or completions")
     if about["kind"] == "completions":
@@ -188,31 +210,43 @@ def _unpack_samples(about: Any, payload: memoryview, limits: WireLimits) -> Tens
     if encoding not in ENCODINGS:
         raise ValueError(f"the encoding is {encoding!r}; send one of {', '.join(ENCODINGS)}")
     if encoding == "png":
-        return _unpack_files(about.get("sizes"), payload, shape)
+        return _unpack_files(about.get("sizes"), payload, shape, take)
     dtype = np.dtype("<f4" if encoding == "float32" else "u1")
     if len(payload) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{len(payload)} bytes do not fit the shape {shape} in {encoding}")
-    # The array is copied, because the buffer of a request is read-only, and a reward may write into its images.
     array = np.frombuffer(payload, dtype=dtype).reshape(shape)
-    if encoding == "float32":
-        return torch.from_numpy(array.astype(np.float32))
-    return torch.from_numpy(array.copy()).float() / 255
+    if encoding == "uint8":
+        take(4 * array.size)
+        return torch.from_numpy(_floats(array)).div_(255)
+    if not (array.flags.aligned and array.flags.writeable and array.dtype.isnative):
+        take(array.nbytes)
+        array = _floats(array)
+    return torch.from_numpy(array)
 
 
-def _unpack_files(sizes: Any, payload: memoryview, shape: list[int]) -> Tensor:
+def _floats(array: Any) -> Any:
+    """Return a copy in float32."""
+    copy = np.frombuffer(pages(4 * array.size), dtype=np.float32).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
+
+
+def _unpack_files(sizes: Any, payload: memoryview, shape: list[int], take: Callable[[int], object]) -> Tensor:
     count, (height, width) = math.prod(shape[:-3]), shape[-2:]
     if not isinstance(sizes, list) or len(sizes) != count or not all(type(s) is int and s > 0 for s in sizes):
         raise ValueError(f"`sizes` must be {count} sizes in bytes, one for each frame")
     if sum(sizes) != len(payload):
         raise ValueError(f"the files should have {sum(sizes)} bytes, but {len(payload)} were received")
-    frames, start = np.empty((count, height, width, 3), dtype=np.uint8), 0
+    take(4 * math.prod(shape) + BYTES_OF_PIXEL * height * width)
+    frames, start = np.frombuffer(pages(4 * math.prod(shape)), dtype=np.float32).reshape(count, 3, height, width), 0
     for number, size in enumerate(sizes):
         frames[number] = _read_png(bytes(payload[start : start + size]), height, width, number)
         start += size
-    return torch.from_numpy(frames).movedim(-1, 1).reshape(shape).float() / 255
+    return torch.from_numpy(frames).div_(255).reshape(shape)
 
 
 def _read_png(file: bytes, height: int, width: int, number: int) -> Any:
+    """Return a picture as an array [3, H, W] of bytes."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -221,7 +255,7 @@ def _read_png(file: bytes, height: int, width: int, number: int) -> Any:
         with Image.open(io.BytesIO(file), formats=["PNG"]) as image:
             if image.size != (width, height) or image.mode != "RGB":
                 raise ValueError(f"it is {image.mode} of {image.size[0]}×{image.size[1]}, not RGB of {width}×{height}")
-            return np.asarray(image)
+            return np.asarray(image).transpose(2, 0, 1)
     except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
         raise ValueError(f"frame {number} is not a PNG file as declared: {error}") from None
 
@@ -236,9 +270,17 @@ def _shape(shape: Any, limits: WireLimits) -> list[int]:
     if len(shape) == 5 and shape[1] > limits.most_frames:
         raise ValueError(f"{shape[1]} frames are more than {limits.most_frames}")
     # Compressed images may be much smaller than the unpacked ones.
-    if math.prod(shape) > limits.most_bytes:
-        raise ValueError(f"images of shape {shape} are too many for a limit of {limits.most_bytes} bytes")
+    if 4 * math.prod(shape) > limits.most_bytes:
+        raise ValueError(
+            f"images of shape {shape} are too many for a limit of {limits.most_bytes} bytes: they are unpacked to "
+            f"{4 * math.prod(shape)}; send fewer or smaller ones at a time"
+        )
     return shape
+
+
+def _read_bytes(text: bytes) -> int:
+    """Return how many bytes a JSON text takes at most while it is read, and afterwards."""
+    return BYTES_OF_CHARACTER * len(text) + BYTES_OF_OBJECT * sum(text.count(mark) for mark in b"[{,:")
 
 
 def _read_json(text: bytes | bytearray) -> dict[str, Any]:
