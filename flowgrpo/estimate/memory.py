@@ -74,8 +74,8 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     sharded = shares.weights > 1
     own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
-    # A trained state has x, and its prediction in float32. An edge has the state at its end, and so has a leaf.
-    states = largest.trained_states * (model.state_bytes + 4) + largest.trained_edges * model.state_bytes
+    # Each state is stored once. A trained state also has its prediction, in float32.
+    states = largest.stored_states * model.state_bytes + largest.trained_states * 4
     return {
         "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
         "masters": 0 if sharded else 4 * model.rounded,
@@ -86,7 +86,7 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
         "optimizer": (2 + copies) * part,
         "averages": averages * weights,
         "reference": 0 if lora or not keeps_base(recipe) else weights if sharded else own,
-        "rollout states": share * model.elements * (states + largest.leaves * model.state_bytes),
+        "rollout states": share * model.elements * states,
     }
 
 

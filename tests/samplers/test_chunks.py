@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.samplers.kernels import Kernel
-from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, ode_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, chunks_of, join_rollouts
@@ -92,6 +92,22 @@ def test_what_a_guide_added_is_joined() -> None:
     # Step 1, prompts 0, 1 and 2, two samples each.
     assert joined.transitions[0].shift[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     assert torch.equal(joined.x, run(PLANS["window"], None, guide=guide).x)
+
+
+@pytest.mark.parametrize("name", ["window", "branch", "both", "neighbours"])
+def test_a_state_that_chunks_store_once_is_joined_once(name: str) -> None:
+    both = StepPlan(SDE, side=1, side_kernel=SDE, trained=True)
+    plans = {
+        **PLANS,
+        "both": Plan(FIVE, (both, both, *[StepPlan()] * 3)),
+        "neighbours": ode_plan(FIVE, samples=2, trained=range(4)),
+    }
+    counts = plans[name].counts()
+    for size in (1, 2, None):
+        joined = run(plans[name], size)
+        held = [joined.x, *(x for t in joined.transitions for x in (t.x, t.velocity, t.x_next))]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+        assert sum(storages.values()) == 4 * 3 * 3 * (counts.stored_states + counts.trained_states)
 
 
 def test_chunks_are_let_go_as_they_are_joined() -> None:
