@@ -74,8 +74,8 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     sharded = shares.weights > 1
     own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
-    # Each state is stored once. A trained state also has its prediction, in float32.
-    states = largest.stored_states * model.state_bytes + largest.trained_states * 4
+    # Each state is stored once, and each trained state has its prediction.
+    states = largest.stored_states * model.state_bytes + largest.trained_states * model.prediction_bytes
     return {
         "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
         "masters": 0 if sharded else 4 * model.rounded,

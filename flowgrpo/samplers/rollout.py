@@ -18,7 +18,7 @@ from ..core.addressing import address
 from .kernels import Coefficients, step
 from .plans import Plan, Strides, onward
 from .solvers import History, observe, solve
-from .transitions import Rollout, Transitions, Velocity
+from .transitions import Rollout, Transitions, Velocity, narrowed
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: the shift of the standard normal noise of step i."""
@@ -320,7 +320,7 @@ class RolloutRunner:
         x = self.store(_alone(front.x, front.main)) if front.kept is None else front.kept
         return _Start(
             x=x,
-            velocity=self.store(_alone(v, front.main)),
+            velocity=self.store(narrowed(_alone(v, front.main))),
             prompt=tuple(front.prompt[: front.main]),
             batches=tuple(rows for rows in batches if rows.stop <= front.main),
         )

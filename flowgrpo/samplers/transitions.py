@@ -6,6 +6,7 @@ and every ratio is the same to the last bit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +31,28 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """`torch.cat` along the first dimension, page-locked if the parts are."""
+    """`torch.cat` along the first dimension, page-locked if the parts are. The dtype holds the numbers of all parts."""
     if parts[0].device.type != "cpu" or not parts[0].is_pinned():
         return torch.cat(list(parts))
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=True))
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.cat(list(parts), out=torch.empty(shape, dtype=dtype, pin_memory=True))
+
+
+def narrowed(x: Tensor) -> Tensor:
+    """The same numbers in 16 bits, if every number is exact in bfloat16 or in float16; else the tensor itself.
+
+    A model that computes in 16 bits hands its prediction over in float32. The numbers of this prediction need 16 bits.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        # The first row is asked first, because it rules most tensors out and costs little.
+        if x.dtype == torch.float32 and _fits(x[:1], dtype) and _fits(x, dtype):
+            return x.to(dtype)
+    return x
+
+
+def _fits(x: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(x.to(dtype).to(x.dtype), x)
 
 
 Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
@@ -53,7 +71,8 @@ class Transitions:
         step: index of the denoising step.
         coefficients: its transition.
         x: [S, ...] distinct states from which the edges start, storage dtype.
-        velocity: [S, ...] prediction of the sampling policy at these states.
+        velocity: [S, ...] prediction of the sampling policy at these states; in 16 bits if these hold it exactly, else
+            in float32.
         prompt: [S] prompt of each state, as an index into the prompts of the rollout.
         state: [E] state from which each edge starts, in 0..S-1, ascending.
         x_next: [E, ...] state at which each edge ends, storage dtype.
@@ -137,7 +156,7 @@ class ReplayedEdges:
     velocity: Tensor
 
     def old_velocity(self) -> Tensor:
-        """[s, ...] the sampling policy's prediction at the same states."""
+        """[s, ...] the sampling policy's prediction at the same states, as it is stored."""
         return self.transitions.velocity[self.states]
 
     def rows(self) -> Tensor:

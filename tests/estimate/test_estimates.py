@@ -68,6 +68,7 @@ def test_memory_is_by_hand():
     # them, and three leaves.
     assert model.elements == ELEMENTS
     assert found.resting["rollout states"] == 8 * ELEMENTS * 4 * (9 + 6 + 3)
+    assert of(model={"dtype": "bfloat16"}).resting["rollout states"] == 8 * ELEMENTS * 2 * (9 + 6 + 3)
     cost = model.evaluation
     assert found.passing == {
         "sampling": 6 * cost.working,

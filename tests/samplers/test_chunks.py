@@ -110,6 +110,21 @@ def test_a_state_that_chunks_store_once_is_joined_once(name: str) -> None:
         assert sum(storages.values()) == 4 * 3 * 3 * (counts.stored_states + counts.trained_states)
 
 
+def test_a_chunk_of_exact_predictions_is_joined_with_others() -> None:
+    """The predictions of prompt 0 are exact in 16 bits, and the predictions of the other prompts are not."""
+
+    def own(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        exact = torch.tensor([p == 0 for p in prompts])[:, None]
+        return torch.where(exact, x.bfloat16().float(), velocity(x, i, prompts))
+
+    runner = RolloutRunner(own, PLANS["window"], (3,), batch=2)
+    chunks = [runner.run(KEYS[k : k + 1], k) for k in range(3)]
+    assert [chunk.transitions[0].velocity.dtype for chunk in chunks] == [torch.bfloat16, torch.float32, torch.float32]
+    whole, joined = runner.run(KEYS), join_rollouts(chunks)
+    for one, other in zip(whole.transitions, joined.transitions, strict=True):
+        same_edges(one, other)
+
+
 def test_chunks_are_let_go_as_they_are_joined() -> None:
     runner = RolloutRunner(velocity, PLANS["window"], (3,))
     chunks = [runner.run(KEYS[:2]), runner.run(KEYS[2:], 2)]

@@ -17,7 +17,7 @@ from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, ode_plan, 
 from flowgrpo.samplers.rollout import RolloutRunner, draw_noise
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
-from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, replay
+from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, narrowed, replay
 
 SHAPE = (2, 3)
 FIVE = shifted_sigmas(5, 3.0)
@@ -473,6 +473,27 @@ def test_states_are_rounded_before_they_are_scored(name: str, dtype: torch.dtype
         assert torch.equal(again.velocity, again.old_velocity())
         assert torch.equal(taken.log_prob, t.log_prob[again.edges])
         assert again.velocity.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_predictions_of_16_bits_are_stored_in_16_bits(dtype: torch.dtype) -> None:
+    """The numbers stay the same; a single number that needs more bits, or is not a number, keeps all in float32."""
+    exact = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(dtype).float()
+    assert narrowed(exact).dtype == dtype
+    assert torch.equal(narrowed(exact).float(), exact)
+    for wide in (1 + 2**-20, torch.nan):
+        odd = exact.clone()
+        odd[-1, -1] = wide
+        assert narrowed(odd) is odd
+    assert narrowed(exact.double()).dtype == torch.float64
+
+    def velocity(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        return (0.6 * x.to(dtype) + i).float()
+
+    rollout = RolloutRunner(velocity, window_plan(FIVE, range(4), FLOW, samples=3), SHAPE, dtype=dtype).run((1, 2))
+    for t in rollout.transitions:
+        assert t.velocity.dtype == dtype
+        assert torch.equal(t.velocity.float(), velocity(t.x, t.step, ()))
 
 
 def test_replay_evaluates_the_present_policy_at_the_recorded_states() -> None:
