@@ -78,10 +78,11 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     states = largest.stored_states * model.state_bytes + largest.trained_states * model.prediction_bytes
     return {
         "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
-        "masters": 0 if sharded else 4 * model.rounded,
+        "masters": 0 if sharded or lora else 4 * model.rounded,
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
-        "LoRA": weights if lora else 0,
+        # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
+        "LoRA": weights + 2 * model.rounded if lora else 0,
         "gradients": gradients,
         "optimizer": (2 + copies) * part,
         "averages": averages * weights,

@@ -80,6 +80,7 @@ def nudge(policy: FlowPolicy, size: float, seed: int = 1) -> None:
     with torch.no_grad():
         for parameter in policy.weights.parameters():
             parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+    policy.weights.write()
 
 
 def experience_of(policy: FlowPolicy, plan: Plan, prompts: tuple[str, ...] = PROMPTS, updates: int = 1) -> Experience:
