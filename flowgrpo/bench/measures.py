@@ -122,7 +122,7 @@ def _gradient_spread(policy: FlowPolicy, experience: Experience) -> dict[str, li
         c = transitions.coefficients
         scale = abs(jacobian(c.sigma, c.sigma_next, c.kappa))
         state = transitions.state.to(transitions.x.device)
-        old, x = transitions.velocity[state], transitions.x[state].float()
+        old, x = transitions.velocity[state].float(), transitions.x[state].float()
         mean = (1 - c.sigma_next) * (x - c.sigma * old) + c.kappa * (x + (1 - c.sigma) * old)
         noise = (transitions.x_next.float() - mean) / c.std
         rms = float(noise.square().mean().sqrt()) / noise[0].numel()

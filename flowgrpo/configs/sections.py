@@ -22,6 +22,11 @@ class LoraConfig(Section):
         None, min_length=1, description="Linear layers; by default the attention projections."
     )
     init: Literal["gaussian", "default"] = "gaussian"
+    compute: Literal["base", "float32"] = Field(
+        "base",
+        description="Type in which the adapter is multiplied: with `base` bfloat16 if `model.dtype` is bfloat16, as "
+        "under autocast, else float32. Its trained numbers, their gradients and files are in float32 either way.",
+    )
 
 
 PROMPT = "{prompt}"

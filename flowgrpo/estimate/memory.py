@@ -74,19 +74,20 @@ def resting(recipe: Recipe, model: Model, expected: Forecast, share: int, shares
     sharded = shares.weights > 1
     own = 4 * model.trained - 2 * model.rounded
     largest = max(expected.counts, key=lambda counts: counts.trained_states)
-    # A trained state has x, and its prediction in float32. An edge has the state at its end, and so has a leaf.
-    states = largest.trained_states * (model.state_bytes + 4) + largest.trained_edges * model.state_bytes
+    # Each state is stored once, and each trained state has its prediction.
+    states = largest.stored_states * model.state_bytes + largest.trained_states * model.prediction_bytes
     return {
         "denoiser": model.denoiser - own + weights if sharded else model.denoiser,
-        "masters": 0 if sharded else 4 * model.rounded,
+        "masters": 0 if sharded or lora else 4 * model.rounded,
         "VAE": model.vae,
         "text encoders": 0 if recipe.model.release_text_encoders else model.encoders,
-        "LoRA": weights if lora else 0,
+        # An adapter that computes in 16 bits has its float32 masters and their rounded copies.
+        "LoRA": weights + 2 * model.rounded if lora else 0,
         "gradients": gradients,
         "optimizer": (2 + copies) * part,
         "averages": averages * weights,
         "reference": 0 if lora or not keeps_base(recipe) else weights if sharded else own,
-        "rollout states": share * model.elements * (states + largest.leaves * model.state_bytes),
+        "rollout states": share * model.elements * states,
     }
 
 

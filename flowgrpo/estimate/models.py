@@ -36,6 +36,7 @@ class Model:
         outside: parameters of a denoiser that are in no block.
         elements: elements of a latent.
         state_bytes: bytes of one element of a state.
+        prediction_bytes: bytes of one element of a stored prediction.
         prompt_bytes: bytes of a prompt's embeddings.
         branches: evaluations of the denoiser for one state.
         rows: how many of these evaluations are in one call.
@@ -52,6 +53,7 @@ class Model:
     outside: int
     elements: int
     state_bytes: int
+    prediction_bytes: int
     prompt_bytes: int
     branches: int
     rows: int
@@ -85,6 +87,7 @@ def model_of(config: ModelConfig) -> Model:
         outside=denoiser.outside,
         elements=math.prod(latent),
         state_bytes=4 if family.float32 else dtype.itemsize,
+        prediction_bytes=4 if family.noise else dtype.itemsize,
         prompt_bytes=(1 if family.negative else branches) * denoiser.prompt * dtype.itemsize,
         branches=branches,
         rows=branches if family.together else 1,

@@ -116,6 +116,7 @@ class Family:
         together: whether both evaluations are one call with twice the rows.
         float32: whether the pipeline keeps its states in float32, whatever the dtype of its weights.
         alike: whether blocks with equal weights cost the same. The blocks of a U-Net may have different resolutions.
+        noise: whether the model predicts noise; the velocity that its prediction implies is computed in float32.
     """
 
     inputs: Callable[[Mapping[str, Any], tuple[int, ...], int, int], dict[str, Any]]
@@ -126,6 +127,7 @@ class Family:
     together: bool
     float32: bool
     alike: bool = True
+    noise: bool = False
 
     def branches(self, call: Mapping[str, Any]) -> int:
         """Evaluations of the denoiser for one state."""
@@ -216,7 +218,7 @@ FAMILIES = {
     "FluxTransformer2DModel": Family(_flux, 512, 0, "true_cfg_scale", True, False, False),
     "QwenImageTransformer2DModel": Family(_qwen, None, 0, "true_cfg_scale", True, False, False),
     "WanTransformer3DModel": Family(_wan, 512, 0, "guidance_scale", False, False, True),
-    "UNet2DConditionModel": Family(_unet, 77, 77, "guidance_scale", False, True, False, alike=False),
+    "UNet2DConditionModel": Family(_unet, 77, 77, "guidance_scale", False, True, False, alike=False, noise=True),
 }
 
 

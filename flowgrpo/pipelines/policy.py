@@ -157,7 +157,7 @@ class FlowPolicy:
         velocity = self.velocity_of(experience.prompts)
         replayed = replay(velocity, transitions, batch)
         rows = replayed.rows()
-        old = self.brought(replayed.old_velocity())
+        old = self.brought(replayed.old_velocity()).to(replayed.velocity.dtype)
         scale = jacobian(c.sigma, c.sigma_next, c.kappa)
         x_next = self.brought(transitions.x_next[replayed.edges])
         noise = step(old[rows], self.brought(transitions.x[batch])[rows], c, x_next=x_next).noise

@@ -84,6 +84,7 @@ class PlanCounts:
         trained_edges: transitions that enter the loss.
         trained_states: distinct states whose velocity is computed again with gradients.
         trained_steps: denoising steps with a trained edge.
+        stored_states: distinct states that a rollout stores: the starts and the ends of trained edges, and the leaves.
     """
 
     evaluations: int
@@ -95,6 +96,7 @@ class PlanCounts:
     trained_edges: int
     trained_states: int
     trained_steps: tuple[int, ...]
+    stored_states: int
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,7 @@ class Plan:
         """Cost per prompt, without a model."""
         main, evaluations, edges, trained_edges, trained_states, chain = self.roots, 0, 0, 0, 0, 0
         trained_steps: list[int] = []
+        stored, kept = 0, False
         sides: list[_Side] = []
         for i, step in enumerate(self.steps):
             main = 0 if self.main_line_ends(i) else main
@@ -192,10 +195,13 @@ class Plan:
             leaving = self._leaving(i, main)
             moved = [move for side in due for move in side.moves(self)]
             edges += children + sum(side.states for side in moved + leaving)
+            starts_kept, kept = kept, False
             if step.trained:
                 std, side_std = (c.std if c else 0.0 for c in self._coefficients[i])
                 moving = children if std > 0.0 or self.neighbours else 0
+                kept = moving > 0
                 moving += main * step.side if side_std > 0.0 else 0
+                stored += moving + (main if moving and not starts_kept else 0)
                 trained_edges += moving
                 # If the main line ends at a step, a probe may be its only edge, and probes are never trained.
                 trained_states += main if moving else 0
@@ -216,6 +222,7 @@ class Plan:
             trained_edges,
             trained_states,
             tuple(trained_steps),
+            stored + leaves,
         )
 
     def _leaving(self, i: int, main: int) -> list[_Side]:

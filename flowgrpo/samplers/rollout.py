@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..core.addressing import address
-from .kernels import Coefficients, Step, step
+from .kernels import Coefficients, step
 from .plans import Plan, Strides, onward
 from .solvers import History, observe, solve
-from .transitions import Rollout, Transitions, Velocity
+from .transitions import Rollout, Transitions, Velocity, narrowed
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: the shift of the standard normal noise of step i."""
@@ -40,7 +40,10 @@ def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device |
 
 @dataclass
 class _Front:
-    """The states of one level: first the main line, then side branches, of which some wait for a later level."""
+    """The states of one level: first the main line, then side branches, of which some wait for a later level.
+
+    `kept` has the states of the main line as they are stored, if they are stored.
+    """
 
     x: Tensor
     node: list[int]
@@ -50,6 +53,7 @@ class _Front:
     history: History
     level: list[int]
     strides: list[tuple[int, ...]]
+    kept: Tensor | None = None
 
     def due(self, i: int) -> list[int]:
         """Rows that take step `i`."""
@@ -58,7 +62,10 @@ class _Front:
 
 @dataclass
 class _Part:
-    """A move of some states of a front: the rows from which they come, and their next states."""
+    """A move of some states of a front: the rows from which they come, and their next states.
+
+    `kept` has the next states as they are stored, if they are stored.
+    """
 
     rows: list[int]
     x: Tensor
@@ -66,6 +73,17 @@ class _Part:
     key: list[int]
     level: int
     strides: list[tuple[int, ...]]
+    kept: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The stored states of a main line, with what `Transitions` says about the states of its edges."""
+
+    x: Tensor
+    velocity: Tensor
+    prompt: tuple[int, ...]
+    batches: tuple[slice, ...]
 
 
 class _Tree:
@@ -103,7 +121,8 @@ class RolloutRunner:
         cuts: indices of prompts at which batches of trained states end. So the states of a range of prompts can be
             replayed alone (for several optimizer steps per rollout).
         guide: if given, its shift is added to the noise of the main line's stochastic steps.
-        store: if given, the states of trained edges and the final states are kept as `store` returns them.
+        store: if given, the states of trained edges and the final states are kept as `store` returns them. A state that
+            is the end of one trained edge and the start of others is stored once.
         initial_std: standard deviation of the initial noises.
     """
 
@@ -209,6 +228,7 @@ class RolloutRunner:
         due = front.due(i)
         place = {row: k for k, row in enumerate(due)}
         main = list(range(front.main))
+        start = self._start(front, v, batches) if step_plan.trained and main else None
 
         def stochastic(coefficients: Coefficients, children: int, kind: int) -> None:
             keys = [address(front.key[s], i + 1, kind, c) for s in main for c in range(children)]
@@ -224,9 +244,10 @@ class RolloutRunner:
             branch = i + 1 if kind == 1 else 0
             nodes = tree.grow([front.node[s] for s in rows], i + 1, branch=branch, log_prob=taken.log_prob)
             strides = step_plan.strides if kind == 1 else (1,)
-            parts.append(_Part(rows, taken.x_next, nodes, keys, i + 1, [strides] * len(rows)))
-            if step_plan.trained:
-                trained.append(self._record(front, v, i, coefficients, index, taken, nodes, batches, shift))
+            part = _Part(rows, taken.x_next, nodes, keys, i + 1, [strides] * len(rows))
+            parts.append(part)
+            if start is not None:
+                trained.append(self._record(start, part, i, coefficients, index, taken.log_prob, shift))
 
         def deterministic(source: list[int], stride: int, branch: int = 0, after: Strides = ()) -> None:
             index = torch.tensor(source, device=v.device)
@@ -240,10 +261,9 @@ class RolloutRunner:
             keys = [front.key[s] for s in source]
             part = _Part(source, moved.to(self.dtype), nodes, keys, level, [after or (stride,)] * len(source))
             parts.append(part)
-            if step_plan.trained and plan.neighbours:
+            if start is not None and plan.neighbours:
                 undefined = torch.full((len(source),), torch.nan)
-                taken = Step(part.x, part.x, 0.0, torch.zeros_like(part.x), undefined)
-                trained.append(self._record(front, v, i, main_coefficients, index, taken, nodes, batches, None))
+                trained.append(self._record(start, part, i, main_coefficients, index, undefined, None))
 
         if front.main and not plan.main_line_ends(i + 1):
             if main_coefficients.std > 0.0:
@@ -271,8 +291,11 @@ class RolloutRunner:
         if not waiting:
             history = observe(v, front.x, self.plan.sigmas[i]).select(torch.tensor(rows, device=v.device))
         rows += waiting
+        states = [part.x for part in parts]
+        if waiting:
+            states.append(front.x[torch.tensor(waiting, device=v.device)])
         return _Front(
-            torch.cat([*(part.x for part in parts), front.x[torch.tensor(waiting, dtype=torch.long, device=v.device)]]),
+            torch.cat(states) if len(states) > 1 else states[0],
             [node for part in parts for node in part.node] + [front.node[row] for row in waiting],
             [key for part in parts for key in part.key] + [front.key[row] for row in waiting],
             [front.prompt[row] for row in rows],
@@ -280,6 +303,7 @@ class RolloutRunner:
             history,
             [part.level for part in parts for _ in part.rows] + [front.level[row] for row in waiting],
             [strides for part in parts for strides in part.strides] + [front.strides[row] for row in waiting],
+            parts[0].kept if main else None,
         )
 
     def _spread_noise(self, keys: list[int], common: list[int], spread: float | None) -> Tensor:
@@ -291,31 +315,46 @@ class RolloutRunner:
         repeated = shared.repeat_interleave(len(keys) // len(common), dim=0)
         return (repeated + spread * own) / (1.0 + spread**2) ** 0.5
 
+    def _start(self, front: _Front, v: Tensor, batches: list[slice]) -> _Start:
+        """The main line as trained edges start from it. If its states are the ends of trained edges, they are there."""
+        x = self.store(_alone(front.x, front.main)) if front.kept is None else front.kept
+        return _Start(
+            x=x,
+            velocity=self.store(narrowed(_alone(v, front.main))),
+            prompt=tuple(front.prompt[: front.main]),
+            batches=tuple(rows for rows in batches if rows.stop <= front.main),
+        )
+
     def _record(
         self,
-        front: _Front,
-        v: Tensor,
+        start: _Start,
+        part: _Part,
         i: int,
         coefficients: Coefficients,
         index: Tensor,
-        taken: Step,
-        nodes: list[int],
-        batches: list[slice],
+        log_prob: Tensor,
         shift: Tensor | None,
     ) -> Transitions:
+        """The edges of a move. The ends of the edges are stored, and the move keeps them for the next step."""
+        part.kept = self.store(part.x)
         return Transitions(
             step=i,
             coefficients=coefficients,
-            x=self.store(front.x[: front.main]),
-            velocity=self.store(v[: front.main]),
-            prompt=tuple(front.prompt[: front.main]),
+            x=start.x,
+            velocity=start.velocity,
+            prompt=start.prompt,
             state=index,
-            x_next=self.store(taken.x_next),
-            node=torch.tensor(nodes),
-            log_prob=taken.log_prob,
-            batches=tuple(rows for rows in batches if rows.stop <= front.main),
+            x_next=part.kept,
+            node=torch.tensor(part.node),
+            log_prob=log_prob,
+            batches=start.batches,
             shift=None if shift is None else self.store(shift),
         )
+
+
+def _alone(x: Tensor, count: int) -> Tensor:
+    """The first rows of a tensor, in memory of their own, so that a record does not hold the other rows in memory."""
+    return x if count == len(x) else x[:count].clone()
 
 
 def _select(front: _Front, rows: Sequence[int], main: int) -> _Front:

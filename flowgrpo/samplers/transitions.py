@@ -6,6 +6,7 @@ and every ratio is the same to the last bit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,11 +31,28 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
 
 
 def concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """`torch.cat` along the first dimension, page-locked if the parts are."""
+    """`torch.cat` along the first dimension, page-locked if the parts are. The dtype holds the numbers of all parts."""
     if parts[0].device.type != "cpu" or not parts[0].is_pinned():
         return torch.cat(list(parts))
     shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=True))
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.cat(list(parts), out=torch.empty(shape, dtype=dtype, pin_memory=True))
+
+
+def narrowed(x: Tensor) -> Tensor:
+    """The same numbers in 16 bits, if every number is exact in bfloat16 or in float16; else the tensor itself.
+
+    A model that computes in 16 bits hands its prediction over in float32. The numbers of this prediction need 16 bits.
+    """
+    for dtype in (torch.bfloat16, torch.float16):
+        # The first row is asked first, because it rules most tensors out and costs little.
+        if x.dtype == torch.float32 and _fits(x[:1], dtype) and _fits(x, dtype):
+            return x.to(dtype)
+    return x
+
+
+def _fits(x: Tensor, dtype: torch.dtype) -> bool:
+    return torch.equal(x.to(dtype).to(x.dtype), x)
 
 
 Velocity = Callable[[Tensor, int, Sequence[int]], Tensor]
@@ -46,12 +64,15 @@ class Transitions:
     """The trained edges of one denoising step that share a kernel.
 
     Between uses, `x`, `velocity`, `x_next` and `shift` may be on another device than the one that computes with them.
+    No tensor is changed after it was made, because records share tensors. If edges end where the trained edges of the
+    next step start, `x_next` is the `x` of the next record. Two records of one step have one `x` and one `velocity`.
 
     Attributes:
         step: index of the denoising step.
         coefficients: its transition.
         x: [S, ...] distinct states from which the edges start, storage dtype.
-        velocity: [S, ...] prediction of the sampling policy at these states.
+        velocity: [S, ...] prediction of the sampling policy at these states; in 16 bits if these hold it exactly, else
+            in float32.
         prompt: [S] prompt of each state, as an index into the prompts of the rollout.
         state: [E] state from which each edge starts, in 0..S-1, ascending.
         x_next: [E, ...] state at which each edge ends, storage dtype.
@@ -135,7 +156,7 @@ class ReplayedEdges:
     velocity: Tensor
 
     def old_velocity(self) -> Tensor:
-        """[s, ...] the sampling policy's prediction at the same states."""
+        """[s, ...] the sampling policy's prediction at the same states, as it is stored."""
         return self.transitions.velocity[self.states]
 
     def rows(self) -> Tensor:
@@ -202,6 +223,9 @@ def join_rollouts(chunks: list[Rollout]) -> Rollout:
         return chunks.pop()
     nodes = _starts([len(chunk.parent) for chunk in chunks])
     waiting = [list(chunk.transitions) for chunk in chunks]
+    # One plan takes the same steps with every prompt, so all chunks have the same transitions.
+    steps = len(waiting[0])
+    joining = _Joining(waiting)
     joint = Rollout(
         parent=torch.cat([torch.where(c.parent < 0, c.parent, c.parent + n) for c, n in zip(chunks, nodes)]),
         depth=torch.cat([chunk.depth for chunk in chunks]),
@@ -216,17 +240,46 @@ def join_rollouts(chunks: list[Rollout]) -> Rollout:
         evaluations=sum(chunk.evaluations for chunk in chunks),
     )
     chunks.clear()
-    # One plan takes the same steps with every prompt, so all chunks have the same transitions.
-    steps = len(waiting[0])
-    return replace(joint, transitions=tuple(_join([w.pop(0) for w in waiting], nodes) for _ in range(steps)))
+    return replace(
+        joint, transitions=tuple(_join([w.pop(0) for w in waiting], nodes, joining, k) for k in range(steps))
+    )
 
 
-def _join(parts: list[Transitions], nodes: list[int]) -> Transitions:
-    """The edges of one denoising step, joined over all chunks; `nodes` has the number of each chunk's first node."""
+_Place = tuple[int, str]
+"""The number of a record in a rollout, and the name of one of its tensors."""
+
+
+class _Joining:
+    """Joins the tensors of chunks. A tensor that is in several places of every chunk is joined once.
+
+    Args:
+        waiting: the records of each chunk.
+    """
+
+    def __init__(self, waiting: list[list[Transitions]]) -> None:
+        # The identity of a tensor is unique only while all tensors are in memory, so all places are compared here.
+        first: dict[tuple[int, ...], _Place] = {}
+        self._first: dict[_Place, _Place] = {}
+        for k, parts in enumerate(zip(*waiting)):
+            for name in ("x", "velocity", "x_next"):
+                tensors = tuple(id(getattr(part, name)) for part in parts)
+                self._first[k, name] = first.setdefault(tensors, (k, name))
+        self._made: dict[_Place, Tensor] = {}
+
+    def joint(self, place: _Place, parts: Sequence[Tensor]) -> Tensor:
+        """The tensors of all chunks in one place, as one tensor."""
+        first = self._first[place]
+        if first not in self._made:
+            self._made[first] = concatenated(parts)
+        return self._made[first]
+
+
+def _join(parts: list[Transitions], nodes: list[int], joining: _Joining, k: int) -> Transitions:
+    """Record `k` of the rollout, joined over all chunks; `nodes` has the number of each chunk's first node."""
     states = _starts([len(part.x) for part in parts])
 
     def tensors(name: str) -> Tensor:
-        return concatenated([getattr(part, name) for part in parts])
+        return joining.joint((k, name), [getattr(part, name) for part in parts])
 
     return replace(
         parts[0],
@@ -236,13 +289,15 @@ def _join(parts: list[Transitions], nodes: list[int]) -> Transitions:
         state=torch.cat([part.state + first for part, first in zip(parts, states)]),
         x_next=tensors("x_next"),
         node=torch.cat([part.node + first for part, first in zip(parts, nodes)]),
-        log_prob=tensors("log_prob"),
+        log_prob=torch.cat([part.log_prob for part in parts]),
         batches=tuple(
             slice(batch.start + first, batch.stop + first)
             for part, first in zip(parts, states)
             for batch in part.batches
         ),
-        shift=None if parts[0].shift is None else tensors("shift"),
+        shift=None
+        if parts[0].shift is None
+        else concatenated([part.shift for part in parts if part.shift is not None]),
     )
 
 

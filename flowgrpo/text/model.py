@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +135,13 @@ class LanguageWeights(TrainedWeights):
 
     @classmethod
     def adapter(cls, language: LanguageModel, spec: LoraSpec, *, seed: int) -> LanguageWeights:
-        """Freeze the model, and add a LoRA adapter in float32 to every linear layer but the output layer.
+        """Freeze the model, and add a LoRA adapter to every linear layer but the output layer.
 
         Raises:
             ValueError: as in `TrainedWeights.lora`.
         """
         if spec.targets is None:
-            spec = LoraSpec(spec.rank, spec.alpha, linear_layers(language.model), spec.init, spec.dropout)
+            spec = replace(spec, targets=linear_layers(language.model))
         return cls.lora(language, spec, seed=seed, modules=language.components)
 
     @classmethod
@@ -158,13 +158,14 @@ class LanguageWeights(TrainedWeights):
         Raises:
             ValueError: if the folder exists and `overwrite` is off.
         """
-        with new_folder(folder, overwrite=overwrite) as target:
+        with new_folder(folder, overwrite=overwrite) as target, self.exact():
             self.pipe.model.save_pretrained(target)
             self.pipe.tokenizer.save_pretrained(target)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load the adapter that `save` wrote, exact to the last bit."""
-        put_adapter(self.pipe.model, ADAPTER, Path(folder) / "adapter_model.safetensors", "base_model.model.")
+        with self.exact():
+            put_adapter(self.pipe.model, ADAPTER, Path(folder) / "adapter_model.safetensors", "base_model.model.")
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them."""
@@ -196,8 +197,9 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if rest == "weight" and not layer.disable_adapters:
             total = weight
             for adapter in layer.active_adapters:
-                # The sum is in the adapter's precision, because its small steps would vanish in sums of bfloat16.
-                total = total + layer.get_delta_weight(adapter).detach()
+                # In float32, because small steps would vanish in sums of bfloat16.
+                a, b = (of[adapter].weight.detach().float() for of in (layer.lora_A, layer.lora_B))
+                total = total + b @ a * layer.scaling[adapter]
             weight = total.to(weight.dtype)
         yield f"{owner}.{rest}", weight
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from .model import LanguageModel
@@ -29,6 +31,7 @@ def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -
 
 
 CHUNK = 4096
+NUMBERS = 1 << 22
 LEAST = -1e4  # its exp is 0
 
 
@@ -97,24 +100,28 @@ def completion_statistics(
     through = _shared if shared_prefix else _plain
     parts = through(language.model, heads, head_mask, rows, ids, mask)
     # One number a token is joined, and not its logits, which would be in memory twice.
-    wanted = ids.split([logits.shape[1] for logits in parts], dim=1)
+    starts = itertools.accumulate((logits.shape[1] for logits in parts), initial=0)
+    # The last logits of a whole sequence belong to no token. A cut would copy all the others.
+    wanted = [ids[:, first : first + part.shape[1]] for first, part in zip(starts, parts)]
     log_probs = torch.cat([token_log_probs(part, of, temperature) for part, of in zip(parts, wanted)], dim=1)
     found, spread = torch.where(mask, log_probs, 0.0), None
     if entropy:
-        entropies = torch.cat([token_entropies(part, temperature) for part in parts], dim=1)
+        entropies = torch.cat(
+            [token_entropies(part, temperature)[:, : of.shape[1]] for part, of in zip(parts, wanted)], dim=1
+        )
         spread = torch.where(mask, entropies, 0.0)
     return Statistics(found, mask, spread)
 
 
 def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
-    """One tensor of logits [B, T, V], prompt and completion in one sequence."""
+    """One tensor of logits [B, T + 1, V], prompt and completion in one sequence; the last ones follow the end."""
     whole = torch.cat([head_mask[rows], mask.long()], dim=1)
     keep = ids.shape[1] + 1
     out = model(
         input_ids=torch.cat([heads[rows], ids], dim=1), attention_mask=whole, position_ids=positions_of(whole),
         use_cache=False, **logits_kept(model, keep),
     )  # fmt: skip
-    return [out.logits[:, -keep:-1]]
+    return [out.logits if out.logits.shape[1] == keep else out.logits[:, -keep:]]
 
 
 def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:
@@ -140,20 +147,56 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
 
 
 def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T] of tokens `ids` [B, T], in float32 whatever the logits [B, T, V] are.
+    """Log-probs [B, T] of tokens `ids` [B, T], in float32 whatever the logits are.
 
-    `CHUNK` positions at a time are converted to float32, and converted again in the backward pass. So no float32 copy
-    of all logits is kept.
+    The logits may go on after the last token. In float32 there are never more than `NUMBERS` numbers, or one row, at a
+    time. The backward pass makes the gradient of the logits and nothing else of their size.
+
+    Args:
+        logits: [B, K, V], K at least T; the logits of token t are at t.
+        ids: [B, T].
+        temperature: logits are divided by it.
     """
-    flat, wanted = logits.flatten(0, 1), ids.flatten()
-    parts = []
-    for k in range(0, len(flat), CHUNK):
-        arguments = (flat[k : k + CHUNK], wanted[k : k + CHUNK], temperature)
-        if logits.requires_grad and logits.dtype != torch.float32:
-            parts.append(checkpoint(_gather, *arguments, use_reentrant=False))
-        else:
-            parts.append(_gather(*arguments))
-    return torch.cat(parts).view(ids.shape)
+    found: Tensor = _TokenLogProbs.apply(logits, ids, temperature)
+    return found
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    """`x[id] - logsumexp(x)`, with the gradient `onehot - softmax(x)`, of a few positions at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
+        chosen = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
+        total = torch.empty_like(chosen)
+        for place in _places(logits, ids):
+            scaled = tempered(logits[place].float(), temperature)
+            chosen[place] = scaled.gather(-1, ids[place][..., None]).squeeze(-1)
+            total[place] = scaled.logsumexp(-1)
+        ctx.save_for_backward(logits, ids, total)
+        ctx.temperature = temperature
+        return chosen - total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
+        logits, ids, total = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        gradient[:, ids.shape[1] :] = 0
+        for place in _places(logits, ids):
+            scaled, weight = tempered(logits[place].float(), ctx.temperature), given[place][..., None]
+            slope = (scaled - total[place][..., None]).exp_().mul_(-weight)
+            slope.scatter_add_(-1, ids[place][..., None], weight)
+            gradient[place] = tempered(slope, ctx.temperature)
+        return gradient, None, None
+
+
+def _places(logits: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Rows and positions of at most `NUMBERS` logits, or of one position: several whole rows, or a part of one row."""
+    positions = max(NUMBERS // logits.shape[-1], 1)
+    rows = max(positions // max(ids.shape[1], 1), 1)
+    for first in range(0, ids.shape[0], rows):
+        for k in range(0, ids.shape[1], positions):
+            yield slice(first, first + rows), slice(k, min(k + positions, ids.shape[1]))
 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -176,8 +219,3 @@ def _entropy(logits: Tensor, temperature: float) -> Tensor:
     log_p = tempered(logits.float(), temperature).log_softmax(1)
     # A token with a logit of -inf adds 0; without the clamp, 0 * -inf would be NaN.
     return -(log_p.exp() * log_p.clamp(min=LEAST)).sum(1)
-
-
-def _gather(logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-    scaled = tempered(logits.float(), temperature)
-    return scaled.gather(1, ids[:, None]).squeeze(1) - scaled.logsumexp(1)

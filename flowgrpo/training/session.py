@@ -120,7 +120,7 @@ class Session:
 def lora_spec(config: LoraConfig) -> LoraSpec:
     """The adapter that a recipe describes."""
     targets = None if config.targets is None else tuple(config.targets)
-    return LoraSpec(rank=config.rank, alpha=config.alpha, targets=targets, init=config.init)
+    return LoraSpec(rank=config.rank, alpha=config.alpha, targets=targets, init=config.init, compute=config.compute)
 
 
 def kept_prompts(recipe: Recipe, heldout: int) -> int | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import nn
 
-__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "target_layers"]
+__all__ = ["ATTENTION_PROJECTIONS", "LoraSpec", "computing_dtype", "target_layers"]
+
 
 ATTENTION_PROJECTIONS = (
     "to_q",
@@ -34,6 +36,9 @@ class LoraSpec:
             so an untrained adapter changes nothing.
         dropout: probability in [0, 1), used in train mode only. With any value but 0, log-probs of rollout and
             training differ, and the ratio is not 1 at unchanged weights.
+        compute: type in which A and B are multiplied. With "base" it is bfloat16 in a layer of bfloat16, as under
+            autocast, and float32 in every other layer: in float16, small gradients would be 0 without a scaled loss.
+            With "float32" it is float32 in every layer. Both train float32 numbers.
     """
 
     rank: int = 32
@@ -41,6 +46,7 @@ class LoraSpec:
     targets: tuple[str, ...] | None = None
     init: Literal["gaussian", "default"] = "gaussian"
     dropout: float = 0.0
+    compute: Literal["base", "float32"] = "base"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -53,6 +59,8 @@ class LoraSpec:
             raise ValueError("LoraSpec.targets is empty; name at least one layer, or write None for attention")
         if self.init not in ("gaussian", "default"):
             raise ValueError(f"LoraSpec.init is {self.init!r}; use 'gaussian' or 'default'")
+        if self.compute not in ("base", "float32"):
+            raise ValueError(f"LoraSpec.compute is {self.compute!r}; use 'base' or 'float32'")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"LoraSpec.dropout is {self.dropout}; use a number in [0, 1), best 0")
 
@@ -89,6 +97,17 @@ def target_layers(key: str, module: nn.Module, spec: LoraSpec) -> list[str]:
         )
     chosen = {name for names in hits.values() for name in names}
     return [name for name in linear if name in chosen]
+
+
+def computing_dtype(layer: nn.Module, spec: LoraSpec) -> torch.dtype:
+    """The type in which an adapted layer multiplies A and B.
+
+    Args:
+        layer: a layer of peft, with the adapted layer as `base_layer`.
+        spec: says in which type the adapter computes.
+    """
+    dtype: torch.dtype = layer.get_base_layer().weight.dtype  # type: ignore[operator]
+    return dtype if spec.compute == "base" and dtype == torch.bfloat16 else torch.float32
 
 
 def _ending(name: str) -> str:

@@ -7,7 +7,8 @@ mixed precision of Micikevicius et al. (1710.03740, section 3.1). Gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -36,6 +37,22 @@ class Masters:
             # Through `data`: a graph may still need the parameters, which an average or the reference replaces for a
             # while.
             parameter.data.copy_(master.data)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within this context the parameters of the model are their masters, so that files can be written and read.
+
+        Afterwards the parameters have their type again. They have the values of the masters, rounded.
+        """
+        rounded = [parameter.data for parameter, _ in self._pairs]
+        for parameter, master in self._pairs:
+            parameter.data = master.data
+        try:
+            yield
+        finally:
+            for (parameter, _), data in zip(self._pairs, rounded, strict=True):
+                parameter.data = data
+            self.write()
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

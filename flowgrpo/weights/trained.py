@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
-from .lora import LoraSpec, target_layers
+from .lora import LoraSpec, computing_dtype, target_layers
 from .masters import Masters
 from .pieces import cut_as, whole
 from .pipeline_classes import adapter_of
@@ -105,17 +105,15 @@ class TrainedWeights:
         spec: LoraSpec,
         *,
         seed: int,
-        param_dtype: torch.dtype = torch.float32,
         modules: dict[str, nn.Module] | None = None,
     ) -> Self:
         """Freeze the pipeline and add one trainable LoRA adapter to each denoiser.
 
         Args:
             pipe: any pipeline with a `transformer` or `unet`, without adapters.
-            spec: rank, scale and target layers.
+            spec: rank, scale, target layers, and the type of the arithmetic. If A and B compute in 16 bits, the trained
+                parameters are float32 copies of them, see `masters.py`.
             seed: of the initial A matrices. Global random state is neither read nor changed.
-            param_dtype: dtype of A and B. Use float32 on a 16-bit base too, because updates of relative size 1e-4
-                vanish in bfloat16.
             modules: the components of the pipeline that are trained, by name; None means the denoisers.
 
         Raises:
@@ -138,10 +136,13 @@ class TrainedWeights:
                 )
                 module.add_adapter(config, adapter_name=ADAPTER)
         for module in modules.values():
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    parameter.data = parameter.data.to(param_dtype)
-        return cls(pipe, modules, "lora")
+            for layer in module.modules():
+                if isinstance(layer, BaseTunerLayer):
+                    dtype = computing_dtype(layer, spec)
+                    for parameter in layer.parameters():
+                        if parameter.requires_grad:
+                            parameter.data = parameter.data.to(dtype)
+        return cls(pipe, modules, "lora", masters=True)
 
     @classmethod
     def full(
@@ -193,7 +194,7 @@ class TrainedWeights:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters, or their shards, by name: `transformer.<name within the module>`, in a fixed order.
 
-        If full weights compute in half precision, these are their float32 masters. Call `write` after changing them.
+        If the weights compute in half precision, these are their float32 masters. Call `write` after changing them.
         """
         return self._computing() if self._masters is None else dict(self._masters.named)
 
@@ -206,6 +207,15 @@ class TrainedWeights:
         """Gradients of a loss with respect to `parameters`, in float32; None for parameters without an effect."""
         found = torch.autograd.grad(loss, list(self._computing().values()), allow_unused=True)
         return [gradient if gradient is None else gradient.float() for gradient in found]
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Within this context an adapter has its trained float32 numbers, for files. No model may be called in it."""
+        if self.kind == "full" or self._masters is None:
+            yield
+            return
+        with self._masters.in_place():
+            yield
 
     def _computing(self) -> dict[str, nn.Parameter]:
         """The parameters that the modules compute with, or their shards, by name."""
@@ -353,7 +363,7 @@ class TrainedWeights:
             ValueError: the folder exists and `overwrite` is off, `source` is not a complete pipeline folder, or there
                 is no source and components have been released (`pipe.text_encoder = None`).
         """
-        with new_folder(folder, overwrite=overwrite) as target:
+        with new_folder(folder, overwrite=overwrite) as target, self.exact():
             if self.kind == "lora":
                 save_lora(self.pipe, self.modules, ADAPTER, target)
             else:
@@ -365,7 +375,8 @@ class TrainedWeights:
         Raises:
             ValueError: a file is missing, or its layers or its rank differ from the adapter.
         """
-        load_lora(self.modules, ADAPTER, Path(folder))
+        with self.exact():
+            load_lora(self.modules, ADAPTER, Path(folder))
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.

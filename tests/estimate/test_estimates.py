@@ -64,9 +64,11 @@ def test_memory_is_by_hand():
     assert found.resting["LoRA"] == found.resting["gradients"] == found.resting["averages"] == 4 * model.trained
     assert found.resting["optimizer"] == 8 * model.trained
     assert found.resting["reference"] == 0
-    # Float32: x and the prediction of six trained states, the ends of six edges, and three leaves, of eight prompts.
+    # Float32, of eight prompts: three states before each trained step and after the last, the predictions of six of
+    # them, and three leaves.
     assert model.elements == ELEMENTS
-    assert found.resting["rollout states"] == 8 * ELEMENTS * (6 * 8 + 6 * 4 + 3 * 4)
+    assert found.resting["rollout states"] == 8 * ELEMENTS * 4 * (9 + 6 + 3)
+    assert of(model={"dtype": "bfloat16"}).resting["rollout states"] == 8 * ELEMENTS * 2 * (9 + 6 + 3)
     cost = model.evaluation
     assert found.passing == {
         "sampling": 6 * cost.working,

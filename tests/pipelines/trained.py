@@ -60,3 +60,4 @@ def perturb(weights: TrainedWeights, seed: int = 0) -> None:
     for parameter in weights.parameters():
         noise = 0.2 * torch.randn(parameter.shape, generator=generator)
         parameter.add_(noise.to(parameter.dtype))
+    weights.write()

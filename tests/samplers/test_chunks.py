@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flowgrpo.samplers.kernels import Kernel
-from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, ode_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, chunks_of, join_rollouts
@@ -92,6 +92,37 @@ def test_what_a_guide_added_is_joined() -> None:
     # Step 1, prompts 0, 1 and 2, two samples each.
     assert joined.transitions[0].shift[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     assert torch.equal(joined.x, run(PLANS["window"], None, guide=guide).x)
+
+
+@pytest.mark.parametrize("name", ["window", "branch", "both", "neighbours"])
+def test_a_state_that_chunks_store_once_is_joined_once(name: str) -> None:
+    both = StepPlan(SDE, side=1, side_kernel=SDE, trained=True)
+    plans = {
+        **PLANS,
+        "both": Plan(FIVE, (both, both, *[StepPlan()] * 3)),
+        "neighbours": ode_plan(FIVE, samples=2, trained=range(4)),
+    }
+    counts = plans[name].counts()
+    for size in (1, 2, None):
+        joined = run(plans[name], size)
+        held = [joined.x, *(x for t in joined.transitions for x in (t.x, t.velocity, t.x_next))]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+        assert sum(storages.values()) == 4 * 3 * 3 * (counts.stored_states + counts.trained_states)
+
+
+def test_a_chunk_of_exact_predictions_is_joined_with_others() -> None:
+    """The predictions of prompt 0 are exact in 16 bits, and the predictions of the other prompts are not."""
+
+    def own(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        exact = torch.tensor([p == 0 for p in prompts])[:, None]
+        return torch.where(exact, x.bfloat16().float(), velocity(x, i, prompts))
+
+    runner = RolloutRunner(own, PLANS["window"], (3,), batch=2)
+    chunks = [runner.run(KEYS[k : k + 1], k) for k in range(3)]
+    assert [chunk.transitions[0].velocity.dtype for chunk in chunks] == [torch.bfloat16, torch.float32, torch.float32]
+    whole, joined = runner.run(KEYS), join_rollouts(chunks)
+    for one, other in zip(whole.transitions, joined.transitions, strict=True):
+        same_edges(one, other)
 
 
 def test_chunks_are_let_go_as_they_are_joined() -> None:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from flowgrpo.core.addressing import address
 from flowgrpo.samplers.kernels import KERNELS, Kernel, step
-from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, ode_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner, draw_noise
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
-from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, replay
+from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, narrowed, replay
 
 SHAPE = (2, 3)
 FIVE = shifted_sigmas(5, 3.0)
@@ -294,6 +294,51 @@ def test_the_states_of_a_step_are_the_ends_of_the_step_before() -> None:
         assert after.step == before.step + 1
 
 
+def memory(rollout: Rollout) -> int:
+    """Number of float32 numbers in the memory that the states and velocities of a rollout hold, each place once."""
+    held = [rollout.x, *(x for t in rollout.transitions for x in (t.x, t.velocity, t.x_next))]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held}
+    return sum(storages.values()) // 4
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(plans(), st.booleans())
+@example(ENDS_AT_A_PROBE, True)
+@example(ode_plan(FIVE, samples=3, trained=range(4)), True)
+@example(branch_plan(FIVE, (0, 2), DANCE, width=2), True)
+@example(spine_plan(FIVE, (0, 2), FLOW, branches=2, roots=2, main_leaf=True), False)
+def test_each_state_is_stored_once(plan: Plan, elsewhere: bool) -> None:
+    """On the device of the model, and where storing makes a copy."""
+    copied: list[int] = []
+
+    def store(x: Tensor) -> Tensor:
+        copied.append(x.numel())
+        return x.clone()
+
+    keys, counts = (1, 2, 3), plan.counts()
+    rollout = RolloutRunner(Model(keys), plan, SHAPE, batch=4, store=store if elsewhere else None).run(keys)
+    plain, _ = run(plan, keys)
+
+    wanted = 3 * 6 * (counts.stored_states + counts.trained_states)
+    assert memory(rollout) == wanted
+    assert not elsewhere or any(step.trained for step in plan.steps) or sum(copied) == wanted
+    assert torch.equal(rollout.x, plain.x)
+    for t, same in zip(rollout.transitions, plain.transitions, strict=True):
+        for name in ("x", "velocity", "x_next"):
+            assert torch.equal(getattr(t, name), getattr(same, name))
+
+
+def test_the_stored_states_of_a_plan_by_hand() -> None:
+    # Noise, and the ends of steps 0 to 3, of two samples; the leaves.
+    assert window_plan(FIVE, range(4), FLOW, samples=2, shared_noise=False).counts().stored_states == 2 * 5 + 2
+    # One start and three ends of step 1; steps 1 and 3 have no state in common.
+    assert window_plan(FIVE, (1, 3), FLOW, samples=3).counts().stored_states == (1 + 3) + (3 + 3) + 3
+    # Neighbours, from one noise each.
+    assert ode_plan(FIVE, samples=3, trained=range(4)).counts().stored_states == 3 * 5 + 3
+    # The main line moves without noise, so no end of a branch is a start: 1 + 2 of two steps, and five leaves.
+    assert spine_plan(FIVE, (0, 1), FLOW, branches=2, main_leaf=True).counts().stored_states == 2 * (1 + 2) + 5
+
+
 def test_samples_are_one_state_up_to_the_first_stochastic_step() -> None:
     plan = window_plan(FIVE, (2, 3), FLOW, samples=4, solver="dpmpp_2m")
     rollout, model = run(plan, (7, 8))
@@ -428,6 +473,27 @@ def test_states_are_rounded_before_they_are_scored(name: str, dtype: torch.dtype
         assert torch.equal(again.velocity, again.old_velocity())
         assert torch.equal(taken.log_prob, t.log_prob[again.edges])
         assert again.velocity.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_predictions_of_16_bits_are_stored_in_16_bits(dtype: torch.dtype) -> None:
+    """The numbers stay the same; a single number that needs more bits, or is not a number, keeps all in float32."""
+    exact = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)).to(dtype).float()
+    assert narrowed(exact).dtype == dtype
+    assert torch.equal(narrowed(exact).float(), exact)
+    for wide in (1 + 2**-20, torch.nan):
+        odd = exact.clone()
+        odd[-1, -1] = wide
+        assert narrowed(odd) is odd
+    assert narrowed(exact.double()).dtype == torch.float64
+
+    def velocity(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        return (0.6 * x.to(dtype) + i).float()
+
+    rollout = RolloutRunner(velocity, window_plan(FIVE, range(4), FLOW, samples=3), SHAPE, dtype=dtype).run((1, 2))
+    for t in rollout.transitions:
+        assert t.velocity.dtype == dtype
+        assert torch.equal(t.velocity.float(), velocity(t.x, t.step, ()))
 
 
 def test_replay_evaluates_the_present_policy_at_the_recorded_states() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flowgrpo.estimate.footprint import LiveBytes
 from flowgrpo.text import scoring
 from flowgrpo.text.model import LanguageModel
 from flowgrpo.text.sampling import pick
@@ -92,7 +93,7 @@ def test_right_padding_by_hand() -> None:
 
 
 def test_half_precision_logits_are_scored_in_float32_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "CHUNK", 4)
+    monkeypatch.setattr(scoring, "NUMBERS", 2 * 7)
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(2, 5, 7, generator=generator)).bfloat16().requires_grad_()
     ids = torch.randint(7, (2, 5), generator=generator)
@@ -105,6 +106,41 @@ def test_half_precision_logits_are_scored_in_float32_with_the_same_gradient(monk
     wanted.sum().backward()
     # The gradient comes back in bfloat16, which has 8 bits.
     assert torch.allclose(logits.grad.double(), exact.grad, atol=2**-8 * float(exact.grad.abs().max()))
+
+
+@pytest.mark.parametrize("numbers", [1, 3 * 7, 5 * 7, 10 * 7, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_and_their_gradient_are_those_of_a_softmax_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, numbers: int, temperature: float
+) -> None:
+    """However many logits are taken at once; logits after the last token have a gradient of 0."""
+    monkeypatch.setattr(scoring, "NUMBERS", numbers)
+    generator = torch.Generator().manual_seed(0)
+    logits, plain = (torch.randn(4, 6, 7, generator=generator.manual_seed(1)).requires_grad_() for _ in range(2))
+    ids = torch.randint(7, (4, 5), generator=generator)
+    weight = torch.randn(4, 5, generator=generator)
+    scaled = plain[:, :5] / temperature
+    wanted = scaled.gather(-1, ids[..., None]).squeeze(-1) - scaled.logsumexp(-1)
+    found = token_log_probs(logits, ids, temperature)
+    assert torch.equal(found, wanted)
+    for value in (found, wanted):
+        (value * weight).sum().backward()
+    assert torch.equal(logits.grad, plain.grad)
+    assert (logits.grad[:, 5] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_log_probs_is_the_only_tensor_of_the_size_of_the_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """The largest number of bytes alive in a forward and backward pass, over the logits."""
+    monkeypatch.setattr(scoring, "NUMBERS", 5_000)
+    logits = torch.randn(4, 33, 5_000).to(dtype).requires_grad_()
+    ids = torch.randint(5_000, (4, 32))
+    with LiveBytes() as alive:
+        token_log_probs(logits, ids).sum().backward()
+    gradient = logits.numel() * logits.element_size()
+    assert gradient <= alive.most <= gradient + 4 * 4 * scoring.NUMBERS
 
 
 def test_entropies_by_hand() -> None:

@@ -40,6 +40,7 @@ def perturb(weights: LanguageWeights) -> None:
     with torch.no_grad():
         for parameter in weights.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    weights.write()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_merged_weights_of_half_precision_are_rounded_once(random_language_folde
     layer = "model.layers.0.self_attn.q_proj"
     a, b = (trained[f"{layer}.lora_{part}.default.weight"] for part in "AB")
     found = dict(merged_weights(language.model))[f"{layer}.weight"]
-    wanted = trained[f"{layer}.base_layer.weight"].float() + SPEC.alpha / SPEC.rank * b @ a
+    wanted = trained[f"{layer}.base_layer.weight"].float() + SPEC.alpha / SPEC.rank * b.float() @ a.float()
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, wanted.to(torch.bfloat16))
 

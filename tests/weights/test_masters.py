@@ -1,4 +1,4 @@
-"""Full weights in half precision: the model computes in it, and the optimizer moves float32 masters."""
+"""Trained weights in half precision: the model computes in it, and the optimizer moves float32 masters."""
 
 import copy
 from pathlib import Path
@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from flowgrpo.weights.averages import Ema
+from flowgrpo.weights.lora import LoraSpec
 from flowgrpo.weights.masters import Masters
 from flowgrpo.weights.precision import cast_base
 from flowgrpo.weights.trained import TrainedWeights
-from tests.pipelines.trained import denoiser_inputs
+from tests.pipelines.trained import denoiser_inputs, perturb
 from tests.tiny_pipelines import TINY
 
 pytestmark = pytest.mark.slow
@@ -114,3 +116,68 @@ def test_what_is_saved_is_what_the_model_computes_with(tmp_path: Path) -> None:
     weights.save(tmp_path / "saved")
     loaded = type(weights.pipe).from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
     assert torch.equal(prediction(loaded), prediction(weights.pipe))
+
+
+def adapter_of(compute: str = "base", dtype: torch.dtype = torch.bfloat16) -> TrainedWeights:
+    pipe = TINY["sd3"]()
+    cast_base(pipe, dtype)
+    return TrainedWeights.lora(pipe, LoraSpec(rank=4, alpha=8, compute=compute), seed=0)  # type: ignore[arg-type]
+
+
+def test_an_adapter_computes_in_the_type_of_its_base_and_is_trained_in_float32() -> None:
+    half, wide = adapter_of(), adapter_of("float32")
+    for weights, dtype in (
+        (half, torch.bfloat16),
+        (wide, torch.float32),
+        (adapter_of(dtype=torch.float32), torch.float32),
+        (adapter_of(dtype=torch.float16), torch.float32),
+    ):
+        assert {p.dtype for p in weights.parameters()} == {torch.float32}
+        assert {p.dtype for p in weights.modules["transformer"].parameters() if p.requires_grad} == {dtype}
+    assert all(torch.equal(a, b) for a, b in zip(half.parameters(), wide.parameters(), strict=True))
+    perturb(half)
+    perturb(wide)
+    loss = [prediction_with_gradient(weights.pipe).float().square().sum() for weights in (half, wide)]
+    # Two ways of rounding the same function: bfloat16 has 8 bits.
+    torch.testing.assert_close(loss[0], loss[1], rtol=0.05, atol=0)
+    for value in loss:
+        value.backward()
+    for one, other in zip(half.parameters(), wide.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.dtype == torch.float32
+        assert (one.grad - other.grad).norm() <= 0.02 * other.grad.norm()
+
+
+def prediction_with_gradient(pipe: Any) -> Tensor:
+    args, kwargs = tree_map_only(Tensor, _half, denoiser_inputs("sd3"))
+    found: Tensor = pipe.transformer(*args, **{**kwargs, "return_dict": False})[0]
+    return found
+
+
+def test_an_adapter_that_computes_in_16_bits_is_saved_and_loaded_in_float32(tmp_path: Path) -> None:
+    weights = adapter_of()
+    base = prediction(weights.pipe)
+    perturb(weights)
+    state, moved = weights.state_dict(), prediction(weights.pipe)
+    weights.save(tmp_path / "lora")
+    tensors = load_file(tmp_path / "lora" / "pytorch_lora_weights.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+    assert {tuple(t.flatten().tolist()) for t in tensors.values()} == {
+        tuple(t.flatten().tolist()) for t in state.values()
+    }
+    assert torch.equal(prediction(weights.pipe), moved)
+    for other in (adapter_of(), adapter_of("float32")):
+        other.load_lora(tmp_path / "lora")
+        assert all(torch.equal(tensor, state[name]) for name, tensor in other.state_dict().items())
+    again = adapter_of()
+    again.load_lora(tmp_path / "lora")
+    assert torch.equal(prediction(again.pipe), moved)
+    with again.reference():
+        assert torch.equal(prediction(again.pipe), base)
+    assert not torch.equal(moved, base)
+
+
+def test_an_unknown_type_of_the_arithmetic_is_refused() -> None:
+    with pytest.raises(ValueError, match="compute is 'bfloat16'; use 'base' or 'float32'"):
+        LoraSpec(compute="bfloat16")  # type: ignore[arg-type]

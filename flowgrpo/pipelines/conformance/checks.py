@@ -193,6 +193,7 @@ def gradient(subject: Subject) -> str:
         raise Failure("no parameter gets a gradient")
     if idle:
         _move(idle, 0.1)
+        weights.write()
         _, moved = _weighted(subject, denoiser)
         if not all(torch.equal(a, b) for a, b in zip(velocities, moved)):
             cut = [name for name in parameters if name not in reached]
@@ -244,12 +245,14 @@ def lora(subject: Subject) -> str:
     ):
         raise NotApplicable("the gradient check left no adapter")
     try:
-        weights = _random_lora(pipe) if subject.whole else TrainedWeights(pipe, trainable_modules(pipe), "lora")
+        if subject.whole:
+            _random_lora(pipe)
+        weights = TrainedWeights(pipe, trainable_modules(pipe), "lora")
     except ValueError as error:
         raise NotApplicable(f"no adapter: {error}") from error
     folder = subject.folder / "lora"
     for parameter in weights.parameters():
-        # The adapter is trained in float32, but a plain pipeline loads it in the dtype of its base model.
+        # The adapter is saved in float32, but a plain pipeline loads it in the dtype of its base model.
         parameter.data = parameter.data.to(subject.dtype)
     weights.save(folder)
     expected = _trained_velocity(subject, subject.on(pipe))
@@ -283,6 +286,7 @@ def saved(subject: Subject) -> str:
     pipe = subject.fresh()
     weights = TrainedWeights.full(pipe)
     _move(weights.parameters(), 0.01)
+    weights.write()
     pictures = _pictures(subject, pipe)
     weights.save(subject.folder / "full")
     _require_same_pictures(subject, subject.fresh(subject.folder / "full"), pictures, "from_pretrained")
@@ -351,6 +355,7 @@ def _random_lora(pipe: object) -> TrainedWeights:
     weights = TrainedWeights.lora(pipe, LoraSpec(rank=2, alpha=4), seed=0)
     # B starts at 0, so without this move A would have no gradient and the adapter no effect.
     _move(weights.parameters(), 0.05)
+    weights.write()
     return weights
 
 
