@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from ..configs.load import load_recipe
 from ..configs.schema import TextRecipe
+from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
+from ..intake.json_text import parse_json
 from ..rewards.runner import RewardBatch
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..training.data import PromptRow
@@ -33,7 +34,7 @@ def task_of(model: str) -> Literal["images", "text"] | None:
     """
     folder = Path(model)
     if (folder / "config.yaml").is_file():
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        settings = read_yaml_mapping(folder / "config.yaml", "the recipe of the run, or train again")
         return "text" if settings.get("task") == "text" else "images"
     if model in ("arithmetic", UNTRAINED):
         return "text"
@@ -189,8 +190,9 @@ def iterations_done(model: str) -> int:
     # A crash can cut the last line short. A line is about an iteration, or the evaluation after the last iteration.
     for line in reversed(lines[:-1]):
         try:
-            last = json.loads(line)
-        except json.JSONDecodeError:
+            last = parse_json(line)
+        except ValueError:
             continue
-        return int(last["iteration"]) + ("loss" in last)
+        if isinstance(last, dict) and isinstance(last.get("iteration"), int):
+            return int(last["iteration"]) + ("loss" in last)
     return 0

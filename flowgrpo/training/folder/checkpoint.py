@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import load_file, save_file
 
+from ...intake.json_text import parse_json
 from ...weights.pieces import wholes
 from ...weights.trained import TrainedWeights
 from .files import write_text, writing
@@ -117,7 +118,7 @@ def verify_checkpoint(folder: Path) -> None:
     """
     state = folder / STATE
     try:
-        noted = json.loads(state.read_text(encoding="utf-8"))
+        noted = parse_json(state.read_text(encoding="utf-8"))
         files = {str(name): (int(entry["bytes"]), str(entry["crc32"])) for name, entry in noted["files"].items()}
         iteration = int(noted["iteration"])
     except FileNotFoundError:
@@ -171,5 +172,5 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
         # The file is memory-mapped, because each process reads only its own shards.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
         part.load_state_dict(state)
-    noted: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    noted: dict[str, Any] = parse_json((folder / STATE).read_text(encoding="utf-8"))
     return int(noted["iteration"])

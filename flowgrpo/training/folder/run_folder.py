@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ...intake.json_text import lines_of, parse_json
 from ...rewards.pixels import to_bytes
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
@@ -231,13 +231,15 @@ def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]
     Text after the last line end is left out, because a crash cut the line short.
     """
     records, broken = [], []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+    for number, line in enumerate(lines_of(file), start=1):
+        if line and not line.endswith("\n"):
+            break
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict) and isinstance(record.get("iteration"), int):
-            records.append((line, record))
+            records.append((line.removesuffix("\n"), record))
         else:
             broken.append(number)
     return records, broken
