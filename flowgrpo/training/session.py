@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe, LoraConfig, Recipe, TextRecipe
+from ..configs.trust import remember_run
 from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
@@ -255,14 +256,18 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
 
 
 def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
-    """Check a recipe, make its run folder, call `made` with the folder, and load the model."""
+    """Check a recipe, make its run folder, trust its code here, call `made` with the folder, and load the model."""
     with ended_together():
         checked = check(recipe)
         checked.require()
-        run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
+        config = dump_recipe(recipe)
+        run = _shared_folder(folder, config, Processes.of_this_run())
+        unremembered = remember_run(run.path, config)
     if made is not None:
         made(run.path)
-    return Session(recipe, run, checked)
+    session = Session(recipe, run, checked)
+    session.notes += [] if unremembered is None else [unremembered]
+    return session
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:

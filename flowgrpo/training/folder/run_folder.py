@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...intake.json_text import lines_of, parse_json
+from ...intake.links import check_links
 from ...rewards.pixels import to_bytes
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
@@ -55,6 +56,7 @@ class RunFolder:
             ValueError: the folder exists and is not empty, the path is a file, or another process makes a run in the
                 folder. A run is never overwritten.
         """
+        check_links(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a new folder")
         # A run that was killed before it wrote its config leaves only its lock or a temporary file.
@@ -78,9 +80,10 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: the folder holds no run.
+            ValueError: the folder holds no run, or has links that lead out of it.
         """
         run = cls(path)
+        check_links(path)
         if not run.config.is_file():
             raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
         run._complete()
