@@ -4,8 +4,9 @@ import http.server
 import json
 import os
 import shlex
+import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,14 +56,29 @@ def _new_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "_here", set())
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run `run` of a stranger, and with files that are none of its business."""
-    STARTS["run"](tmp_path)
-    (tmp_path / "run" / "checkpoints").mkdir()
-    (tmp_path / "secret.txt").write_text("secret")
-    (tmp_path / "mine").mkdir()
+    folder = tmp_path_factory.mktemp("stranger")
+    STARTS["run"](folder)
+    (folder / "run" / "checkpoints").mkdir()
+    (folder / "secret.txt").write_text("secret")
+    (folder / "mine").mkdir()
+    return folder
+
+
+@pytest.fixture
+def home(tmp_path: Path, stranger: Path) -> Path:
+    """A copy of `stranger`."""
+    shutil.copytree(stranger, tmp_path, dirs_exist_ok=True)
     return tmp_path
+
+
+def pairs(commands: Iterable[str], cases: Iterable[str], whole: Iterable[str]) -> list[tuple[str, str]]:
+    """Each command with some case, each case with some command, and the commands in `whole` with all cases."""
+    names, found = list(commands), list(cases)
+    dealt = {(names[k % len(names)], found[k % len(found)]) for k in range(max(len(names), len(found)))}
+    return sorted(dealt | {(name, case) for name in whole for case in found})
 
 
 def change(home: Path, **keys: Any) -> None:
@@ -79,8 +95,7 @@ def refused(command: Command, words: str, *says: str) -> str:
     return errors
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "document"), pairs(COMMANDS, DOCUMENTS, ["resume", "sample", "gallery"]))
 def test_a_hostile_recipe_ends_in_one_sentence(home: Path, command: Command, name: str, document: str):
     content, said = DOCUMENTS[document]
     (home / "run" / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -100,8 +115,9 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", ["resume", "evaluate", "sample", *SHOWING])
+@pytest.mark.parametrize(
+    ("name", "link"), pairs(["resume", "evaluate", "sample", *SHOWING], LINKS, ["resume", "sample", "gallery"])
+)
 def test_a_link_that_leads_out_is_refused_and_nothing_outside_changes(
     home: Path, command: Command, name: str, link: str
 ):
@@ -218,6 +234,10 @@ PARTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
+SAMPLED = [("sample", what) for what in PARTS]
+"""`sample` makes no reward."""
+
+
 def foreign(home: Path, keys: dict[str, Any]) -> None:
     change(home, **keys)
     if "base" in keys:
@@ -226,13 +246,12 @@ def foreign(home: Path, keys: dict[str, Any]) -> None:
     (home / "run" / "evil.yaml").write_text("base: default\nextensions: [evil.py:score]\n")
 
 
-@pytest.mark.parametrize("what", [*FOREIGN, *PARTS])
-@pytest.mark.parametrize("name", READING)
+@pytest.mark.parametrize(
+    ("name", "what"), pairs([name for name in READING if name != "sample"], FOREIGN | PARTS, ["train"]) + SAMPLED
+)
 def test_code_and_addresses_are_listed_and_nothing_runs(
     home: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str, what: str
 ):
-    if name == "sample" and what in FOREIGN:
-        pytest.skip("`sample` makes no reward")
     monkeypatch.syspath_prepend(home)
     keys, says = (FOREIGN | PARTS)[what]
     foreign(home, keys)
