@@ -30,11 +30,11 @@ CONFIG = "config.yaml"
 """Name of a recipe in a run folder and in a checkpoint."""
 PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "rollout", "clamp")
 """Keys of a recipe at which no part and no reward stands."""
+NAMING = ("name", "judge", "correct")
+"""Keys of a reward and of the package's own rewards at which a reward is named."""
 JUDGES = ("remote", "judge", "judge_logprob", "rubric", "unified_reward")
 """Rewards of the package that ask a server."""
 MOST = 10
-
-_CODE = re.compile(r"(?:[^:\s]*[/\\][^:]*|[^:]*\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def acts(recipe: Mapping[str, Any], folder: Path, rewards: bool = True) -> list[
         folder: the folder of the recipe.
         rewards: whether to list rewards too.
     """
-    look = _Look(folder, frozenset(point.name for group in _GROUPS for point in entry_points(group)))
+    look = _Look(folder, _installed_rewards(), _installed_parts())
     found = list(_of_models(recipe))
     for key, section in recipe.items():
         if key in PLAIN:
@@ -116,7 +116,19 @@ def acts(recipe: Mapping[str, Any], folder: Path, rewards: bool = True) -> list[
     return list({act.keys: act for act in found}.values())
 
 
-_GROUPS = ("flowgrpo.rewards", *(kind.group for kind in KINDS.values()))
+def _installed_rewards() -> dict[str, str]:
+    return {point.name: f"{point.module}:{point.attr}" for point in entry_points("flowgrpo.rewards")}
+
+
+def _installed_parts() -> dict[str, str]:
+    """Names of parts that installed packages declare -> their code; a name of the package itself means its own part."""
+    kinds = ((kind, entry_points(kind.group)) for kind in KINDS.values())
+    return {
+        point.name: f"{point.module}:{point.attr}"
+        for kind, points in kinds
+        for point in points
+        if point.name not in kind.builtin
+    }
 
 
 def _of_models(recipe: Mapping[str, Any]) -> Iterator[Act]:
@@ -136,44 +148,40 @@ class _Look:
 
     Attributes:
         folder: folder of the recipe.
-        installed: names of rewards and parts that installed packages declare.
+        installed_rewards, installed_parts: names that installed packages declare -> their code.
     """
 
     folder: Path
-    installed: frozenset[str]
+    installed_rewards: Mapping[str, str]
+    installed_parts: Mapping[str, str]
 
     def rewards(self, section: Any) -> Iterator[Act]:
         """Acts of a list of rewards."""
         for entry in section if isinstance(section, list) else [section]:
             if isinstance(entry, Mapping):
                 entry = {key: entry.get(key) for key in ("name", "options")}
-            words = list(_words(entry))
-            if names := [text for key, text in words if self.is_code(text, key == "name")]:
-                yield self._running(names, "reward", entry)
+            words = list(_words(entry, "name"))
+            names = [text for key, text in words if key in NAMING and _is_code(text, self.installed_rewards)]
+            if names:
+                yield self._running([self.installed_rewards.get(name, name) for name in names], "reward", entry)
             if isinstance(entry, Mapping):
                 yield from _sending(entry, words)
 
     def parts(self, section: Any) -> Iterator[Act]:
         """Acts of the parts in a section, each with its own options."""
-        if isinstance(section, str) and self.is_code(section, False):
-            yield self._running([section], "part", section)
+        if isinstance(section, str) and _is_code(section, self.installed_parts):
+            yield self._running([self.installed_parts.get(section, section)], "part", section)
         elif isinstance(section, list):
             for entry in section:
                 yield from self.parts(entry)
         elif isinstance(section, Mapping):
             name = section.get("name")
-            if isinstance(name, str) and self.is_code(name, True):
+            if isinstance(name, str) and _is_code(name, self.installed_parts):
                 own = {key: value for key, value in section.items() if key != "weight"}
-                yield self._running([name], "part", own)
+                yield self._running([self.installed_parts.get(name, name)], "part", own)
             for key, value in section.items():
                 if key != "name":
                     yield from self.parts(value)
-
-    def is_code(self, text: str, named: bool) -> bool:
-        """Whether a text means code that is not of the package; `named` says that it stands at the key `name`."""
-        if text in self.installed or (named and (":" in text or text.endswith(".py"))):
-            return True
-        return "://" not in text and _CODE.match(text) is not None
 
     def _running(self, names: list[str], kind: str, entry: Any) -> Act:
         files = [source_of(name) for name in names]
@@ -191,11 +199,16 @@ class _Look:
         return Act(f"run the {kind} {said}{with_options}", tuple(keys))
 
 
+def _is_code(name: str, installed: Mapping[str, str]) -> bool:
+    """Whether a name makes something be imported that is not of the package; a wrong name may do so as well."""
+    return ":" in name or name.endswith(".py") or name in installed
+
+
 def _sending(entry: Mapping[str, Any], words: list[tuple[str, str]]) -> Iterator[Act]:
     """What a reward sends, and the completions that it would run without a box."""
     places = [text for key, text in words if key == "url" or "://" in text]
     secrets = [text for key, text in words if key.endswith("_env")]
-    asked = any(key in ("name", "judge", "reward") and text in JUDGES for key, text in words)
+    asked = any(key in NAMING and text in JUDGES for key, text in words)
     if places or secrets or asked:
         where = ", ".join(dict.fromkeys(places)) or "the address that it names"
         with_secrets = f" and the environment variable {', '.join(dict.fromkeys(secrets))}" if secrets else ""

@@ -199,6 +199,12 @@ FOREIGN: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"rewards": [{"name": "win_rate", "options": {"judge": "evil.py:score"}}]},
         ["run the reward evil.py:score"],
     ),
+    "a judge without a name": ({"rewards": [{"name": "win_rate", "options": {"judge": "evil.py"}}]}, ["evil.py"]),
+    "a judge with a wrong name": ({"rewards": [{"name": "win_rate", "options": {"judge": "evil: x"}}]}, ["evil: x"]),
+    "a reward within a reward": (
+        {"rewards": [{"name": "length", "options": {"mode": "cosine", "limit": 9, "correct": "evil.py:score"}}]},
+        ["evil.py:score"],
+    ),
     "an address": (
         {"rewards": [{"name": "remote", "options": {"url": "http://127.0.0.1:1", "token_env": "MY_SECRET"}}]},
         ["send prompts and samples and the environment variable MY_SECRET to http://127.0.0.1:1"],
@@ -221,6 +227,10 @@ FOREIGN: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 PARTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a kernel": ({"sampler": {"kernel": "evil.py:score"}}, ["run the part evil.py:score"]),
+    "a kernel without a name": ({"sampler": {"kernel": "evil.py"}}, ["evil.py"]),
+    "a kernel with an empty name": ({"sampler": {"kernel": "evil.py:"}}, ["evil.py:"]),
+    "a kernel with a wrong name": ({"sampler": {"kernel": "evil:a b"}}, ["evil:a b"]),
+    "a library": ({"sampler": {"kernel": "http://x/evil.so:f"}}, ["evil.so"]),
     "a kernel with options": ({"sampler": {"kernel": {"name": "evil.py:score", "level": 1}}}, ["evil.py:score"]),
     "a window in a plan": (
         {"sampler": {"plan": {"name": "window", "window": {"name": "./evil.py:score"}}}},
