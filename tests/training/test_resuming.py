@@ -250,3 +250,13 @@ def test_a_deep_line_of_metrics_is_left_out(tmp_path: Path) -> None:
     run.metrics.write_text('{"iteration": 0}\n{"iteration": ' + "[" * 100_000 + "\n" + '{"iteration": 1}\n')
     assert [record["iteration"] for record in run.read_metrics()] == [0, 1]
     assert read_lines(run.metrics)[1] == [2]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1", "10000001", "1000000000000", "null"])
+def test_a_checkpoint_of_an_iteration_that_no_run_has_is_damaged(checkpoint: Path, number: str) -> None:
+    state = checkpoint / "state.json"
+    state.write_text(state.read_text().replace('"iteration": 7', f'"iteration": {number}'))
+    if number.isdecimal():
+        checkpoint = checkpoint.rename(checkpoint.with_name(f"iter-{number}"))
+    with pytest.raises(DamagedCheckpoint, match=r"state\.json"):
+        verify_checkpoint(checkpoint)

@@ -24,6 +24,8 @@ from ...weights.trained import TrainedWeights
 from .files import write_text, writing
 
 WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+LAST = 10_000_000
+"""Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
 
 
@@ -123,8 +125,10 @@ def verify_checkpoint(folder: Path) -> None:
         iteration = int(noted["iteration"])
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{state} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
+    if not 0 <= iteration <= LAST:
+        raise DamagedCheckpoint(f"{state} is of iteration {iteration}, and a run has at most {LAST:,}")
     if folder.name != f"iter-{iteration:06d}":
         raise DamagedCheckpoint(f"{state} belongs to iteration {iteration}")
     for name in (WEIGHTS, RECIPE):
