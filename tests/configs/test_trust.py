@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -107,9 +108,10 @@ def test_a_file_is_the_recipe_of_a_run_by_its_name(tmp_path: Path):
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ledger, "_here", set())
-    return tmp_path / "flowgrpo" / "trusted.jsonl"
+    return tmp_path / "state" / "flowgrpo" / "trusted.jsonl"
 
 
 def forget() -> None:
@@ -138,7 +140,8 @@ def test_a_thing_is_written_once(state: Path):
 def test_a_ledger_of_another_user_counts_for_nothing(state: Path, monkeypatch: pytest.MonkeyPatch):
     ledger.trust({"one": "first"})
     forget()
-    monkeypatch.setattr(os, "geteuid", lambda: state.stat().st_uid + 1)
+    other = state.stat().st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
     assert not ledger.trusted("one")
 
 
@@ -146,7 +149,30 @@ def test_a_relative_state_home_is_not_used(state: Path, monkeypatch: pytest.Monk
     """The XDG specification says so; otherwise the memory would depend on the working directory."""
     monkeypatch.setenv("XDG_STATE_HOME", "state")
     monkeypatch.setenv("HOME", str(state.parents[1]))
-    assert ledger.ledger_file() == state.parents[1] / ".local" / "state" / "flowgrpo" / "trusted.jsonl"
+    assert ledger.ledger_files()[0] == state.parents[1] / ".local" / "state" / "flowgrpo" / "trusted.jsonl"
+
+
+def test_without_a_home_that_can_be_written_a_folder_of_the_user_takes_its_place(state: Path):
+    state.parents[1].write_text("no folder")
+    said = ledger.trust({"one": "first"})
+    place = state.parents[2] / f"flowgrpo-{os.geteuid()}" / "trusted.jsonl"
+    assert said is not None
+    assert f"{state} cannot be written" in said
+    assert f"{place} remembers" in said
+    forget()
+    assert ledger.trusted("one")
+    place.parent.chmod(0o777)
+    assert not ledger.trusted("one")
+    assert "--trust" in str(ledger.trust({"two": "second"}))
+
+
+def test_a_link_in_place_of_the_folder_of_the_user_counts_for_nothing(state: Path):
+    state.parents[1].write_text("no folder")
+    theirs = state.parents[2] / "theirs"
+    theirs.mkdir(mode=0o700)
+    (theirs / "trusted.jsonl").write_text('{"digest": "one"}\n')
+    (state.parents[2] / f"flowgrpo-{os.geteuid()}").symlink_to(theirs)
+    assert not ledger.trusted("one")
 
 
 def _write_many(number: int) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ DOCUMENTS = {
 def _new_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins on a machine that remembers nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "state"))
     monkeypatch.setattr(ledger, "_here", set())
 
 
@@ -434,9 +436,10 @@ def test_a_home_that_cannot_be_written_is_said_and_the_command_goes_on(
 ):
     foreign(home, {"rewards": [REWARD]})
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "secret.txt"))
+    monkeypatch.setattr(tempfile, "tempdir", str(home))
     status, output, errors = command("plan", "run/config.yaml", "--trust")
     assert (status, errors) == (0, ""), output
     assert "trusted.jsonl cannot be written" in output
-    assert "XDG_STATE_HOME" in output
+    assert "temporary files" in output
     monkeypatch.setattr(ledger, "_here", set())
-    refused(command, "plan run/config.yaml", "evil.py:score")
+    assert command("plan", "run/config.yaml")[0] == 0
