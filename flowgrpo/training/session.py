@@ -256,18 +256,14 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
 
 
 def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
-    """Check a recipe, make its run folder, trust its code here, call `made` with the folder, and load the model."""
+    """Check a recipe, make its run folder, call `made` with the folder, and load the model."""
     with ended_together():
         checked = check(recipe)
         checked.require()
-        config = dump_recipe(recipe)
-        run = _shared_folder(folder, config, Processes.of_this_run())
-        unremembered = remember_run(run.path, config)
+        run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
     if made is not None:
         made(run.path)
-    session = Session(recipe, run, checked)
-    session.notes += [] if unremembered is None else [unremembered]
-    return session
+    return Session(recipe, run, checked)
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:
@@ -280,4 +276,7 @@ def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder
             f"process {processes.rank} does not find the run folder {path} that process 0 has made; put it where all "
             "processes read and write the same files"
         )
+    if made is None:
+        # This process may be on another machine than the first, which has remembered the run there.
+        remember_run(path, config)
     return made or RunFolder.open(path)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ...configs.trust import remember_run
 from ...intake.json_text import lines_of, parse_json
 from ...intake.links import check_links
 from ...rewards.pixels import to_bytes
@@ -50,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder; this process becomes its only writer.
+        """Make a new run folder; this process becomes its only writer, and this machine trusts what the recipe names.
 
         Raises:
             ValueError: the folder exists and is not empty, the path is a file, or another process makes a run in the
@@ -71,6 +72,8 @@ class RunFolder:
             raise ValueError(
                 f"{path} holds a run by now; name a new folder, or continue it with `flowgrpo resume {path}`"
             )
+        unremembered = remember_run(path, config)
+        run.notes += [] if unremembered is None else [unremembered]
         write_text(run.config, config)  # first: from here on the run can be resumed
         run._complete()
         return run
