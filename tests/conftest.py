@@ -73,6 +73,12 @@ def _signals_are_heard() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _a_memory_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests remember the runs that they make in a folder of their own, not in the home of whoever runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """A function that runs the entry point like the installed script, in an empty folder; (status, output, errors)."""

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {"": set(), "__main__": {"cli"}, **table()}
 PACKAGES = {
     "parts": {"pydantic", "pydantic_core"},
     "core": {"torch"},
+    "intake": set(),
     "votes": set(),
     "samplers": {"torch"},
     "configs": {"pydantic", "pydantic_core", "yaml"},

@@ -24,6 +24,7 @@ from .plan import RecipeArgument, plan, recipes, split
 from .rewards import rewards_app
 from .sample import evaluate, sample
 from .stop import stoppable
+from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..training.reporting.progress import ConsoleReporter
@@ -87,12 +88,14 @@ def _new_run_name(name: str) -> Path:
 def train(
     words: RecipeArgument = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE-TIME if left out.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Train by a recipe (the embedded default if none is named), into a new run folder."""
     from ..configs.load import load_recipe
 
     source, overrides = split(words)
     output_folder(out)
+    trust_run(trust, [], {source: True})
     recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     with stoppable(folder) as stop, _reporting(stop) as reporter:
@@ -104,7 +107,7 @@ def train(
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
+def resume(run: Annotated[Path, typer.Argument(help="Run folder.")], trust: TrustOption = False) -> None:
     """Continue an interrupted run to the very same numbers."""
     from ..configs.load import load_recipe
 
@@ -113,6 +116,7 @@ def resume(run: Annotated[Path, typer.Argument(help="Run folder.")]) -> None:
         from ..training.folder.run_folder import RunFolder
 
         with ended_together():
+            trust_run(trust, [run], {str(run / "config.yaml"): True})
             folder = RunFolder.open(run)
             if is_first():
                 folder.claim()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from .output import output_folder, say
+from .trusting import LinksOption, trust_run
 
 
 def gallery(
@@ -44,6 +45,7 @@ def gallery(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="--vote: also show pairs that have a vote.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="--vote: port of the page; 0 for a free one.")] = 0,
+    trust: LinksOption = False,
 ) -> None:
     """Write the static gallery of runs, or exports of it, or ask people to choose."""
     from ..gallery.build import build_gallery
@@ -54,6 +56,7 @@ def gallery(
     if not 0.2 <= every <= 86400:
         raise ValueError(f"--every is {every}; give seconds from 0.2 to 86400")
     output_folder(out)
+    trust_run(trust, [*runs, out])
     for path in (single, sheet, animation, dataset, vote_dataset):
         output_folder(None if path is None else path.parent)
     exports = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .output import console, output_file, say
+from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..configs.schema import AnyRecipe, Recipe, TextRecipe
@@ -48,6 +49,7 @@ def plan(
     ] = None,
     utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = 0.35,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Print what a recipe will do and cost, without loading a model."""
     from ..configs.layers import machine_of
@@ -56,6 +58,7 @@ def plan(
 
     source, overrides = split(words)
     output_file(svg)
+    trust_run(trust, [], {source: True})
     recipe = load_recipe(source, overrides)
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))

@@ -10,6 +10,7 @@ import typer
 
 from .output import output_folder, say
 from .plan import split
+from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..training.data import PromptRow
@@ -68,6 +69,7 @@ def sample(
             "--set", help="KEY=VALUE of a recipe, such as model.call.guidance_scale=4; by default as in the run."
         ),
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
@@ -79,6 +81,7 @@ def sample(
         "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
+    trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): False})
     _check_run(model)
     # typer's `min` accepts "nan" in some versions.
     if temperature is not None and not 0 <= temperature < math.inf:
@@ -108,10 +111,12 @@ def sample(
 def _check_run(model: str) -> None:
     """Read the recipe of a run before anything else is read; raise ValueError if `load_recipe` refuses the recipe."""
     from ..configs.load import load_recipe
+    from ..intake.links import check_links
 
     config = Path(model) / "config.yaml"
     if config.is_file():
-        load_recipe(config)
+        check_links(Path(model))
+        load_recipe(config, rewards=False)
 
 
 def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
@@ -193,6 +198,7 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Score a model on the held-out prompts of a recipe, by the recipe's evaluation rewards.
 
@@ -209,6 +215,7 @@ def evaluate(
     from ..inference.inference import evaluate_model
     from ..inference.opening import evaluation_recipe
 
+    trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
     noun = "images" if recipe.task == "images" else "completions"
     for name, (mean, error, count) in evaluate_model(model, recipe, split=on, out=out, base=base, say=say).items():

@@ -17,9 +17,10 @@ from ..parts.kinds import KINDS
 from ..parts.section import Section
 from .layers import RecipeError, layers, over, recipe_lines
 from .schema import AnyRecipe, Recipe, TextRecipe
+from .trust import check_acts, config_file, trust_acts
 from .yaml_text import Dumper, kind_of, parse_yaml_value
 
-__all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "recipe_names"]
+__all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "recipe_names", "trust_recipe"]
 
 
 def recipe_names(task: str | None = None) -> dict[str, str]:
@@ -30,7 +31,7 @@ def recipe_names(task: str | None = None) -> dict[str, str]:
     return {name: line for name, line in found.items() if layers(name)[1].get("task", "images") == task}
 
 
-def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> AnyRecipe:
+def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (), *, rewards: bool = True) -> AnyRecipe:
     """Read a recipe by name (of the package) or path, and apply `key.sub=value` overrides.
 
     Args:
@@ -42,12 +43,20 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
         overrides: dotted assignments. Values are read as YAML. An entry of a list is given by its number
             (`rewards.0.weight=2`), or by its label or name (`rewards.gold.weight=2`). In a list of parts, a part that
             is missing is added (`penalties.kl.weight=0.01`), and `null` removes a part (`penalties.kl=null`).
+        rewards: whether the caller makes the rewards; else only the parts of a run folder's recipe must be trusted.
 
     Raises:
         RecipeError: if the recipe is unknown, the file cannot be read, a key is unknown (the message names the nearest
-            known key), a type is wrong, or the geometry is impossible. All faults are listed at once.
+            known key), a type is wrong, or the geometry is impossible. All faults are listed at once. Or the file is
+            the `config.yaml` of a run folder, and names code or addresses that this machine does not trust.
     """
     name, data = layers("default" if source is None else str(source))
+    file = None if source is None else config_file(str(source))
+    if file is not None:
+        try:
+            check_acts(file, data, rewards)
+        except ValueError as error:
+            raise RecipeError(str(error)) from None
     for assignment in overrides:
         _assign(data, assignment)
     schema = _schema_of(name, data)
@@ -55,6 +64,23 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = ())
         return schema.model_validate(data)
     except ValidationError as error:
         raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault, schema) for fault in error.errors())) from None
+
+
+def trust_recipe(source: str | Path | None, rewards: bool = True) -> str | None:
+    """Trust what the `config.yaml` of a run folder would run and send; other recipes need no trust.
+
+    Args:
+        source: as for `load_recipe`.
+        rewards: whether to trust the rewards too.
+
+    Returns:
+        None; if this cannot be remembered, a sentence that says so.
+
+    Raises:
+        RecipeError: the recipe cannot be read.
+    """
+    file = None if source is None else config_file(str(source))
+    return None if file is None else trust_acts(file, layers(str(source))[1], rewards)
 
 
 def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str] = ()) -> Recipe:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..intake.links import check_links
 from .page_files import MARKER, copy_file, previous_files, remove_stale, write_bytes, write_marker
 from .pages import inline_json, script, site_files
 from .run_reading import Run, read_run
@@ -42,7 +43,8 @@ def build_gallery(
 
     Raises:
         ValueError: a folder is no run or has no samples, a record is malformed, some runs are of images and some of
-            text, several runs are given without `out`, or the output folder holds something that is not a gallery.
+            text, several runs are given without `out`, or the output folder holds something that is not a gallery, or
+            links that lead out of it.
     """
     folders = [Path(run) for run in ([runs] if isinstance(runs, str | os.PathLike) else runs)]
     home = folders[0] / "gallery" if len(folders) == 1 else None
@@ -51,6 +53,7 @@ def build_gallery(
     out = Path(out) if out is not None else home
     assert out is not None
     contents = read_runs(folders)
+    check_links(out)
     previous = previous_files(out) | _thumbnails_in(out)
     remove_stale(out)
     # Files are listed before they are written, so that the next build knows a build that was cut short, and cleans up.

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from ..intake.json_text import parse_json
+
 MARKER = ".flowgrpo-gallery.json"
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[^/]*)-(?P<process>\d+)-\d+\.tmp")
@@ -25,7 +27,7 @@ def previous_files(out: Path) -> set[str]:
     if not out.exists() or (out.is_dir() and all(_TEMPORARY.fullmatch(path.name) for path in out.iterdir())):
         return set()
     try:
-        names = json.loads((out / MARKER).read_text(encoding="utf-8"))["files"]
+        names = parse_json((out / MARKER).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{out} exists and was not written by the gallery (it has no readable {MARKER}). "

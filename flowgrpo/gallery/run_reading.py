@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.yaml_text import read_yaml_mapping
+from ..intake.links import check_links
 from ..votes.lines import read_jsonl
 from .samples import Sample, finite_numbers, read_samples
 
@@ -57,8 +58,10 @@ def read_run(folder: Path) -> Run:
         folder: holds `config.yaml`, `samples/index.jsonl` and, usually, `metrics.jsonl`.
 
     Raises:
-        ValueError: the folder is not a run, has no samples, or holds a record that does not follow the documentation.
+        ValueError: the folder is not a run, has no samples, has links that lead out of it, or holds a record that does
+            not follow the documentation.
     """
+    check_links(folder)
     config_file, index = folder / "config.yaml", folder / "samples" / "index.jsonl"
     if not config_file.is_file():
         raise ValueError(

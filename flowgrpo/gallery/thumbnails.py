@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
+from ..intake.json_text import parse_json
 from .page_files import NO_ROOM, write_bytes, write_whole
 
 CACHE = ".flowgrpo-thumbnails.json"
@@ -124,7 +125,7 @@ def small_size(width: int, height: int) -> tuple[int, int]:
 def _read_cache(path: Path) -> tuple[dict[str, list[Any]], dict[str, Thumbnail]]:
     """The cache of the last build; empty if the file is missing, damaged, or of another format."""
     try:
-        cache = json.loads(path.read_text(encoding="utf-8"))
+        cache = parse_json(path.read_text(encoding="utf-8"))
         if cache["format"] != _FORMAT:
             return {}, {}
         known = {

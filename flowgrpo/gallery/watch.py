@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..intake.json_text import lines_of
 from .build import build_gallery
 from .run_reading import Run, read_run
 
@@ -58,7 +59,7 @@ def ended(run: Run) -> bool:
 
 def _has_samples(folder: Path) -> bool:
     index = folder / "samples" / "index.jsonl"
-    return index.is_file() and b"\n" in index.read_bytes()
+    return index.is_file() and any(line.endswith("\n") for line in lines_of(index))
 
 
 def _stamp(folders: Sequence[Path]) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ import torch
 
 from ..configs.load import load_recipe
 from ..configs.schema import AnyRecipe, Recipe
+from ..intake.links import check_links
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
@@ -40,14 +41,24 @@ def is_run(model: str) -> bool:
     return (Path(model) / "config.yaml").is_file()
 
 
+def run_config(model: str) -> Path:
+    """The recipe of a run.
+
+    Raises:
+        ValueError: the folder of the run has links that lead out of it.
+    """
+    check_links(Path(model))
+    return Path(model) / "config.yaml"
+
+
 def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe with which a model of images is called: a run's own recipe, else the schema's defaults.
 
     Raises:
         ValueError: the model is a run of text, or the schema refuses an override.
     """
-    source: Path | str = Path(model) / "config.yaml" if is_run(model) else "mixgrpo_guard"
-    recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides])
+    source: Path | str = run_config(model) if is_run(model) else "mixgrpo_guard"
+    recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides], rewards=False)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
     return recipe
@@ -64,11 +75,12 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
             task.
     """
     if is_run(model):
-        config = Path(model) / "config.yaml"
+        config = run_config(model)
         if source is None:
             return load_recipe(config, overrides)
         how = [word for word in overrides if word.partition("=")[0].split(".")[0] in HOW]
-        own, asked = load_recipe(config, how), load_recipe(source, [word for word in overrides if word not in how])
+        own = load_recipe(config, how, rewards=False)
+        asked = load_recipe(source, [word for word in overrides if word not in how])
         if own.task != asked.task:
             raise ValueError(
                 f"{model} makes {own.task}, but {asked.name} is a recipe of {asked.task}; name a recipe of {own.task}"

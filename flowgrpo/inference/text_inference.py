@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 
 from ..configs.load import load_recipe
 from ..configs.schema import TextRecipe
+from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
+from ..intake.json_text import parse_json
 from ..rewards.runner import RewardBatch
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
 from ..training.data import PromptRow
@@ -23,6 +24,7 @@ from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy, complete_seeded
 from ..training.text.text_task import TextTask
+from .opening import is_run, run_config
 
 
 def task_of(model: str) -> Literal["images", "text"] | None:
@@ -32,8 +34,8 @@ def task_of(model: str) -> Literal["images", "text"] | None:
         model: a run folder, a model folder, a hub id or an embedded model.
     """
     folder = Path(model)
-    if (folder / "config.yaml").is_file():
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    if is_run(model):
+        settings = read_yaml_mapping(run_config(model), "the recipe of the run, or train again")
         return "text" if settings.get("task") == "text" else "images"
     if model in ("arithmetic", UNTRAINED):
         return "text"
@@ -48,9 +50,11 @@ def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
     Raises:
         ValueError: the model is a run of images, or the schema refuses an override.
     """
-    config = Path(model) / "config.yaml"
     plain = ["model={}", "generation={}", "evaluate.batch=64"]
-    recipe = load_recipe(config, overrides) if config.is_file() else load_recipe("text", [*plain, *overrides])
+    if is_run(model):
+        recipe = load_recipe(run_config(model), overrides, rewards=False)
+    else:
+        recipe = load_recipe("text", [*plain, *overrides])
     if not isinstance(recipe, TextRecipe):
         raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
@@ -73,7 +77,7 @@ def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -
         "dtype": DTYPES[settings.dtype], "attention": settings.attention, "chat": settings.chat,
         "system": settings.system,
     }  # fmt: skip
-    if not (run / "config.yaml").is_file():
+    if not is_run(model):
         if base:
             raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
         language = load_language_model(language_folder(model), **options)
@@ -189,8 +193,9 @@ def iterations_done(model: str) -> int:
     # A crash can cut the last line short. A line is about an iteration, or the evaluation after the last iteration.
     for line in reversed(lines[:-1]):
         try:
-            last = json.loads(line)
-        except json.JSONDecodeError:
+            last = parse_json(line)
+        except ValueError:
             continue
-        return int(last["iteration"]) + ("loss" in last)
+        if isinstance(last, dict) and isinstance(last.get("iteration"), int):
+            return int(last["iteration"]) + ("loss" in last)
     return 0

@@ -64,14 +64,16 @@ class Kind:
         """The function or class that a name means: from this package, from another package, or from a file.
 
         Raises:
-            ValueError: if there is no such part. The message lists what exists.
+            ValueError: if there is no such part; the message lists what exists. Or it is a part of Python itself.
         """
         try:
-            return plugins.resolve(name, self.word, self.builtin, self.group, "or a class")
+            found = plugins.resolve(name, self.word, self.builtin, self.group, "or a class")
         except ModuleNotFoundError as error:
             raise ValueError(
                 f"{self.word} {name!r} needs the package {error.name!r}, which is not installed"
             ) from error
+        plugins.refuse_library(found, name, self.word)
+        return found
 
     def names(self) -> list[str]:
         """Names of the package's parts, and of the parts that installed packages declare."""

@@ -12,6 +12,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -87,9 +88,8 @@ def load(target: str, name: str, word: str, callable_as: str = CALLED) -> Callab
         ModuleNotFoundError: if the module imports a package that is not installed.
     """
     location, _, attribute = target.rpartition(":")
-    is_file = location.endswith(".py") or "/" in location or "\\" in location
     with contained(f"{word} {name!r} cannot be imported: {location}", ValueError):
-        module = _import_file(location, word) if is_file else _import_module(location, word)
+        module = _import_file(location, word) if is_file(location) else _import_module(location, word)
     try:
         found = getattr(module, attribute)
     except AttributeError:
@@ -185,6 +185,46 @@ def describe(target: str) -> str:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == attribute:
             return first_line(ast.get_docstring(node)) or target
     return target
+
+
+def source_of(name: str) -> Path | None:
+    """The file of the code that `FILE:NAME`, `MODULE:NAME` or `FILE` names, found without importing it; else None."""
+    location = name.rpartition(":")[0] or name
+    if is_file(location):
+        return Path(location).expanduser().resolve()
+    found = _source(location) if all(part.isidentifier() for part in location.split(".")) else None
+    return None if found is None else found.resolve()
+
+
+def is_file(location: str) -> bool:
+    """Whether the place of a piece of code is a file; else it is a module."""
+    return location.endswith(".py") or "/" in location or "\\" in location
+
+
+def module_of(location: str) -> str | None:
+    """The name under which a file of plug-ins was imported; None if the place is not such a file."""
+    if not is_file(location):
+        return None
+    kept = _FILES.get(Path(location).expanduser().resolve())
+    return None if kept is None else kept[1].__name__
+
+
+def home_of(found: Any) -> str | None:
+    """The module that defines a function, a class, or the class of an object; None for some code that is not Python."""
+    while isinstance(found, partial):
+        found = found.func
+    home = getattr(found, "__module__", None)
+    return home if isinstance(home, str) else None
+
+
+def refuse_library(found: Callable[..., Any], name: str, word: str) -> None:
+    """Refuse a function or class of Python itself, such as `subprocess:Popen`, before anything calls it.
+
+    Raises:
+        ValueError: it is part of Python.
+    """
+    if ":" in name and (home_of(found) or "").partition(".")[0] in sys.stdlib_module_names:
+        raise ValueError(f"{name!r} is a part of Python, and no {word}; name a {word} of your own")
 
 
 def _source(module: str) -> Path | None:

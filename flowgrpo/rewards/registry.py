@@ -108,13 +108,45 @@ def resolve(name: str) -> Callable[..., Any]:
     """Return the function or class of a name, `path/to/file.py:name` or `package.module:name`.
 
     Raises:
-        ValueError: there is no such name, file, module or attribute; the message lists the known ones.
+        ValueError: there is no such name, file, module or attribute; the message lists the known ones. Or a file or
+            module has it, but it is no reward.
         MissingDependency: the reward's module imports a package that is not installed.
     """
     try:
-        return plugins.resolve(name, "reward", {**BUILTIN, **_REGISTERED}, ENTRY_POINT_GROUP)
+        found = plugins.resolve(name, "reward", {**BUILTIN, **_REGISTERED}, ENTRY_POINT_GROUP)
     except ModuleNotFoundError as error:
         raise missing_dependency(name, error) from error
+    if ":" in name:
+        _refuse_others(found, name)
+    return found
+
+
+MARKS = ("images", "completions", "prompts", "parts", "first")
+"""Parameters by which a reward is told from any other code: each reward, and each judge of pairs, takes one of them."""
+
+
+def _refuse_others(found: Any, name: str) -> None:
+    """Refuse code that is no reward before anything calls it: its options could do harm.
+
+    What the named file itself defines is not looked at, because the whole file is code of its author, and has run.
+
+    Raises:
+        ValueError: no parameter of its call is one that rewards have.
+    """
+    plugins.refuse_library(found, name, "reward")
+    file = plugins.module_of(name.rpartition(":")[0])
+    if file is not None and plugins.home_of(found) == file:
+        return
+    called = [found]
+    if isinstance(found, type):
+        method = "forward" if issubclass(found, Module) else "__call__"
+        # Every class can be called itself, and only a class with the method has instances that can.
+        called = [getattr(found, word) for word in (method, "compare") if any(word in vars(k) for k in found.__mro__)]
+    if not any(mark in (parameters(one) or {}) for one in called for mark in MARKS):
+        raise ValueError(
+            f"{name!r} is no reward: it takes none of {', '.join(MARKS[:-1])}; name a function such as "
+            "`def score(images, prompts, **columns)`, or a class whose `__call__` is like that"
+        )
 
 
 def build(spec: RewardSpec) -> Reward:

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
 from ..configs.schema import AnyRecipe, LoraConfig, Recipe, TextRecipe
+from ..configs.trust import remember_run
 from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
@@ -275,4 +276,7 @@ def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder
             f"process {processes.rank} does not find the run folder {path} that process 0 has made; put it where all "
             "processes read and write the same files"
         )
+    if made is None:
+        # This process may be on another machine than the first, which has remembered the run there.
+        remember_run(path, config)
     return made or RunFolder.open(path)

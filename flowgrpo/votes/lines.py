@@ -1,10 +1,11 @@
 """Reading of untrusted files, which a crash may have cut short: JSON lines, and the paths of images in them."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from ..intake.json_text import lines_of, parse_json
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"})
 
@@ -14,15 +15,14 @@ _BAD_IN_PATH = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 def iterate_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """Yield number (from 1) and object of each non-blank line of a JSON-lines file; None if it is not an object."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            yield number, record if isinstance(record, dict) else None
+    for number, line in enumerate(lines_of(path), start=1):
+        if line.isspace():
+            continue
+        try:
+            record = parse_json(line)
+        except ValueError:
+            record = None
+        yield number, record if isinstance(record, dict) else None
 
 
 def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:

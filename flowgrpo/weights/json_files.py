@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..intake.json_text import parse_json
+
 
 def read_json(path: Path) -> Any:
     """The content of a JSON file.
@@ -14,13 +16,13 @@ def read_json(path: Path) -> Any:
         ValueError: the file does not exist or is not JSON; the message names file and line.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text (byte {error.start}); get the file again") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: not JSON ({error.msg}); is the file cut short?") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply; get the file again") from None
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; get the file again") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
 

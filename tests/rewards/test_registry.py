@@ -224,3 +224,40 @@ def test_an_outline_is_not_made_and_knows_signature_attributes_and_packages(monk
     monkeypatch.setitem(registry_module.NEEDS, "heavy", ("not_installed_anywhere",))
     with pytest.raises(MissingDependency, match="pip install not_installed_anywhere"):
         registry_module.outline(RewardSpec("heavy"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("subprocess:Popen", {"args": ["touch", "ran"]}),
+        ("os:system", {"command": "touch ran"}),
+        ("builtins:exec", {}),
+        ("shutil:rmtree", {"path": "ran"}),
+        ("torch.hub:load", {"repo_or_dir": ".", "model": "m", "source": "local"}),
+        ("torch:from_file", {"filename": "ran"}),
+        ("torch.nn:Linear", {"in_features": 1, "out_features": 1}),
+        ("torch.utils.data:DataLoader", {"dataset": []}),
+    ],
+)
+def test_code_that_is_no_reward_is_refused_before_it_is_called(
+    name: str, options: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="reward"):
+        build(RewardSpec(name, options=options))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_file_only_imports_must_be_a_reward_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from functools import partial\nfrom shutil import rmtree\nfrom torch.hub import load\n"
+        "def by_column(answer): return [1.0] * len(answer)\n"
+        "def scaled(images, prompts, scale): return [scale] * len(prompts)\n"
+        "half = partial(scaled, scale=0.5)\n"
+    )
+    for name in ("rmtree", "load"):
+        with pytest.raises(ValueError, match="reward"):
+            build(RewardSpec(f"{file}:{name}"))
+    for name in ("by_column", "scaled", "half"):
+        assert build(RewardSpec(f"{file}:{name}")).name == name

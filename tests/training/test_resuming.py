@@ -12,7 +12,8 @@ from flowgrpo.bench.interruption import contents
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.folder.checkpoint import DamagedCheckpoint, verify_checkpoint, write_checkpoint
-from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.folder.resuming import differences
+from flowgrpo.training.folder.run_folder import RunFolder, read_lines
 from flowgrpo.training.session import Session, start
 from tests.conftest import Command
 
@@ -226,3 +227,36 @@ def test_metrics_that_are_gone_are_missed(finished: Path, kept: list[int] | None
     heard = resumed(finished)
     assert [said in note for note in heard.notes if said] == ([True] if said else [])
     assert len(heard.notes) == (1 if said else 0)
+
+
+def test_the_recipe_of_a_checkpoint_that_multiplies_is_refused(checkpoint: Path) -> None:
+    """A plain reader of YAML would walk through 9^8 entries, or through a list within itself for ever."""
+    rows = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    for text, said in (("\n".join(rows), "anchors multiply"), ("a: &a {b: *a}", "contains itself")):
+        (checkpoint / "config.yaml").write_text(text)
+        with pytest.raises(ValueError, match=rf"iter-000007/config.yaml.*{said}"):
+            list(differences(checkpoint, "run: {seed: 1}\n"))
+
+
+def test_state_that_is_nested_too_deeply_is_damage(checkpoint: Path) -> None:
+    (checkpoint / "state.json").write_text("[" * 100_000)
+    with pytest.raises(DamagedCheckpoint, match="levels deep"):
+        verify_checkpoint(checkpoint)
+
+
+def test_a_deep_line_of_metrics_is_left_out(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", "run: {}\n")
+    run.metrics.write_text('{"iteration": 0}\n{"iteration": ' + "[" * 100_000 + "\n" + '{"iteration": 1}\n')
+    assert [record["iteration"] for record in run.read_metrics()] == [0, 1]
+    assert read_lines(run.metrics)[1] == [2]
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1", "10000001", "1000000000000", "null"])
+def test_a_checkpoint_of_an_iteration_that_no_run_has_is_damaged(checkpoint: Path, number: str) -> None:
+    state = checkpoint / "state.json"
+    state.write_text(state.read_text().replace('"iteration": 7', f'"iteration": {number}'))
+    if number.isdecimal():
+        checkpoint = checkpoint.rename(checkpoint.with_name(f"iter-{number}"))
+    with pytest.raises(DamagedCheckpoint, match=r"state\.json"):
+        verify_checkpoint(checkpoint)

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from flowgrpo.configs.trust import check_acts
+from flowgrpo.configs.yaml_text import parse_yaml
+from flowgrpo.intake import ledger
 from flowgrpo.training.folder.run_folder import RunFolder, save_image, write_atomically, write_text
 
 
@@ -261,3 +265,26 @@ def test_lines_that_cannot_be_read_are_left_out_and_kept_aside(run: RunFolder):
     [note] = run.notes
     assert "cannot read line 2, 3" in note
     assert "damaged-metrics.jsonl" in note
+
+
+def test_a_new_run_is_trusted_where_it_was_made_and_says_if_that_cannot_be_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = "rewards: [{name: mine.py:score, options: {}}]\n"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ledger, "_here", set())
+    run = RunFolder.create(tmp_path / "first", config)
+    assert run.notes == []
+    ledger._here.clear()
+    check_acts(run.config, parse_yaml(config, "config.yaml"))
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "state").write_text("no folder")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "state"))
+    with pytest.raises(ValueError, match=r"run the reward mine\.py:score"):
+        check_acts(run.config, parse_yaml(config, "config.yaml"))
+    run = RunFolder.create(tmp_path / "second", config)
+    assert len(run.notes) == 1
+    assert "--trust" in run.notes[0]
+    # The process itself remembers, so nothing fails before its end.
+    check_acts(run.config, parse_yaml(config, "config.yaml"))

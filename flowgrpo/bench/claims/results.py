@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from pydantic import ValidationError
 
 from ...configs.schema import Recipe
+from ...configs.yaml_text import parse_yaml
 from ...parts.choice import plain
 from ...training.folder.run_folder import write_text
 
@@ -164,7 +164,7 @@ def find(settings: Settings, prefix: str, recipes: Sequence[Recipe], *further: s
 
 def _contents(stored: Iterable[str]) -> list[dict[str, Any]] | None:
     try:
-        return [content(Recipe.model_validate(yaml.safe_load(text))) for text in stored]
+        return [content(Recipe.model_validate(parse_yaml(text, "a stored recipe"))) for text in stored]
     except ValidationError:
         return None
 

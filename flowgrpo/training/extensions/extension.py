@@ -218,15 +218,18 @@ class Extensions:
         """
         found: dict[str, Extension] = {}
         for choice in recipe.extensions:
+            target = choice.target
+            # Only a class that is an extension may be called at all.
+            if not (isinstance(target, type) and issubclass(target, Extension)):
+                kind = target.__name__ if isinstance(target, type) else type(target).__name__
+                raise ValueError(
+                    f"extension {choice.name} is a {kind}; write a class that inherits from "
+                    "flowgrpo.training.extensions.Extension"
+                )
             try:
                 made = choice.make(recipe=recipe, trained=trained, evaluated=evaluated)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"extension {choice.short}: {error}") from error
-            if not isinstance(made, Extension):
-                raise ValueError(
-                    f"extension {choice.name} is a {type(made).__name__}; write a class that inherits from "
-                    "flowgrpo.training.extensions.Extension"
-                )
             number = 1 + sum(other.short == choice.short for other in recipe.extensions[: len(found)])
             found[choice.short if number == 1 else f"{choice.short}-{number}"] = made
         return cls(found)

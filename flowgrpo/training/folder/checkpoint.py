@@ -18,11 +18,14 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import load_file, save_file
 
+from ...intake.json_text import parse_json
 from ...weights.pieces import wholes
 from ...weights.trained import TrainedWeights
 from .files import write_text, writing
 
 WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
+LAST = 10_000_000
+"""Largest number of iterations that a recipe allows. A larger number would be counted up to, one by one."""
 _BLOCK = 2**22
 
 
@@ -117,13 +120,15 @@ def verify_checkpoint(folder: Path) -> None:
     """
     state = folder / STATE
     try:
-        noted = json.loads(state.read_text(encoding="utf-8"))
+        noted = parse_json(state.read_text(encoding="utf-8"))
         files = {str(name): (int(entry["bytes"]), str(entry["crc32"])) for name, entry in noted["files"].items()}
         iteration = int(noted["iteration"])
     except FileNotFoundError:
         raise DamagedCheckpoint(f"{state} is missing") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpoint(f"{state} cannot be read ({error})") from None
+    if not 0 <= iteration <= LAST:
+        raise DamagedCheckpoint(f"{state} is of iteration {iteration}, and a run has at most {LAST:,}")
     if folder.name != f"iter-{iteration:06d}":
         raise DamagedCheckpoint(f"{state} belongs to iteration {iteration}")
     for name in (WEIGHTS, RECIPE):
@@ -171,5 +176,5 @@ def read_checkpoint(folder: Path, weights: TrainedWeights, parts: Mapping[str, S
         # The file is memory-mapped, because each process reads only its own shards.
         state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True, mmap=True)
         part.load_state_dict(state)
-    noted: dict[str, Any] = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    noted: dict[str, Any] = parse_json((folder / STATE).read_text(encoding="utf-8"))
     return int(noted["iteration"])

@@ -14,6 +14,8 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
+from ...intake.json_text import parse_json
+
 NAME = ".flowgrpo-lock"
 _TAKEN = {errno.EACCES, errno.EAGAIN}
 _held: dict[tuple[int, Path], list[int]] = {}
@@ -76,7 +78,7 @@ def _lock(handle: int) -> None:
 
 def _holder(note: str) -> str:
     try:
-        found = json.loads(note)
+        found = parse_json(note)
         return f"process {found['process']} on {found['host']} since {found['since']}"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ...configs.yaml_text import parse_yaml, read_text
 from .checkpoint import RECIPE, DamagedCheckpoint, verify_checkpoint
 from .leftovers import DAMAGED
 from .run_folder import RunFolder
@@ -54,8 +53,14 @@ def newest_whole(run: RunFolder, first: int, say: Say) -> Path | None:
 
 
 def differences(checkpoint: Path, recipe: str) -> Iterator[str]:
-    """A sentence on how the recipe of a run differs from the recipe of its checkpoint; nothing if they are equal."""
-    before, now = (dict(_leaves(yaml.safe_load(text))) for text in (_text(checkpoint / RECIPE), recipe))
+    """A sentence on how the recipe of a run differs from the recipe of its checkpoint; nothing if they are equal.
+
+    Raises:
+        ValueError: the recipe of the checkpoint cannot be read.
+    """
+    file = checkpoint / RECIPE
+    texts = {str(file): read_text(file), "the recipe of the run": recipe}
+    before, now = (dict(_leaves(parse_yaml(text, name))) for name, text in texts.items())
     changed = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
     if changed:
         listed = [f"{key} {_value(before, key)} → {_value(now, key)}" for key in changed[:_MOST]]
@@ -88,10 +93,6 @@ def _numbers(found: list[int]) -> str:
     starts = [number for number in found if number - 1 not in there]
     listed = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends)]
     return ", ".join(listed[:5]) + (", …" if len(listed) > 5 else "")
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

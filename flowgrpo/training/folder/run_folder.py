@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,6 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ...configs.trust import remember_run
+from ...intake.json_text import lines_of, parse_json
+from ...intake.links import check_links
 from ...rewards.pixels import to_bytes
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
@@ -49,12 +51,13 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """Make a new run folder; this process becomes its only writer.
+        """Make a new run folder; this process becomes its only writer, and this machine trusts what the recipe names.
 
         Raises:
             ValueError: the folder exists and is not empty, the path is a file, or another process makes a run in the
                 folder. A run is never overwritten.
         """
+        check_links(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; name a new folder")
         # A run that was killed before it wrote its config leaves only its lock or a temporary file.
@@ -69,6 +72,8 @@ class RunFolder:
             raise ValueError(
                 f"{path} holds a run by now; name a new folder, or continue it with `flowgrpo resume {path}`"
             )
+        unremembered = remember_run(path, config)
+        run.notes += [] if unremembered is None else [unremembered]
         write_text(run.config, config)  # first: from here on the run can be resumed
         run._complete()
         return run
@@ -78,9 +83,10 @@ class RunFolder:
         """Open an existing run.
 
         Raises:
-            ValueError: the folder holds no run.
+            ValueError: the folder holds no run, or has links that lead out of it.
         """
         run = cls(path)
+        check_links(path)
         if not run.config.is_file():
             raise ValueError(f"{path} is not a run folder (no config.yaml); give one that `flowgrpo train` wrote")
         run._complete()
@@ -231,13 +237,15 @@ def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]
     Text after the last line end is left out, because a crash cut the line short.
     """
     records, broken = [], []
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1], start=1):
+    for number, line in enumerate(lines_of(file), start=1):
+        if line and not line.endswith("\n"):
+            break
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = parse_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict) and isinstance(record.get("iteration"), int):
-            records.append((line, record))
+            records.append((line.removesuffix("\n"), record))
         else:
             broken.append(number)
     return records, broken

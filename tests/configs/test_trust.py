@@ -1,0 +1,193 @@
+"""What a recipe would run and send is found wherever it stands, and recipes of the package do nothing of the kind."""
+
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import flowgrpo
+from flowgrpo.configs import trust
+from flowgrpo.configs.layers import parts, recipe_lines
+from flowgrpo.configs.load import dump_recipe, load_recipe
+from flowgrpo.configs.reward_sections import RewardConfig
+from flowgrpo.configs.schema import Recipe, TextRecipe
+from flowgrpo.configs.trust import PLAIN, acts, config_file
+from flowgrpo.configs.yaml_text import parse_yaml
+from flowgrpo.intake import ledger
+from flowgrpo.parts.choice import Choice
+from flowgrpo.parts.section import Section
+from flowgrpo.rewards.registry import BUILTIN
+
+
+def kinds_in(annotation: Any) -> set[type]:
+    """Sections, parts and rewards at any depth of a type."""
+    found = {annotation} if isinstance(annotation, type) else set()
+    inner = get_args(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        inner = tuple(field.annotation for field in annotation.model_fields.values())
+    return found.union(*(kinds_in(one) for one in inner))
+
+
+@pytest.mark.parametrize("schema", [Recipe, TextRecipe])
+def test_no_part_or_reward_stands_where_nobody_looks(schema: type[Section]):
+    seen = {key for key, field in schema.model_fields.items() if {Choice, RewardConfig} & kinds_in(field.annotation)}
+    assert {"rewards", "evaluate", "advantage", "extensions", "objective"} <= seen
+    assert seen & set(PLAIN) == set()
+
+
+def test_every_reward_that_names_another_is_known():
+    package = Path(flowgrpo.__file__).parent / "rewards"
+    makers = {
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"\b(build|construct)\(RewardSpec", path.read_text(encoding="utf-8"))
+    }
+    assert makers == {"win_rate.py", "length.py", "serve.py"}, "see configs.trust.NAMING"
+
+
+def test_every_reward_that_asks_a_server_is_known():
+    package = Path(flowgrpo.__file__).parents[1]
+    asking = {
+        name
+        for name, target in BUILTIN.items()
+        if "Client(" in (package / target.partition(":")[0].replace(".", "/")).with_suffix(".py").read_text()
+    }
+    assert asking == set(trust.JUDGES)
+
+
+@pytest.mark.parametrize("name", recipe_lines())
+def test_a_recipe_of_the_package_needs_no_trust(name: str):
+    recipe = parse_yaml(dump_recipe(load_recipe(name)), name)
+    assert acts(recipe, Path("run")) == []
+
+
+def test_parts_of_the_package_need_no_trust_unless_they_ask_a_server():
+    sending = {part.name for part in parts().values() if acts(part.recipe, Path("run"))}
+    assert sending == set()
+
+
+class Point:
+    """An entry point of an installed package."""
+
+    def __init__(self, name: str, group: str) -> None:
+        self.name, self.group, self.module, self.attr = name, group, "package.module", "thing"
+
+
+def test_what_installed_packages_declare_is_listed(monkeypatch: pytest.MonkeyPatch):
+    points = [Point("sharp", "flowgrpo.rewards"), Point("odd", "flowgrpo.kernel"), Point("euler", "flowgrpo.solver")]
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [point for point in points if point.group == group]
+    )
+    recipe = {"rewards": [{"name": "sharp"}], "sampler": {"kernel": {"name": "odd"}, "solver": "euler"}}
+    assert [act.says for act in acts(recipe, Path("run"))] == [
+        "run the reward package.module:thing", "run the part package.module:thing"
+    ]  # fmt: skip
+    assert [act.says for act in acts(recipe, Path("run"), rewards=False)] == ["run the part package.module:thing"]
+
+
+@pytest.mark.parametrize("keys", [{"rewards": 3}, {"rewards": ["a:b"]}, {"evaluate": [1]}, {"sampler": {3: [None]}}])
+def test_a_recipe_of_any_shape_can_be_looked_at(keys: dict):
+    assert len(acts(keys, Path("run"))) == ("a:b" in str(keys))
+
+
+def test_a_file_is_the_recipe_of_a_run_by_its_name(tmp_path: Path):
+    config = tmp_path / "config.yaml"
+    config.write_text("base: default\n")
+    (tmp_path / "mine.yaml").write_text("base: default\n")
+    for source in (config, f"{config}@published", f"{config}+sd35_medium", f"{config}@published+sd35_medium"):
+        assert config_file(str(source)) == config
+    for source in ("default", str(tmp_path / "mine.yaml"), str(tmp_path / "no" / "config.yaml")):
+        assert config_file(source) is None
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ledger, "_here", set())
+    return tmp_path / "state" / "flowgrpo" / "trusted.jsonl"
+
+
+def forget() -> None:
+    ledger._here.clear()
+
+
+def test_the_ledger_survives_lines_that_are_cut_short(state: Path):
+    assert ledger.trust({"one": "first"}) is None
+    with state.open("a") as file:
+        file.write('{"digest": "tw')
+    assert ledger.trust({"three": "third"}) is None
+    with state.open("a") as file:
+        file.write("[" * 10_000 + "\n7\n")
+    forget()
+    assert [ledger.trusted(name) for name in ("one", "tw", "two", "three")] == [True, False, False, True]
+    assert state.stat().st_mode & 0o777 == 0o600
+    assert state.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_thing_is_written_once(state: Path):
+    for _ in range(3):
+        ledger.trust({"one": "first"})
+    assert [json.loads(line)["what"] for line in state.read_text().splitlines()] == ["first"]
+
+
+def test_a_ledger_of_another_user_counts_for_nothing(state: Path, monkeypatch: pytest.MonkeyPatch):
+    ledger.trust({"one": "first"})
+    forget()
+    other = state.stat().st_uid + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+    assert not ledger.trusted("one")
+
+
+def test_a_relative_state_home_is_not_used(state: Path, monkeypatch: pytest.MonkeyPatch):
+    """The XDG specification says so; otherwise the memory would depend on the working directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setenv("HOME", str(state.parents[1]))
+    assert ledger.ledger_files()[0] == state.parents[1] / ".local" / "state" / "flowgrpo" / "trusted.jsonl"
+
+
+def test_without_a_home_that_can_be_written_a_folder_of_the_user_takes_its_place(state: Path):
+    state.parents[1].write_text("no folder")
+    said = ledger.trust({"one": "first"})
+    place = state.parents[2] / f"flowgrpo-{os.geteuid()}" / "trusted.jsonl"
+    assert said is not None
+    assert f"{state} cannot be written" in said
+    assert f"{place} remembers" in said
+    forget()
+    assert ledger.trusted("one")
+    place.parent.chmod(0o777)
+    assert not ledger.trusted("one")
+    assert "--trust" in str(ledger.trust({"two": "second"}))
+
+
+def test_a_link_in_place_of_the_folder_of_the_user_counts_for_nothing(state: Path):
+    state.parents[1].write_text("no folder")
+    theirs = state.parents[2] / "theirs"
+    theirs.mkdir(mode=0o700)
+    (theirs / "trusted.jsonl").write_text('{"digest": "one"}\n')
+    (state.parents[2] / f"flowgrpo-{os.geteuid()}").symlink_to(theirs)
+    assert not ledger.trusted("one")
+
+
+def _write_many(number: int) -> None:
+    for k in range(20):
+        ledger.trust({f"{number}-{k}": "x" * 3000})
+
+
+@pytest.mark.slow
+def test_processes_that_write_at_once_lose_nothing(state: Path):
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_many, args=(number,)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    forget()
+    assert all(ledger.trusted(f"{number}-{k}") for number in range(4) for k in range(20))
+    assert len(state.read_text().splitlines()) == 80
