@@ -23,7 +23,7 @@ class LoraConfig(Section):
     )
     init: Literal["gaussian", "default"] = "gaussian"
     compute: Literal["base", "float32"] = Field(
-        "base",
+        "float32",
         description="Type in which the adapter is multiplied: with `base` bfloat16 if `model.dtype` is bfloat16, as "
         "under autocast, else float32. Its trained numbers, their gradients and files are in float32 either way.",
     )
