@@ -163,7 +163,7 @@ def test_what_a_model_makes(random_language_folder: Path, finished: Path, tmp_pa
     found = [str(random_language_folder), str(finished), "arithmetic", "arithmetic:untrained"]
     assert [task_of(model) for model in found] == ["text"] * 4
     assert [task_of(model) for model in ("scenes", str(tmp_path), "some/model")] == ["images", "images", None]
-    with pytest.raises(ValueError, match="makes text, but default is a recipe of images"):
+    with pytest.raises(ValueError, match="makes text, but mixgrpo_flash_guard is a recipe of images"):
         evaluate_model("arithmetic", load_recipe("mixgrpo_flash_guard"))
 
 
