@@ -2,7 +2,7 @@
 
 The second iteration of a run is traced, because the first also makes objects that later iterations reuse.
 Comprehensions and lambdas count as part of the function that contains them. Without a recipe, the script traces
-`default` and `text`.
+`mixgrpo_flash_guard` and `text`.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_a_section_left_out_as_null_comes_back_by_an_assignment_in_it(tmp_path: 
 def test_a_dumped_recipe_reads_back_as_itself(tmp_path: Path):
     """`resume` reads the dump: infinite clips, tiny numbers, text that looks like a number, lists for tuples."""
     recipe = load_recipe(
-        None,
+        "mixgrpo_flash_guard",
         ["objective.surrogate={name: clip, low: .inf, high: 1e-6}", "optimizer.betas=[0.8, 0.95]"],
     )
     call = {"prompt": "1e-3", "none": "null", "on": "yes", "γ": "ü", "scale": 1e-7, "n": "12"}
@@ -155,7 +155,7 @@ def test_a_dumped_recipe_reads_back_as_itself(tmp_path: Path):
     ],
 )
 def test_a_bad_override_is_told_where_and_what(override: str, parts: list[str]):
-    said = message(None, override)
+    said = message("mixgrpo_flash_guard", override)
     assert all(part in said for part in parts), said
 
 

@@ -54,7 +54,8 @@ DOCUMENTS = {
 def _new_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins on a machine that remembers nothing."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "state"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(ledger, "_here", set())
 
 
@@ -276,7 +277,8 @@ def test_code_and_addresses_are_listed_and_nothing_runs(
 def test_a_gallery_runs_nothing_of_a_foreign_run(home: Path, command: Command, name: str):
     foreign(home, {"rewards": [REWARD], "extensions": ["evil.py:score"], "run": {"iterations": 2}})
     (home / "run" / "metrics.jsonl").write_text(json.dumps({"iteration": 2}) + "\n")
-    assert command(*shlex.split(SHOWING[name]))[0] == 0
+    status, _, errors = command(*shlex.split(SHOWING[name]))
+    assert status == 0, errors
     assert not (home / "ran").exists()
 
 
@@ -348,6 +350,7 @@ def test_a_recipe_of_the_package_alone_needs_no_trust(home: Path, command: Comma
     status, output, errors = command("plan", "run/config.yaml")
     assert (status, errors) == (0, ""), output
     assert not (home / "state").exists()
+    assert not list((home / "temporary").iterdir())
 
 
 def test_a_recipe_that_the_user_names_is_the_users_own(home: Path, command: Command):
