@@ -86,7 +86,7 @@ def race(settings: Settings, names: Sequence[str], out: Path, report: Report, on
 
     Args:
         settings: settings of the race.
-        names: the recipes that run; those of `RACERS` if empty.
+        names: the recipes that run; all `RACERS` if empty.
         out: folder of the report.
         report: called with lines of progress.
         only_report: make no run.
@@ -191,8 +191,8 @@ def _how(settings: Settings, hardware: Sequence[str]) -> str:
         "The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
         "seconds. A gain is reached at the first of two evaluations in a row that show it. A cell has the geometric "
-        "mean of the seeds, with its 95 % interval. Some runs never reach the gain; then the cell has a lower bound: "
-        "the mean, with the ends of these runs in place of what is not known.",
+        "mean of the seeds, with its 95 % interval. If a run never reaches the gain, the cell has a lower bound: "
+        "the mean in which the run counts with its end.",
         f"Measured with `{command(settings)}`." + "".join(f" {machine}." for machine in hardware),
     ]
     return "\n\n".join(lines)

@@ -22,7 +22,7 @@ class Sql:
 
     The query is the last fenced block of the completion, or the whole completion if there is no block. It runs on a
     database in memory, which the script in the column `schema` creates. The column may also have a list of scripts with
-    the same tables and other rows. Then the results have to be equal on each of these databases. A query with the same
+    the same tables and other rows. The results then have to be equal on every database. A query with the same
     results as the reference has the value 1, in whatever way it is written. Any other query has the weighted mean of
     these parts:
 
