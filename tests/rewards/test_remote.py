@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.remote import Remote
 from flowgrpo.rewards.serving.http_client import HttpClient, Reply
 from flowgrpo.rewards.serving.wire import WireLimits
-from tests.rewards.served import REWARDS, Served
+from tests.rewards.served import Served
 from tests.rewards.stub_server import FakeClock
 
 COLUMNS = {"taste": [1.0, None, 0.5, 2.0, -1.0], "extra": ["a", "b", None, [1, {"c": 2.5}], True], "hint": [1] * 5}
@@ -26,13 +25,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     monkeypatch.setattr(Remote, "sleep", staticmethod(fake.sleep))
     monkeypatch.setattr(Remote, "clock", staticmethod(fake))
     return fake
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> str:
-    path = tmp_path / "served_rewards.py"
-    path.write_text(REWARDS)
-    return str(path)
 
 
 @pytest.fixture

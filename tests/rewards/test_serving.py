@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,30 +31,9 @@ from flowgrpo.rewards.serving.serve import serve
 from flowgrpo.rewards.serving.server import RewardServer
 from flowgrpo.rewards.serving.service import Service, Stopping
 from flowgrpo.rewards.serving.wire import WireLimits
-from tests.rewards.served import REWARDS, Served
+from tests.rewards.served import Served
 
 TOKEN = "s3cret-token"
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> str:
-    path = tmp_path / "served_rewards.py"
-    path.write_text(REWARDS)
-    return str(path)
-
-
-@pytest.fixture
-def served(plugins: str) -> Iterator[Callable[..., Served]]:
-    made: list[Served] = []
-
-    def make(name: str = "level", **more: Any) -> Served:
-        made.append(Served(f"{plugins}:{name}", **more))
-        return made[-1]
-
-    yield make
-    for server in made:
-        if server.thread.is_alive():
-            server.close()
 
 
 def inputs(count: int = 2, **more: Any) -> Inputs:

@@ -27,34 +27,13 @@ from flowgrpo.rewards.serving.hosts import HostNames, check_host
 from flowgrpo.rewards.serving.serve import serve
 from flowgrpo.rewards.serving.wire import WireLimits
 from tests.rewards.certificate import CERTIFICATE, ENCRYPTED_KEY, KEY
-from tests.rewards.served import REWARDS, Served
+from tests.rewards.served import Served
 
 TOKEN = "a-token-of-20-letters"
 # Attackers give up after this many bytes, one every 20 ms: after a minute or more.
 BYTES = 3000
 # The beginning of a message of TLS of 16384 bytes.
 HANDSHAKE = b"\x16\x03\x01\x40\x00"
-
-
-@pytest.fixture
-def plugins(tmp_path: Path) -> str:
-    path = tmp_path / "served_rewards.py"
-    path.write_text(REWARDS)
-    return str(path)
-
-
-@pytest.fixture
-def served(plugins: str) -> Iterator[Callable[..., Served]]:
-    made: list[Served] = []
-
-    def make(name: str = "level", **more: Any) -> Served:
-        made.append(Served(f"{plugins}:{name}", **more))
-        return made[-1]
-
-    yield make
-    for server in made:
-        if server.thread.is_alive():
-            server.close()
 
 
 def images(count: int = 2, side: int = 4) -> torch.Tensor:
