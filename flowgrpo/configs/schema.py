@@ -227,7 +227,9 @@ class LanguageModelConfig(Section):
     )
     system: str | None = Field(None, description="System message; only for models with a chat template.")
     chat: bool | None = Field(None, description="Use the chat template; by default if the tokenizer has one.")
-    shared_prefix: bool = Field(True, description="Encode the prompt of a group once, and not for every completion.")
+    shared_prefix: bool = Field(
+        True, description="Encode the prompt of a group once, and score equal completions of it once."
+    )
 
 
 class GenerationConfig(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,13 @@ class Statistics:
     mask: Tensor
     entropy: Tensor | None
 
+    def repeated(self, rows: Sequence[int]) -> Statistics:
+        """The statistics of [C] completions from the B different ones; `rows` [C] says which one each of them is."""
+        # The gradient of an index is summed in a fixed order on every device; the gradient of index_select is not.
+        index = torch.tensor(list(rows), device=self.mask.device)
+        spread = None if self.entropy is None else self.entropy[index]
+        return Statistics(self.log_probs[index], self.mask[index], spread)
+
 
 def completion_log_probs(
     language: LanguageModel,
@@ -80,8 +87,9 @@ def completion_statistics(
     """Log-probs of completions, and the entropies of the distributions of their tokens.
 
     With `shared_prefix` each prompt is encoded once, and all of its completions use its keys and values (Prefix
-    Grouper, arXiv 2506.05433). Up to rounding, value and gradient are those of the plain path. The cost is P prompts
-    instead of B.
+    Grouper, arXiv 2506.05433), and equal completions of a prompt are scored once. Up to rounding, value and gradient
+    are those of the plain path. The cost is P prompts instead of B, and short answers that many samples share cost as
+    much as one of them.
 
     Args:
         language: the model.
@@ -89,15 +97,45 @@ def completion_statistics(
         completions: B lists of token ids, none empty.
         owner: [B] the index of each completion's prompt.
         temperature: logits are divided by it.
-        shared_prefix: whether to encode each prompt only once.
+        shared_prefix: whether to encode each prompt, and each of its different completions, only once.
         entropy: whether to compute entropies. They are over all tokens at the temperature, without the filters of the
             sampler.
     """
+    if shared_prefix:
+        places, inverse = _different(completions, owner)
+        if len(places) < len(completions):
+            completions, owner = [completions[k] for k in places], [owner[k] for k in places]
+            once = _statistics(language, prompts, completions, owner, temperature, _shared, entropy)
+            return once.repeated(inverse)
+    through = _shared if shared_prefix else _plain
+    return _statistics(language, prompts, completions, owner, temperature, through, entropy)
+
+
+def _different(completions: Sequence[Sequence[int]], owner: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The first place of each different completion of a prompt, and for each completion its number among them."""
+    found: dict[tuple[int, ...], int] = {}
+    places, inverse = list[int](), list[int]()
+    for place, (ids, prompt) in enumerate(zip(completions, owner)):
+        number = found.setdefault((prompt, *ids), len(places))
+        if number == len(places):
+            places.append(place)
+        inverse.append(number)
+    return places, inverse
+
+
+def _statistics(
+    language: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    owner: Sequence[int],
+    temperature: float,
+    through: Callable[..., list[Tensor]],
+    entropy: bool,
+) -> Statistics:
     device = next(language.model.parameters()).device
     ids, mask = right_padded(completions, language.pad, device)
     heads, head_mask = left_padded(prompts, language.pad, device)
     rows = torch.tensor(list(owner), device=device)
-    through = _shared if shared_prefix else _plain
     parts = through(language.model, heads, head_mask, rows, ids, mask)
     # One number a token is joined, and not its logits, which would be in memory twice.
     starts = itertools.accumulate((logits.shape[1] for logits in parts), initial=0)

@@ -78,6 +78,32 @@ def test_a_shared_prefix_encodes_each_prompt_once(language: LanguageModel) -> No
     assert seen == [3 * longest_prompt, 6 * (longest - 1), 6 * (longest_prompt + longest)]
 
 
+def test_equal_completions_of_a_prompt_are_scored_once(language: LanguageModel) -> None:
+    prompts, _ = inputs(language)
+    end = language.ends[0]
+    texts = ["38", "7", "38", "-9", "7", "38", "38", ""]
+    owner = [0, 0, 0, 1, 1, 1, 2, 2]  # "38" is twice with the first prompt, and once with each of the others
+    completions = [[*language.encode(text), end] for text in texts]
+    weights = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    seen: list[int] = []
+    handle = language.model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: seen.append(len(args[0]))
+    )
+    found: dict[bool, tuple[torch.Tensor, ...]] = {}
+    for shared in (False, True):
+        scored = completion_statistics(language, prompts, completions, owner, shared_prefix=shared, entropy=True)
+        assert scored.entropy is not None
+        language.model.zero_grad()
+        ((scored.log_probs + 0.1 * scored.entropy) * weights).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in language.model.parameters()])
+        found[shared] = scored.log_probs.detach(), scored.entropy.detach(), gradient, scored.mask.float()
+    handle.remove()
+    assert seen == [8, 3, 7]  # the plain path; then the prompts, and their different completions
+    for plain, shared in zip(found[False], found[True]):
+        assert torch.allclose(plain, shared, atol=2e-5 * float(plain.abs().max()))
+    assert torch.equal(found[True][0][0], found[True][0][2])
+
+
 def test_completions_of_one_token_need_the_prompt_alone(language: LanguageModel) -> None:
     prompts, _ = inputs(language)
     ids = [[4], [5], [6]]
