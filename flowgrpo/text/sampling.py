@@ -2,7 +2,8 @@
 
 transformers' `generate` draws from the global generator, so a completion would depend on its batch. Here every
 completion has its own stream of uniform numbers, one for each token. Each number picks a token by the cumulative sum of
-the distribution. A group's prompt is encoded once, and a completion that has ended leaves the batch.
+the distribution. A group's prompt is encoded once, completions with the same beginning share their pass over it, and a
+completion that has ended leaves the batch.
 """
 
 from __future__ import annotations
@@ -137,19 +138,19 @@ def sample_completions(
     ids, mask = left_padded(prompts, language.pad, device)
     last = logits_kept(model, 1)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, **last)
-    cache, chosen = out.past_key_values, torch.tensor(list(owner), device=device)
-    select_rows(cache, chosen)
-    logits, mask = out.logits[chosen, -1], mask[chosen]
+    cache, logits = out.past_key_values, out.logits[:, -1]
+    state = torch.tensor(list(owner), device=device)  # which row of the cache each completion that goes on continues
     alive = torch.arange(count, device=device)
     found: list[list[int]] = [[] for _ in range(count)]
     chances: list[list[float]] = [[] for _ in range(count)]
     ended = [False] * count
     for t in range(max_tokens):
         if temperature == 0:
-            token = logits.argmax(-1)
+            token = logits.argmax(-1)[state]
             chance = torch.zeros(len(token))
         else:
-            token, chance = pick(filtered(tempered(logits, temperature), top_k, top_p), uniform[alive.cpu(), t])
+            likely = filtered(tempered(logits, temperature), top_k, top_p)
+            token, chance = pick(likely[state], uniform[alive.cpu(), t])
         stops = torch.isin(token, ends)
         for row, one, p, stop in zip(alive.tolist(), token.tolist(), chance.tolist(), stops.tolist()):
             found[row].append(one)
@@ -158,12 +159,14 @@ def sample_completions(
         going = (~stops).nonzero().flatten()
         if len(going) == 0 or t + 1 == max_tokens:
             break
-        if len(going) < len(alive):
-            select_rows(cache, going)
-            alive, mask, token = alive[going], mask[going], token[going]
-        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        size = logits.shape[-1]
+        different, state = (state[going] * size + token[going]).unique(return_inverse=True)
+        alive, before = alive[going], different // size
+        if not torch.equal(before, torch.arange(len(mask), device=device)):
+            select_rows(cache, before)
+        mask = torch.cat([mask[before], mask.new_ones(len(before), 1)], dim=1)
         out = model(
-            input_ids=token[:, None], attention_mask=mask, position_ids=positions_of(mask)[:, -1:],
+            input_ids=(different % size)[:, None], attention_mask=mask, position_ids=positions_of(mask)[:, -1:],
             past_key_values=cache, use_cache=True,
         )  # fmt: skip
         cache, logits = out.past_key_values, out.logits[:, -1]

@@ -85,6 +85,21 @@ def test_a_completion_depends_on_its_key_alone(language: LanguageModel) -> None:
         assert alone.log_probs[0] == pytest.approx(together.log_probs[k], abs=1e-4)
 
 
+def test_completions_with_the_same_beginning_share_their_pass_over_it(language: LanguageModel) -> None:
+    prompts, owner = [language.encode(text) for text in PROMPTS[:2]], [0] * 12 + [1] * 12
+    seen: list[int] = []
+    handle = language.model.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: seen.append(len(args[0]))
+    )
+    sampled = sample_completions(language, prompts, owner, range(24), max_tokens=6, temperature=0.5)
+    handle.remove()
+    beginnings = [
+        {(p, *ids[:t]) for p, ids in zip(owner, sampled.ids) if len(ids) > t} for t in range(max(map(len, sampled.ids)))
+    ]
+    assert seen == [len(one) for one in beginnings]
+    assert len(beginnings[1]) < 24
+
+
 def test_completions_end_once_or_at_the_longest_length(language: LanguageModel) -> None:
     prompt = language.encode("1+2=")
     found = sample_completions(language, [prompt], [0] * 64, completion_keys([3], 64), max_tokens=5)
