@@ -159,10 +159,21 @@ def _cut_where_edges_are(recipe: Any, section: OptimizerConfig) -> list[str]:
     return []
 
 
+def _half_where_the_rate_never_ends(recipe: Any, section: OptimizerConfig) -> list[str]:
+    if section.schedule == "inverse" and section.half is None:
+        return ["optimizer.schedule inverse does not say how fast the rate falls; add half, such as half: 40"]
+    if section.schedule != "inverse" and section.half is not None:
+        return [
+            f"optimizer.half says how fast the rate falls with schedule: inverse, and schedule is {section.schedule}; "
+            "leave half out"
+        ]
+    return []
+
+
 class OptimizerConfig(Section):
     """AdamW, and how a rollout is cut into optimizer steps."""
 
-    needs = (_cut_where_edges_are,)
+    needs = (_cut_where_edges_are, _half_where_the_rate_never_ends)
 
     learning_rate: float = Field(3e-4, gt=0)
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), strict=False)  # YAML has lists, not tuples
@@ -170,8 +181,14 @@ class OptimizerConfig(Section):
     eps: float = Field(1e-8, gt=0)
     max_grad_norm: float = Field(1.0, gt=0)
     warmup: int = Field(0, ge=0, description="Optimizer steps over which the learning rate rises.")
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the learning rate falls after the warm-up; it reaches 0 after the last iteration."
+    schedule: Literal["constant", "linear", "cosine", "inverse"] = Field(
+        "constant",
+        description="How the learning rate falls after the warm-up. `linear` and `cosine` reach 0 after the last "
+        "iteration. With `inverse`, the rate after s steps is divided by 1 + s / half, however long the run is. So a "
+        "longer run begins as a shorter one.",
+    )
+    half: int | None = Field(
+        None, ge=1, description="With schedule `inverse`: the optimizer steps after which the rate has halved."
     )
     updates: int = Field(1, ge=1, description="Optimizer steps per pass over a rollout; 1 is strictly on-policy.")
     cut: Literal["prompts", "edges"] = Field(

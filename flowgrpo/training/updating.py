@@ -26,11 +26,14 @@ from .tasks import Collected, Task
 def learning_rate(recipe: AnyRecipe, taken: int) -> float:
     """The learning rate of the optimizer step that follows `taken` steps.
 
-    A linear warm-up comes first. Over the rest of the run, the rate falls as the schedule says.
+    A linear warm-up comes first. After it, the rate falls as the schedule says: over the rest of the run, or with
+    `inverse` as 1 / (1 + s / half) of the steps s after the warm-up (inverse time decay).
     """
     settings = recipe.optimizer
     if taken < settings.warmup:
         return settings.learning_rate * (taken + 1) / settings.warmup
+    if settings.half is not None:
+        return settings.learning_rate / (1.0 + (taken - settings.warmup) / settings.half)
     falling = recipe.run.iterations * settings.epochs * settings.updates - settings.warmup
     done = min((taken - settings.warmup) / max(falling, 1), 1.0)
     share = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[settings.schedule]

@@ -141,6 +141,7 @@ def test_killed_and_resumed_by_command_gives_the_same_numbers(small: list[str], 
         ("constant", [1, 1, 1, 1, 1]),
         ("linear", [1, 0.8, 0.6, 0.4, 0.2]),
         ("cosine", [1, 0.9045, 0.6545, 0.3455, 0.0955]),
+        ("inverse, half: 2", [1, 2 / 3, 1 / 2, 2 / 5, 1 / 3]),
     ],
 )
 def test_the_learning_rate_rises_and_falls_as_the_recipe_says(
@@ -150,6 +151,20 @@ def test_the_learning_rate_rises_and_falls_as_the_recipe_says(
     recipe = load_recipe("mixgrpo_flash_guard", [*small, given])  # 4 iterations of 2 updates
     rates = [learning_rate(recipe, taken) for taken in range(8)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, *shares], abs=1e-4)
+
+
+def test_the_inverse_rate_is_the_same_in_a_longer_run(small: list[str]) -> None:
+    given = [*small, "optimizer={warmup: 3, schedule: inverse, half: 2}"]
+    short, long = (load_recipe("mixgrpo_flash_guard", [*given, f"run.iterations={n}"]) for n in (4, 400))
+    assert [learning_rate(short, taken) for taken in range(4)] == [learning_rate(long, taken) for taken in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"), [("schedule: inverse", "add half"), ("schedule: cosine, half: 40", "leave half out")]
+)
+def test_half_belongs_to_the_inverse_rate(given: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        load_recipe("default", [f"optimizer={{{given}}}"])
 
 
 def test_the_batch_of_the_denoiser_does_not_change_gradients(recipe: Recipe, tmp_path: Path) -> None:
