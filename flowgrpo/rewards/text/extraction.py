@@ -11,6 +11,7 @@ import re
 from collections import deque
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 RULES = ("whole", "last_number", "marked")
 # Longer numbers are compared as text: no dataset has them as answers, and exact arithmetic on them takes long.
@@ -87,8 +88,12 @@ def as_number(text: str) -> Fraction | None:
 
     A text of more than 1000 characters gives None.
     """
-    if len(text) > LONGEST_NUMBER:
-        return None
+    return None if len(text) > LONGEST_NUMBER else _number(text)
+
+
+# Many completions have the same few answers, and a fraction takes longer to parse than to look up.
+@lru_cache(maxsize=4096)
+def _number(text: str) -> Fraction | None:
     text = text.strip().lower().replace("\u2212", "-").replace("{,}", ",").replace("\\!", "").replace("\\%", "%")
     sign, text = _signed(text)
     share = text.endswith("%")

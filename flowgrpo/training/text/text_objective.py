@@ -57,25 +57,27 @@ def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list
     for row, prompt in enumerate(experience.prompt_of_sample):
         if low <= prompt < high:
             groups.setdefault(prompt, []).append(row)
-    batch = list[int]()
+    batch, widths = list[int](), (0, 0)
     for rows in groups.values():
-        if batch and _size(experience, batch + rows) > budget:
+        own = _widths(experience, rows)
+        both = max(widths[0], own[0]), max(widths[1], own[1])
+        if batch and (len(batch) + len(rows)) * sum(both) > budget:
             yield batch
-            batch = []
-        if _size(experience, rows) <= budget:
-            batch = batch + rows
+            batch, both = [], own
+        if len(rows) * sum(own) <= budget:
+            batch, widths = batch + rows, both
             continue
-        count = max(budget // _size(experience, rows[:1]), 1)
+        count = max(budget // sum(_widths(experience, rows[:1])), 1)
         yield from (rows[k : k + count] for k in range(0, len(rows), count))
+        widths = (0, 0)
     if batch:
         yield batch
 
 
-def _size(experience: Completions, rows: Sequence[int]) -> int:
-    """Tokens of a batch of completions with their prompts, padding included."""
+def _widths(experience: Completions, rows: Sequence[int]) -> tuple[int, int]:
+    """The tokens of the longest prompt and of the longest completion: what a row of a batch takes, with padding."""
     longest = max(len(experience.sampled.ids[row]) for row in rows)
-    head = max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows)
-    return len(rows) * (head + longest)
+    return max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows), longest
 
 
 class TextObjective(ABC):

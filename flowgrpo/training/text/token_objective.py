@@ -147,7 +147,7 @@ class TokenObjective(TextObjective):
         tokens.
         """
         if self.parts.guided:
-            counted = self._counted(experience, keep)
+            counted = self._counted(experience, keep).tolist()
             mine = [row for rows in self.batches(experience, part, keep) for row in rows if counted[row]]
             return self.parts.entropies(experience.lengths, mine, self.policy.device)
         if self.balance is None:
@@ -180,7 +180,7 @@ class TokenObjective(TextObjective):
 
         With `constant`, it is the number of completions times the longest length.
         """
-        counted = self._counted(experience, keep)
+        counted = self._counted(experience, keep).tolist()
         mine = [row for rows in self.batches(experience, part, None) for row in rows if counted[row]]
         if self.reduce == "token":
             return sum(len(experience.sampled.ids[row]) for row in mine)
