@@ -140,7 +140,7 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
     if not run.exists():
         reader.stock.put_run(run)
         interrupted(run)
-    return words
+    return ["run.iterations=3" if word.startswith("run.iterations=") else word for word in words]
 
 
 @rule("sample")
