@@ -150,6 +150,12 @@ def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
     return [put if word == model else word for word in words]
 
 
+@rule("export")
+def _export(reader: Reader, words: list[str], example: Example) -> list[str]:
+    put_model(reader, str(given(["export"], words)["run"]))
+    return words
+
+
 @rule("evaluate")
 def _evaluate(reader: Reader, words: list[str], example: Example) -> list[str]:
     told = given(["evaluate"], words)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..rewards.given_up import ended_for_sure
 from .allocator import keep_freed_memory
+from .export import export
 from .gallery import gallery
 from .output import console, is_first, output_file, output_folder, say, timed_report
 from .parts import parts
@@ -175,6 +176,7 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
 app.command()(plan)
 app.command()(sample)
 app.command()(evaluate)
+app.command()(export)
 
 
 @app.command()

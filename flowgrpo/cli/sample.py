@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .export import CheckpointOption
 from .output import output_folder, say
 from .plan import split
 from .trusting import TrustOption, trust_run
@@ -32,6 +33,7 @@ def sample(
         str, typer.Option(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
     ] = "scenes",
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
+    checkpoint: CheckpointOption = None,
     task: Annotated[
         str | None, typer.Option(help="`images` or `text`; by default the model's own task, for a hub id `images`.")
     ] = None,
@@ -83,6 +85,7 @@ def sample(
     output_folder(out)
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): False})
     _check_run(model)
+    one_model(base, checkpoint)
     # typer's `min` accepts "nan" in some versions.
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
@@ -95,17 +98,27 @@ def sample(
         from ..inference.inference import sample_images
 
         for path in sample_images(
-            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base, say=say
-        ):
+            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
+            checkpoint=checkpoint, say=say,
+        ):  # fmt: skip
             say(str(path))
         return
     from ..inference.text_inference import sample_texts
 
     index, found = sample_texts(
-        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base
-    )
+        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
+        checkpoint=checkpoint,
+    )  # fmt: skip
     _show(rows, found, seed)
     say(f"written to {index}")
+
+
+def one_model(base: bool, checkpoint: str | None) -> None:
+    """Raise ValueError if two of the models of a run are named."""
+    if base and checkpoint is not None:
+        raise ValueError(
+            f"--base is the model before training, and --checkpoint {checkpoint} is another; leave one of them out"
+        )
 
 
 def _check_run(model: str) -> None:
@@ -189,6 +202,7 @@ def evaluate(
         ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
+    checkpoint: CheckpointOption = None,
     on: Annotated[
         str,
         typer.Option(
@@ -211,6 +225,7 @@ def evaluate(
     if on not in SPLITS:
         raise ValueError(f"--split is {on!r}; use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
     output_folder(out)
+    one_model(base, checkpoint)
     source, overrides = split(words)
     from ..inference.inference import evaluate_model
     from ..inference.opening import evaluation_recipe
@@ -218,7 +233,8 @@ def evaluate(
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
     noun = "images" if recipe.task == "images" else "completions"
-    for name, (mean, error, count) in evaluate_model(model, recipe, split=on, out=out, base=base, say=say).items():
+    found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say)
+    for name, (mean, error, count) in found.items():
         say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")

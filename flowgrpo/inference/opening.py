@@ -27,6 +27,7 @@ from ..training.planning import steps_of
 from ..training.session import flow_policy, lora_spec
 from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
+from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 
 PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
 """Settings for a model that is not a run: it is called with the arguments that its folder recommends, and in small
@@ -139,30 +140,37 @@ class ImageModel:
         return Evaluator(self.recipe, flow_policy(self.recipe, denoiser, self.weights))
 
 
-def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel:
+def open_images(model: str, recipe: Recipe, *, base: bool = False, checkpoint: str | None = None) -> ImageModel:
     """Load a model of images onto the accelerator, or onto the CPU if there is none; a run with its trained weights.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: the recipe with which the model is called; for a run, the recipe also names the base model.
         base: for a run, load the model before training.
+        checkpoint: for a run, load this checkpoint, see `find_checkpoint`.
 
     Raises:
-        ValueError: the run has no trained weights yet, or `base` is set and the model is not a run.
+        ValueError: the run has no trained weights yet or no such checkpoint, or `base` is set and the model is not a
+            run.
     """
     quiet_libraries()
-    folder, adapter = _files(model, recipe, base)
+    kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
+    folder, adapter = _files(model, recipe, base or kept is not None)
     settings, dtype = recipe.model, DTYPES[recipe.model.dtype]
     pipe = load_pipeline(folder, dtype, settings.quantize)
     place(pipe, launched().device, settings.offload)
     if settings.attention is not None:
         use_attention(pipe, settings.attention)
-    if adapter is not None:
+    if adapter is not None or (kept is not None and settings.train == "lora"):
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
-        weights.load_lora(adapter)
+        if adapter is not None:
+            weights.load_lora(adapter)
     else:
         # A model that is not a run may be the result of a run that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
+        weights.source = folder
+    if kept is not None:
+        load_checkpoint(weights, kept, recipe)
     if settings.compile:
         compile_blocks(pipe)
     return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights)
@@ -178,5 +186,5 @@ def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:
     if not base and (run / "pipeline").is_dir():
         return str(run / "pipeline"), None
     if not base and not (run / "lora").is_dir():
-        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
     return local_folder(model_folder(recipe.model.path)), None if base else run / "lora"
