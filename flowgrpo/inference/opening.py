@@ -22,6 +22,7 @@ from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.images.conditioning import illustrated
 from ..training.images.evaluator import Evaluator
+from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
 from ..training.planning import steps_of
 from ..training.session import flow_policy, lora_spec
@@ -161,10 +162,13 @@ def open_images(model: str, recipe: Recipe, *, base: bool = False, checkpoint: s
     place(pipe, launched().device, settings.offload)
     if settings.attention is not None:
         use_attention(pipe, settings.attention)
-    if adapter is not None or (kept is not None and settings.train == "lora"):
+    begins = is_run(model) and settings.lora.start is not None
+    if adapter is not None or ((kept is not None or begins) and settings.train == "lora"):
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
         if adapter is not None:
             weights.load_lora(adapter)
+        elif kept is None:
+            begin(weights, recipe)
     else:
         # A model that is not a run may be the result of a run that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")

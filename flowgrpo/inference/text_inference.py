@@ -19,6 +19,7 @@ from ..text.model import LanguageModel, LanguageWeights, load_language_model, re
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.folder.run_folder import write_text
+from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, UNTRAINED, language_folder, quiet_libraries
 from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
@@ -106,9 +107,12 @@ def open_weights(
         language.model.requires_grad_(trained.model.train == "full")
         if trained.model.path == UNTRAINED:
             reinitialise(language, trained.run.seed)
-        if not base and trained.model.train == "lora":
-            weights = LanguageWeights.adapter(language, lora_spec(trained.model.lora), seed=trained.run.seed)
-            if kept is None:
+        lora = trained.model.lora
+        if trained.model.train == "lora" and (not base or lora.start is not None):
+            weights = LanguageWeights.adapter(language, lora_spec(lora), seed=trained.run.seed)
+            if base:
+                begin(weights, trained)
+            elif kept is None:
                 weights.load_lora(run / "lora")
     else:
         raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")

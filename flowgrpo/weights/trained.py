@@ -18,6 +18,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .adapter_files import StartAdapter, put_start
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
@@ -235,9 +236,9 @@ class TrainedWeights:
     def reference(self) -> Iterator[None]:
         """Within this context the pipeline is the reference model; the context may be nested.
 
-        LoRA: the adapter is off. Full: the weights kept by `keep_reference=True` are exchanged, in place and bitwise,
-        with the trained weights. Run no backward pass within the context, because a checkpointed graph would recompute
-        with the wrong weights.
+        LoRA: the adapter is off. Full weights, and a LoRA that began from another: the weights kept by
+        `keep_reference=True` or `start_from` are exchanged, in place and bitwise, with the trained weights. Run no
+        backward pass within the context, because a checkpointed graph would recompute with the wrong weights.
 
         Raises:
             ValueError: full weights are trained and no copy was kept.
@@ -377,6 +378,16 @@ class TrainedWeights:
         """
         with self.exact():
             load_lora(self.modules, ADAPTER, Path(folder))
+
+    def start_from(self, start: StartAdapter) -> None:
+        """Give the new adapters the numbers of an existing LoRA, which is the reference from now on.
+
+        Raises:
+            ValueError: the LoRA does not fit the adapters.
+        """
+        with self.exact():
+            put_start(self.modules, ADAPTER, start)
+        self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
