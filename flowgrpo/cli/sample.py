@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..training.text.text_policy import Completions
 
 ONLY = {
-    "images": ("steps", "noise"),
+    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),
 }
 """Options of `flowgrpo sample` that belong to one task."""
@@ -44,6 +44,21 @@ def sample(
     count: Annotated[int, typer.Option(min=1, help="Number of samples of each prompt.")] = 1,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Images: denoising steps; by default as in the run's evaluations, or 10.")
+    ] = None,
+    height: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images: height in pixels; by default as in the run, or the pipeline's own."),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images: width in pixels; by default as in the run, or the pipeline's own."),
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="Images: strength of the guidance; by default as in the run, or the pipeline's own."),
+    ] = None,
+    lora_scale: Annotated[
+        float | None, typer.Option(help="Images, a run of a LoRA: factor of its effect; 1 is as trained, 0 is off.")
     ] = None,
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
@@ -75,11 +90,13 @@ def sample(
 ) -> None:
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
-        "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+        "steps": steps, "noise": noise, "height": height, "width": width, "guidance": guidance,
+        "lora_scale": lora_scale, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "max_tokens": max_tokens,
     }  # fmt: skip
     keys = {
-        "model.dtype": dtype, "evaluate.steps": steps, "generation.top_p": top_p, "generation.top_k": top_k,
+        "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
+        "generation.top_p": top_p, "generation.top_k": top_k,
         "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
@@ -93,13 +110,17 @@ def sample(
     rows = _rows(prompts, file)
     batches = ("rollout.batch", "rollout.decode_batch") if kind == "images" else ("evaluate.batch",)
     keys |= dict.fromkeys(batches, batch)
+    if guidance is not None:
+        from ..inference.opening import guidance_argument
+
+        keys[f"model.call.{guidance_argument(model)}"] = guidance
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
         from ..inference.inference import sample_images
 
         for path in sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
-            checkpoint=checkpoint, say=say,
+            checkpoint=checkpoint, lora_scale=lora_scale, say=say,
         ):  # fmt: skip
             say(str(path))
         return

@@ -63,6 +63,7 @@ def sample_images(
     overrides: Sequence[str] = (),
     base: bool = False,
     checkpoint: str | None = None,
+    lora_scale: float | None = None,
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
@@ -81,6 +82,7 @@ def sample_images(
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
         checkpoint: for a run, use this checkpoint: `latest`, or the number of iterations before it.
+        lora_scale: for a LoRA, the factor of its effect; 1 is as trained.
         say: called with lines that say what is done.
 
     Raises:
@@ -95,7 +97,7 @@ def sample_images(
             raise ValueError(f"{path} exists; name another folder with --out")
     recipe = image_recipe(model, overrides)
     say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
-    opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
+    opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
     texts: Sequence[str] = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
     places = list(range(len(texts)))

@@ -6,6 +6,7 @@ Results are written in diffusers' own formats (`saving.py`). `averages.py` has m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -388,6 +389,22 @@ class TrainedWeights:
         with self.exact():
             put_start(self.modules, ADAPTER, start)
         self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
+
+    def scale_lora(self, scale: float) -> None:
+        """Multiply the effect of the adapter by a factor, as `set_adapters` of plain diffusers does; 1 is as trained.
+
+        Raises:
+            ValueError: the factor is not finite, or there is no adapter.
+        """
+        layers = [
+            part for module in self.modules.values() for part in module.modules() if isinstance(part, BaseTunerLayer)
+        ]
+        if not math.isfinite(scale):
+            raise ValueError(f"the scale of the LoRA is {scale}; give a finite number, 1 is as trained")
+        if not layers:
+            raise ValueError("this model has no LoRA whose scale could change; leave the scale out")
+        for layer in layers:
+            layer.set_scale(ADAPTER, scale)  # type: ignore[operator]
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.
