@@ -140,7 +140,7 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
     if not run.exists():
         reader.stock.put_run(run)
         interrupted(run)
-    return words
+    return ["run.iterations=3" if word.startswith("run.iterations=") else word for word in words]
 
 
 @rule("sample")
@@ -148,6 +148,12 @@ def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
     model = given(["sample"], words)["model"]
     put = put_model(reader, model)
     return [put if word == model else word for word in words]
+
+
+@rule("export")
+def _export(reader: Reader, words: list[str], example: Example) -> list[str]:
+    put_model(reader, str(given(["export"], words)["run"]))
+    return words
 
 
 @rule("evaluate")

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from ..rewards.given_up import ended_for_sure
 from .allocator import keep_freed_memory
+from .export import export
 from .gallery import gallery
 from .output import console, is_first, output_file, output_folder, say, timed_report
 from .parts import parts
@@ -107,12 +108,24 @@ def train(
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="Run folder.")], trust: TrustOption = False) -> None:
-    """Continue an interrupted run to the very same numbers."""
-    from ..configs.load import load_recipe
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="What changes from here on: the length (`run.iterations=200`), `evaluate.*`, and what the run writes.",
+            metavar="[KEY=VALUE]...",
+        ),
+    ] = None,
+    trust: TrustOption = False,
+) -> None:
+    """Continue an interrupted run to the very same numbers, or a finished run to a greater length."""
+    from ..configs.load import dump_recipe, load_recipe
+    from ..configs.trust import remember_run
 
     with stoppable(run) as stop, _reporting(stop) as reporter:
         from ..training.distributed.processes import ended_together
+        from ..training.folder.changing import with_changes
         from ..training.folder.run_folder import RunFolder
 
         with ended_together():
@@ -120,7 +133,9 @@ def resume(run: Annotated[Path, typer.Argument(help="Run folder.")], trust: Trus
             folder = RunFolder.open(run)
             if is_first():
                 folder.claim()
-            recipe = load_recipe(folder.config)
+            recipe = with_changes(folder, words) if words else load_recipe(folder.config)
+            if words and (unremembered := remember_run(run, dump_recipe(recipe))) is not None:
+                folder.notes.append(unremembered)
         if reporter.log:
             reporter.log.open(run)
         reporter.doing("loading")
@@ -161,6 +176,7 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
 app.command()(plan)
 app.command()(sample)
 app.command()(evaluate)
+app.command()(export)
 
 
 @app.command()

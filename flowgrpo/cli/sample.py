@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from .export import CheckpointOption
 from .output import output_folder, say
 from .plan import split
 from .trusting import TrustOption, trust_run
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ..training.text.text_policy import Completions
 
 ONLY = {
-    "images": ("steps", "noise"),
+    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),
 }
 """Options of `flowgrpo sample` that belong to one task."""
@@ -32,6 +33,7 @@ def sample(
         str, typer.Option(help="A run folder, a model folder, a hub id, `scenes` or `arithmetic`.")
     ] = "scenes",
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
+    checkpoint: CheckpointOption = None,
     task: Annotated[
         str | None, typer.Option(help="`images` or `text`; by default the model's own task, for a hub id `images`.")
     ] = None,
@@ -42,6 +44,21 @@ def sample(
     count: Annotated[int, typer.Option(min=1, help="Number of samples of each prompt.")] = 1,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Images: denoising steps; by default as in the run's evaluations, or 10.")
+    ] = None,
+    height: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images: height in pixels; by default as in the run, or the pipeline's own."),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(min=1, help="Images: width in pixels; by default as in the run, or the pipeline's own."),
+    ] = None,
+    guidance: Annotated[
+        float | None,
+        typer.Option(help="Images: strength of the guidance; by default as in the run, or the pipeline's own."),
+    ] = None,
+    lora_scale: Annotated[
+        float | None, typer.Option(help="Images, a run of a LoRA: factor of its effect; 1 is as trained, 0 is off.")
     ] = None,
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
@@ -73,16 +90,19 @@ def sample(
 ) -> None:
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
-        "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+        "steps": steps, "noise": noise, "height": height, "width": width, "guidance": guidance,
+        "lora_scale": lora_scale, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "max_tokens": max_tokens,
     }  # fmt: skip
     keys = {
-        "model.dtype": dtype, "evaluate.steps": steps, "generation.top_p": top_p, "generation.top_k": top_k,
+        "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
+        "generation.top_p": top_p, "generation.top_k": top_k,
         "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): False})
     _check_run(model)
+    one_model(base, checkpoint)
     # typer's `min` accepts "nan" in some versions.
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
@@ -90,22 +110,36 @@ def sample(
     rows = _rows(prompts, file)
     batches = ("rollout.batch", "rollout.decode_batch") if kind == "images" else ("evaluate.batch",)
     keys |= dict.fromkeys(batches, batch)
+    if guidance is not None:
+        from ..inference.opening import guidance_argument
+
+        keys[f"model.call.{guidance_argument(model)}"] = guidance
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in keys.items() if value is not None)]
     if kind == "images":
         from ..inference.inference import sample_images
 
         for path in sample_images(
-            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base, say=say
-        ):
+            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
+            checkpoint=checkpoint, lora_scale=lora_scale, say=say,
+        ):  # fmt: skip
             say(str(path))
         return
     from ..inference.text_inference import sample_texts
 
     index, found = sample_texts(
-        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base
-    )
+        model, rows, out, seed=seed, count=count, temperature=temperature, overrides=overrides, base=base,
+        checkpoint=checkpoint,
+    )  # fmt: skip
     _show(rows, found, seed)
     say(f"written to {index}")
+
+
+def one_model(base: bool, checkpoint: str | None) -> None:
+    """Raise ValueError if two of the models of a run are named."""
+    if base and checkpoint is not None:
+        raise ValueError(
+            f"--base is the model before training, and --checkpoint {checkpoint} is another; leave one of them out"
+        )
 
 
 def _check_run(model: str) -> None:
@@ -189,6 +223,7 @@ def evaluate(
         ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
+    checkpoint: CheckpointOption = None,
     on: Annotated[
         str,
         typer.Option(
@@ -211,6 +246,7 @@ def evaluate(
     if on not in SPLITS:
         raise ValueError(f"--split is {on!r}; use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
     output_folder(out)
+    one_model(base, checkpoint)
     source, overrides = split(words)
     from ..inference.inference import evaluate_model
     from ..inference.opening import evaluation_recipe
@@ -218,7 +254,8 @@ def evaluate(
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
     noun = "images" if recipe.task == "images" else "completions"
-    for name, (mean, error, count) in evaluate_model(model, recipe, split=on, out=out, base=base, say=say).items():
+    found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say)
+    for name, (mean, error, count) in found.items():
         say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")

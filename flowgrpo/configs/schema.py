@@ -46,6 +46,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _frozen(self) -> ModelConfig:
+        self.lora.check_trained(self.train)
         if self.quantize is not None and self.train == "full":
             raise ValueError("quantize needs frozen weights, and train: full trains them; use train: lora")
         if self.quantize is not None and self.dtype != "bfloat16":
@@ -230,6 +231,11 @@ class LanguageModelConfig(Section):
     shared_prefix: bool = Field(
         True, description="Encode the prompt of a group once, and score equal completions of it once."
     )
+
+    @model_validator(mode="after")
+    def _start_is_trained(self) -> LanguageModelConfig:
+        self.lora.check_trained(self.train)
+        return self
 
 
 class GenerationConfig(Section):

@@ -22,11 +22,31 @@ class LoraConfig(Section):
         None, min_length=1, description="Linear layers; by default the attention projections."
     )
     init: Literal["gaussian", "default"] = "gaussian"
+    start: str | None = Field(
+        None,
+        min_length=1,
+        description="A LoRA to begin with: a `.safetensors` file or a folder of diffusers or peft, or a finished run. "
+        "`rank`, `alpha` and `targets` are the LoRA's own. Penalties compare with the model with this LoRA.",
+    )
     compute: Literal["base", "float32"] = Field(
         "float32",
         description="Type in which the adapter is multiplied: with `base` bfloat16 if `model.dtype` is bfloat16, as "
         "under autocast, else float32. Its trained numbers, their gradients and files are in float32 either way.",
     )
+
+    @model_validator(mode="after")
+    def _start_has_its_numbers(self) -> LoraConfig:
+        if self.start is not None and self.init != "gaussian":
+            raise ValueError(f"init is {self.init}, and start brings all numbers; leave one of them out")
+        return self
+
+    def check_trained(self, train: str) -> None:
+        """Raise ValueError if the LoRA begins from another, and `train` of the model says that all weights train."""
+        if train == "full" and self.start is not None:
+            raise ValueError(
+                f"lora.start is {self.start}, and train: full trains no LoRA; write train: lora, or fuse the LoRA into "
+                "the model with plain diffusers and give the new folder as path"
+            )
 
 
 PROMPT = "{prompt}"

@@ -62,6 +62,8 @@ def sample_images(
     noise: int | None = None,
     overrides: Sequence[str] = (),
     base: bool = False,
+    checkpoint: str | None = None,
+    lora_scale: float | None = None,
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
@@ -79,6 +81,8 @@ def sample_images(
         noise: seed of the generator of the initial noise, as in `samples/index.jsonl` of a run.
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
+        checkpoint: for a run, use this checkpoint: `latest`, or the number of iterations before it.
+        lora_scale: for a LoRA, the factor of its effect; 1 is as trained.
         say: called with lines that say what is done.
 
     Raises:
@@ -92,8 +96,8 @@ def sample_images(
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
     recipe = image_recipe(model, overrides)
-    say(f"{len(paths)} image(s) by {model}: {how(recipe)}")
-    opened = open_images(model, recipe, base=base)
+    say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
+    opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
     texts: Sequence[str] = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
     places = list(range(len(texts)))
@@ -106,6 +110,10 @@ def sample_images(
     for path, place in zip(paths, places, strict=True):
         save_image(path, images[place])
     return paths
+
+
+def _named(model: str, checkpoint: str | None) -> str:
+    return model if checkpoint is None else f"{model}, checkpoint {checkpoint}"
 
 
 def how(recipe: Recipe) -> str:
@@ -151,6 +159,7 @@ def evaluate_model(
     split: str = "heldout",
     out: Path | None = None,
     base: bool = False,
+    checkpoint: str | None = None,
     say: Say = silent,
 ) -> dict[str, tuple[float, float, int]]:
     """Mean, standard error over prompts, and count of each evaluation reward on the held-out prompts, or other ones.
@@ -165,6 +174,7 @@ def evaluate_model(
         split: the prompts: one of `SPLITS`.
         out: folder for the completions with their rewards, in the format of a run's `samples/index.jsonl`; text only.
         base: for a run, evaluate the model before training.
+        checkpoint: for a run, evaluate this checkpoint: `latest`, or the number of iterations before it.
         say: called with lines that say what is evaluated, and how many samples are done.
 
     Raises:
@@ -190,25 +200,29 @@ def evaluate_model(
     for reward in rewards.rewards:
         reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
     total = len(rows) * recipe.evaluate.seeds
-    say(f"{model}: {len(rows)} prompts of {source}, {total} samples, scored by {', '.join(rewards.names)}")
-    experience = _evaluated(model, recipe, rows, source, base, say)
+    names = ", ".join(rewards.names)
+    say(f"{_named(model, checkpoint)}: {len(rows)} prompts of {source}, {total} samples, scored by {names}")
+    experience = _evaluated(model, recipe, rows, source, base, checkpoint, say)
     say(f"scoring {total} samples")
     scores = rewards.score(*asked(rows, experience))
     rewards.close()
     if index is not None:
-        done = 0 if base else iterations_done(model)
+        done = 0 if base else iterations_done(model, checkpoint)
         write_completions(index, "eval", done, sample_records(rows, experience, scores), experience.samples)
     return _summaries(scores, torch.tensor(experience.prompt_of_sample))
 
 
-def _evaluated(model: str, recipe: AnyRecipe, rows: list[PromptRow], source: str, base: bool, say: Say) -> Any:
+def _evaluated(
+    model: str, recipe: AnyRecipe, rows: list[PromptRow], source: str, base: bool, checkpoint: str | None, say: Say
+) -> Any:
     keys = [evaluation_key(row) for row in rows]
     seen = progress(len(rows) * recipe.evaluate.seeds, say)
     if isinstance(recipe, TextRecipe):
         say(how_text(recipe))
-        return text_task(model, recipe, base=base).evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
+        task = text_task(model, recipe, base=base, checkpoint=checkpoint)
+        return task.evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
     say(how(recipe))
-    opened = open_images(model, recipe, base=base)
+    opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(rows, source)
     evaluator = opened.evaluator([row.prompt for row in rows])
     return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)

@@ -18,19 +18,24 @@ from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
 from ..pipelines.placement import place
 from ..pipelines.prompt_cache import PromptCache
+from ..training.checking import call_faults
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
-from ..training.images.conditioning import illustrated
+from ..training.images.conditioning import call_parameters, illustrated
 from ..training.images.evaluator import Evaluator
+from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
 from ..training.planning import steps_of
 from ..training.session import flow_policy, lora_spec
+from ..weights.json_files import read_json_object
 from ..weights.saving import local_folder
 from ..weights.trained import TrainedWeights
+from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 
 PLAIN = ("model={}", "evaluate={}", "sampler={}", "rollout={}", "rollout.batch=8", "rollout.decode_batch=8")
 """Settings for a model that is not a run: it is called with the arguments that its folder recommends, and in small
 batches."""
+GUIDANCE = ("guidance_scale", "true_cfg_scale")
 HOW = ("model", "sampler", "rollout", "generation", "run")
 """Sections of a recipe that say how samples are made. In an evaluation, the other sections say what is sampled and
 scored."""
@@ -139,30 +144,81 @@ class ImageModel:
         return Evaluator(self.recipe, flow_policy(self.recipe, denoiser, self.weights))
 
 
-def open_images(model: str, recipe: Recipe, *, base: bool = False) -> ImageModel:
+def guidance_argument(model: str) -> str:
+    """The argument of a pipeline's call that is the strength of its guidance.
+
+    Args:
+        model: a run folder, a model folder, a hub id or an embedded model.
+
+    Raises:
+        ValueError: the call has no such argument, or has two.
+    """
+    folder = model_folder(image_recipe(model).model.path if is_run(model) else model)
+    parameters = call_parameters(folder)
+    found = ["guidance_scale"] if parameters is None else [name for name in GUIDANCE if name in parameters]
+    if not found:
+        raise ValueError(f"the call of the pipeline of {model} has no {' or '.join(GUIDANCE)}; leave --guidance out")
+    if len(found) > 1:
+        # A model that was distilled with guidance reads `guidance_scale`; another has a second, unguided prediction.
+        config = Path(folder) / "transformer" / "config.json"
+        embeds = read_json_object(config).get("guidance_embeds") if config.is_file() else None
+        if isinstance(embeds, bool):
+            return found[0] if embeds else found[1]
+        raise ValueError(
+            f"the pipeline of {model} has two kinds of guidance, {' and '.join(found)}; its documentation says which "
+            "its model takes: write --set model.call.true_cfg_scale=NUMBER or --set model.call.guidance_scale=NUMBER"
+        )
+    return found[0]
+
+
+def _check_call(folder: str, recipe: Recipe) -> None:
+    """Refuse arguments that the pipeline's call does not take, before the pipeline loads."""
+    parameters = call_parameters(folder)
+    faults = [] if parameters is None else list(call_faults(Path(folder), parameters, recipe.model.call))
+    if faults:
+        raise ValueError("\n".join(faults))
+
+
+def open_images(
+    model: str, recipe: Recipe, *, base: bool = False, checkpoint: str | None = None, lora_scale: float | None = None
+) -> ImageModel:
     """Load a model of images onto the accelerator, or onto the CPU if there is none; a run with its trained weights.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: the recipe with which the model is called; for a run, the recipe also names the base model.
         base: for a run, load the model before training.
+        checkpoint: for a run, load this checkpoint, see `find_checkpoint`.
+        lora_scale: factor of the LoRA's effect; 1 is as trained.
 
     Raises:
-        ValueError: the run has no trained weights yet, or `base` is set and the model is not a run.
+        ValueError: the run has no trained weights yet or no such checkpoint, `base` is set and the model is not a run,
+            the pipeline's call does not take an argument of the recipe, or there is no LoRA to scale.
     """
     quiet_libraries()
-    folder, adapter = _files(model, recipe, base)
+    kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
+    folder, adapter = _files(model, recipe, base or kept is not None)
+    _check_call(folder, recipe)
     settings, dtype = recipe.model, DTYPES[recipe.model.dtype]
     pipe = load_pipeline(folder, dtype, settings.quantize)
     place(pipe, launched().device, settings.offload)
     if settings.attention is not None:
         use_attention(pipe, settings.attention)
-    if adapter is not None:
+    begins = is_run(model) and settings.lora.start is not None
+    if adapter is not None or ((kept is not None or begins) and settings.train == "lora"):
         weights = TrainedWeights.lora(pipe, lora_spec(settings.lora), seed=recipe.run.seed)
-        weights.load_lora(adapter)
+        if adapter is not None:
+            weights.load_lora(adapter)
+        elif kept is None:
+            begin(weights, recipe)
     else:
         # A model that is not a run may be the result of a run that trained all weights.
         weights = TrainedWeights.given(pipe, settings.train if is_run(model) else "full")
+        weights.source = folder
+    if kept is not None:
+        load_checkpoint(weights, kept, recipe)
+    if lora_scale is not None:
+        weights.scale_lora(lora_scale)
     if settings.compile:
         compile_blocks(pipe)
     return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights)
@@ -178,5 +234,5 @@ def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:
     if not base and (run / "pipeline").is_dir():
         return str(run / "pipeline"), None
     if not base and not (run / "lora").is_dir():
-        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
     return local_folder(model_folder(recipe.model.path)), None if base else run / "lora"

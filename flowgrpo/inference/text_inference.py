@@ -19,11 +19,13 @@ from ..text.model import LanguageModel, LanguageWeights, load_language_model, re
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.folder.run_folder import write_text
+from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, UNTRAINED, language_folder, quiet_libraries
 from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy, complete_seeded
 from ..training.text.text_task import TextTask
+from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 from .opening import is_run, run_config
 
 
@@ -60,50 +62,70 @@ def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
     return recipe
 
 
-def open_language_model(model: str, recipe: TextRecipe, *, base: bool = False) -> LanguageModel:
+def open_language_model(
+    model: str, recipe: TextRecipe, *, base: bool = False, checkpoint: str | None = None
+) -> LanguageModel:
     """Load a language model onto the accelerator, or onto the CPU if there is none; a run with its trained weights.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: for precision, chat template and system message.
         base: for a run, load the model before training.
+        checkpoint: for a run, load this checkpoint, see `find_checkpoint`.
 
     Raises:
-        ValueError: the run has no trained weights yet, or `base` is set and the model is not a run.
+        ValueError: the run has no trained weights yet or no such checkpoint, or `base` is set and the model is not a
+            run.
     """
+    return open_weights(model, recipe, base=base, checkpoint=checkpoint).pipe  # type: ignore[no-any-return]
+
+
+def open_weights(
+    model: str, recipe: TextRecipe, *, base: bool = False, checkpoint: str | None = None
+) -> LanguageWeights:
+    """Load a language model as `open_language_model` does; returns it with its trained weights."""
     quiet_libraries()
     settings, run = recipe.model, Path(model)
+    kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
     options: dict[str, Any] = {
         "dtype": DTYPES[settings.dtype], "attention": settings.attention, "chat": settings.chat,
         "system": settings.system,
     }  # fmt: skip
+    weights = None
     if not is_run(model):
         if base:
             raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
         language = load_language_model(language_folder(model), **options)
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
-    elif (run / "model").is_dir() and not base:
+    elif (run / "model").is_dir() and not base and kept is None:
         language = load_language_model(str(run / "model"), **options)
-    elif (run / "lora").is_dir() or base:
+    elif (run / "lora").is_dir() or base or kept is not None:
         trained = recipe_of(model)
         language = load_language_model(language_folder(trained.model.path), **options)
         # The same setting as in the run, because torch chooses kernels by it, see `TrainedWeights.given`.
         language.model.requires_grad_(trained.model.train == "full")
         if trained.model.path == UNTRAINED:
             reinitialise(language, trained.run.seed)
-        if not base:
-            spec = lora_spec(trained.model.lora)
-            LanguageWeights.adapter(language, spec, seed=trained.run.seed).load_lora(run / "lora")
+        lora = trained.model.lora
+        if trained.model.train == "lora" and (not base or lora.start is not None):
+            weights = LanguageWeights.adapter(language, lora_spec(lora), seed=trained.run.seed)
+            if base:
+                begin(weights, trained)
+            elif kept is None:
+                weights.load_lora(run / "lora")
     else:
-        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`")
+        raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
+    weights = weights or LanguageWeights(language, language.components, "full")
+    if kept is not None:
+        load_checkpoint(weights, kept, recipe)
     language.model.to(launched().device)
-    return language
+    return weights
 
 
-def text_task(model: str, recipe: TextRecipe, *, base: bool = False) -> TextTask:
+def text_task(model: str, recipe: TextRecipe, *, base: bool = False, checkpoint: str | None = None) -> TextTask:
     """A language model as a task that samples; see `open_language_model`."""
-    language = open_language_model(model, recipe, base=base)
+    language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
     weights = LanguageWeights(language, language.components, "full")
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
@@ -126,6 +148,7 @@ def sample_texts(
     temperature: float | None = None,
     overrides: Sequence[str] = (),
     base: bool = False,
+    checkpoint: str | None = None,
 ) -> tuple[Path, Completions]:
     """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`.
 
@@ -142,6 +165,7 @@ def sample_texts(
             not a run.
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
+        checkpoint: for a run, use this checkpoint.
 
     Returns:
         The file, and the completions.
@@ -152,7 +176,7 @@ def sample_texts(
     """
     index = new_index(out)
     recipe = recipe_of(model, overrides)
-    language = open_language_model(model, recipe, base=base)
+    language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
     seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
     found = complete_seeded(
         language, rows, seeds, count, recipe.generation, batch=recipe.evaluate.batch or recipe.rollout.batch,
@@ -160,7 +184,7 @@ def sample_texts(
     )  # fmt: skip
     nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})
     records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
-    write_completions(index, "sample", 0 if base else iterations_done(model), records, found.samples)
+    write_completions(index, "sample", 0 if base else iterations_done(model, checkpoint), records, found.samples)
     return index, found
 
 
@@ -186,8 +210,10 @@ def write_completions(
     write_text(index, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
-def iterations_done(model: str) -> int:
-    """Number of iterations that trained the weights of a run; 0 if the model is not a run."""
+def iterations_done(model: str, checkpoint: str | None = None) -> int:
+    """Number of iterations that trained the weights of a run, or its checkpoint; 0 if the model is not a run."""
+    if checkpoint is not None:
+        return int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
     metrics = Path(model) / "metrics.jsonl"
     lines = metrics.read_text(encoding="utf-8").split("\n") if metrics.is_file() else [""]
     # A crash can cut the last line short. A line is about an iteration, or the evaluation after the last iteration.

@@ -17,6 +17,7 @@ from .credit.from_scores import Credit
 from .data import columns_of, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
+from .lora_start import with_start
 from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
@@ -36,6 +37,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
     """
     found = Checked(recipe)
     found.data = check_data(found)
+    found.attempt("model.lora.start", with_start, recipe)
     _model(found)
     _combinations(found)
     _rewards(found)

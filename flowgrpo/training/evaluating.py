@@ -128,7 +128,7 @@ class Evaluations:
         The samples of an evaluation of all prompts are saved.
         """
         settings, quick = self.settings, self.settings.quick
-        whole = iteration % settings.every == 0 or iteration == self.last
+        whole = iteration % settings.every == 0 or iteration in (self.last, *self.keeper.former_ends)
         if not self.heldout or not (whole or (quick is not None and iteration % quick.every == 0)):
             return {}
         rows = self.heldout if whole or quick is None else self.heldout[: quick.prompts]

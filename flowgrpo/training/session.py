@@ -32,6 +32,7 @@ from .folder.run_folder import RunFolder
 from .images.conditioning import take_pictures
 from .images.critic import Critic
 from .images.evaluator import Evaluator
+from .lora_start import begin, with_start
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import levels_of, planner, steps_of
 from .recipe_findings import Checked
@@ -70,8 +71,8 @@ class Session:
         self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None, pipe: Any = None
     ) -> None:
         quiet_libraries()
-        self.recipe, self.run, self._pipe = recipe, run, pipe
         with ended_together():
+            self.recipe, self.run, self._pipe = with_start(recipe), run, pipe
             self._assemble(checked or check(recipe))
 
     def _assemble(self, checked: Checked) -> None:
@@ -163,6 +164,7 @@ def load_flow_task(
     take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
+        begin(weights, recipe)
     else:
         weights = TrainedWeights.full(pipe, keep_reference=keeps_base(recipe), shard=shard, source=source)
     if shard is not None:
@@ -233,6 +235,7 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
                 )
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
+        begin(weights, recipe)
     else:
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
@@ -260,6 +263,7 @@ def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None =
     with ended_together():
         checked = check(recipe)
         checked.require()
+        recipe = with_start(recipe)
         run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
     if made is not None:
         made(run.path)

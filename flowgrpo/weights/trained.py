@@ -6,6 +6,7 @@ Results are written in diffusers' own formats (`saving.py`). `averages.py` has m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .adapter_files import StartAdapter, put_start
 from .averages import Ema
 from .borrowing import exchanging, replaced
 from .collective import Lockstep
@@ -235,9 +237,9 @@ class TrainedWeights:
     def reference(self) -> Iterator[None]:
         """Within this context the pipeline is the reference model; the context may be nested.
 
-        LoRA: the adapter is off. Full: the weights kept by `keep_reference=True` are exchanged, in place and bitwise,
-        with the trained weights. Run no backward pass within the context, because a checkpointed graph would recompute
-        with the wrong weights.
+        LoRA: the adapter is off. Full weights, and a LoRA that began from another: the weights kept by
+        `keep_reference=True` or `start_from` are exchanged, in place and bitwise, with the trained weights. Run no
+        backward pass within the context, because a checkpointed graph would recompute with the wrong weights.
 
         Raises:
             ValueError: full weights are trained and no copy was kept.
@@ -377,6 +379,32 @@ class TrainedWeights:
         """
         with self.exact():
             load_lora(self.modules, ADAPTER, Path(folder))
+
+    def start_from(self, start: StartAdapter) -> None:
+        """Give the new adapters the numbers of an existing LoRA, which is the reference from now on.
+
+        Raises:
+            ValueError: the LoRA does not fit the adapters.
+        """
+        with self.exact():
+            put_start(self.modules, ADAPTER, start)
+        self._reference = [parameter.detach().clone() for parameter in self._computing().values()]
+
+    def scale_lora(self, scale: float) -> None:
+        """Multiply the effect of the adapter by a factor, as `set_adapters` of plain diffusers does; 1 is as trained.
+
+        Raises:
+            ValueError: the factor is not finite, or there is no adapter.
+        """
+        layers = [
+            part for module in self.modules.values() for part in module.modules() if isinstance(part, BaseTunerLayer)
+        ]
+        if not math.isfinite(scale):
+            raise ValueError(f"the scale of the LoRA is {scale}; give a finite number, 1 is as trained")
+        if not layers:
+            raise ValueError("this model has no LoRA whose scale could change; leave the scale out")
+        for layer in layers:
+            layer.set_scale(ADAPTER, scale)  # type: ignore[operator]
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them: same gradients, less memory.

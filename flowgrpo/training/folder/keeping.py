@@ -16,7 +16,8 @@ from ...weights.trained import TrainedWeights
 from ..distributed.processes import Processes
 from ..reporting.reporter import Reporter
 from ..stopping import Stop
-from .checkpoint import Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
+from .changing import adopt, first_checkpoint, former_ends, schedule_notes
+from .checkpoint import RECIPE, Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
 from .resuming import differences, gaps, newest_whole
 from .run_folder import RunFolder
 
@@ -50,17 +51,19 @@ class Keeper:
         stop: Stop,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self._text = recipe.run, dump_recipe(recipe)
+        self.recipe, self.settings, self._text = recipe, recipe.run, dump_recipe(recipe)
         self.run, self.weights, self.parts, self.steady = run, weights, parts, steady
         self.processes, self.accelerator, self.reporter, self.stop = processes, accelerator, reporter, stop
         self._clock = clock
         self._last, self._took = clock(), 0.0
         self._saved = 0  # the start of a new run needs no checkpoint
+        self.former_ends: set[int] = set()
+        """Iterations after which the run had ended, before it was made longer."""
 
     # -- going on ----------------------------------------------------------------------------------------------
 
     def resume(self) -> int:
-        """Load the newest whole checkpoint; returns the next iteration.
+        """Load the newest whole checkpoint; returns the next iteration. From there on, the recipe of this object holds.
 
         Raises:
             ValueError: no checkpoint is whole, or a process does not see the checkpoint of the main process.
@@ -78,16 +81,19 @@ class Keeper:
         self.processes.gather(None)
         if self.accelerator.is_main_process:
             self.run.rewind(self._saved)
+            adopt(self.run, self._saved, None if chosen is None else self.run.checkpoint(chosen), self._text)
             self.tell_notes()
+        ends = former_ends(self.run) if self.accelerator.is_main_process else set[int]()
+        self.former_ends = self.processes.gather(ends)[0]
         return self._saved
 
     def _chosen(self) -> int | None:
-        first = min(self.settings.checkpoint_every, self.settings.iterations)
-        checkpoint = newest_whole(self.run, first, self.reporter.note)
+        checkpoint = newest_whole(self.run, first_checkpoint(self.run), self.reporter.note)
         if checkpoint is None:
             return None
         iteration = int(checkpoint.name.removeprefix("iter-"))
-        for sentence in (*differences(checkpoint, self._text), *gaps(self.run, iteration)):
+        changed = [*differences(checkpoint, self._text), *schedule_notes(checkpoint / RECIPE, self.recipe, iteration)]
+        for sentence in (*changed, *gaps(self.run, iteration)):
             self.reporter.note(sentence)
         return iteration
 

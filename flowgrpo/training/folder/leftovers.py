@@ -25,6 +25,7 @@ def clear(run: Path) -> None:
     for name in _FILES:
         _remove(*(run / "samples").glob(name))
     _remove(*(run / "failed").glob(".*.partial"))
+    _remove(*(run / "recipes").glob("*/.config.yaml.*.tmp"))
     for folder in run.glob(".*"):
         if (match := _WORKPLACE.fullmatch(folder.name)) is not None and folder.is_dir():
             _put_back(folder / "old", run / match[1])

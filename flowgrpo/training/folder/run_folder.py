@@ -140,7 +140,7 @@ class RunFolder:
                 continue
             records, broken = read_lines(file)
             if broken:
-                copy = _unused(file.with_name(f"{DAMAGED}{file.name}"))
+                copy = unused(file.with_name(f"{DAMAGED}{file.name}"))
                 shutil.copyfile(file, copy)
                 where = ", ".join(str(number) for number in broken[:5]) + (", …" if len(broken) > 5 else "")
                 self.notes.append(
@@ -226,7 +226,7 @@ class RunFolder:
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Rename a damaged checkpoint, so that it no longer looks like a checkpoint; returns its new path."""
-        target = _unused(self.checkpoints / f"{DAMAGED}{checkpoint.name}")
+        target = unused(self.checkpoints / f"{DAMAGED}{checkpoint.name}")
         os.replace(checkpoint, target)
         return target
 
@@ -251,7 +251,7 @@ def read_lines(file: Path) -> tuple[list[tuple[str, dict[str, Any]]], list[int]]
     return records, broken
 
 
-def _unused(path: Path) -> Path:
+def unused(path: Path) -> Path:
     """This path, or if it exists, the path with a number."""
     names = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in count(1))
     return next(name for name in names if not name.exists())

@@ -1,0 +1,38 @@
+"""`flowgrpo export`: the trained weights of a run as a folder of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .output import output_folder, say
+from .trusting import TrustOption, trust_run
+
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        help="For a run, take a checkpoint: `latest`, or the number of iterations before it, such as 40. With its "
+        "averaged weights, if the run has them."
+    ),
+]
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run folder, finished or not.")],
+    out: Annotated[Path, typer.Option(help="New folder for the weights.")],
+    checkpoint: CheckpointOption = None,
+    trust: TrustOption = False,
+) -> None:
+    """Write the trained weights of a run into a folder that plain diffusers (text: transformers) loads.
+
+    The folder is what a finished run has as `lora`, `pipeline` or `model`. Without `--checkpoint`, it is the result of
+    the finished run.
+    """
+    output_folder(out)
+    trust_run(trust, [run], {str(run / "config.yaml"): False})
+    from ..inference.exporting import export_weights
+
+    export_weights(str(run), out, checkpoint=checkpoint)
+    say(f"written to {out}")

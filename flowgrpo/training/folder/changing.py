@@ -1,0 +1,180 @@
+"""What a run may change when it goes on, and the recipes that it has had.
+
+A run that goes on with other rewards or another learning rate follows no recipe. So `resume` changes only what says how
+long the run is, how it is evaluated, and what it writes. `recipes/iter-NNNNNN/config.yaml` in the run folder is the
+recipe from iteration N on. The folder is made at the first change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ...configs.load import dump_recipe, load_recipe
+from ...configs.schema import AnyRecipe
+from ...configs.yaml_text import parse_yaml, read_text
+from ..updating import learning_rate
+from .checkpoint import LAST
+from .files import write_text
+from .run_folder import RunFolder, unused
+
+RUN_KEYS = (
+    "run.iterations", "run.checkpoint_every", "run.checkpoint_minutes", "run.keep", "run.sample_every", "run.trackers",
+)  # fmt: skip
+BATCHES = {
+    "images": ("rollout.batch", "rollout.decode_batch", "rollout.chunk", "rollout.store"),
+    "text": ("rollout.batch", "rollout.tokens"),
+}
+"""Keys of memory, by task. They change results only by rounding."""
+EVALUATION = "evaluate"
+_ITERATION = re.compile(r"iter-(\d{1,8})")
+_UNDONE = "undone-"
+
+
+def changeable(recipe: AnyRecipe) -> list[str]:
+    """The keys that a run of this recipe may change when it goes on."""
+    batches = BATCHES[recipe.task]
+    if recipe.optimizer.cut == "edges":
+        # The batches of trained states are dealt out to the updates.
+        batches = tuple(key for key in batches if key not in ("rollout.batch", "rollout.chunk"))
+    return [*RUN_KEYS, f"{EVALUATION}.*", *batches]
+
+
+def with_changes(run: RunFolder, words: Sequence[str]) -> AnyRecipe:
+    """The recipe of a run with `key=value` overrides. Nothing is written.
+
+    Args:
+        run: the run.
+        words: overrides, as `load_recipe` takes them.
+
+    Raises:
+        ValueError: a key may not change, or the run would be shorter than it is already.
+    """
+    recipe = load_recipe(run.config)
+    allowed = changeable(recipe)
+    keys = [word.partition("=")[0].strip() for word in words]
+    if refused := [key for key in keys if not _allowed(key, allowed)]:
+        why = (
+            "would deal out the trained states to other updates, because optimizer.cut is edges"
+            if any(key in BATCHES[recipe.task] for key in refused)
+            else "would change what the run is, in the middle of it"
+        )
+        raise ValueError(
+            f"{', '.join(refused)} {why}. These keys may change: {', '.join(allowed)}. For anything else begin a new "
+            f"run: `flowgrpo train {run.config} KEY=VALUE --out NEW`"
+        )
+    changed = load_recipe(run.config, words)
+    done = max((_number(path) for path in run.list_checkpoints()), default=0)
+    if changed.run.iterations < done:
+        raise ValueError(
+            f"run.iterations is {changed.run.iterations}, and {done} iterations of {run.path} are done; give {done} or "
+            "more"
+        )
+    return changed
+
+
+def _allowed(key: str, allowed: Sequence[str]) -> bool:
+    return key in (*allowed, EVALUATION) or key.startswith((f"{EVALUATION}.", "run.trackers."))
+
+
+def adopt(run: RunFolder, iteration: int, checkpoint: Path | None, recipe: str) -> None:
+    """Let a recipe hold from an iteration on: keep the recipe before it, and write `config.yaml`, if they differ.
+
+    Args:
+        run: the run; this process is its only writer.
+        iteration: the next iteration. What was done at or after it is done again.
+        checkpoint: the checkpoint before this iteration; None if the run begins again.
+        recipe: the recipe, as YAML.
+    """
+    kept = dict(_recipes(run))
+    for start in [start for start in kept if start > iteration]:
+        _set_aside(kept.pop(start))
+    if kept:
+        before = kept[max(kept)]
+    else:
+        before = run.config if checkpoint is None else checkpoint / run.config.name
+    if parse_yaml(read_text(before), str(before)) != parse_yaml(recipe, str(run.config)):
+        old = read_text(before)
+        if iteration in kept:
+            _set_aside(kept[iteration])
+        elif not kept:
+            first = _write(run, 0, old)
+            if iteration == 0:
+                _set_aside(first)
+        if iteration > 0 or kept:
+            _write(run, iteration, recipe)
+    # A file that was edited by hand stays as it is.
+    if dump_recipe(load_recipe(run.config, rewards=False)) != recipe:
+        write_text(run.config, recipe)
+
+
+def former_ends(run: RunFolder) -> set[int]:
+    """Iterations after which the run had ended, before it was made longer."""
+    return {start for (_, before), (start, _) in pairwise(_recipes(run)) if _length(before) == start}
+
+
+def first_checkpoint(run: RunFolder) -> int:
+    """A number of iterations after which some checkpoint was written, whichever of its recipes the run had."""
+    now = load_recipe(run.config, rewards=False).run
+    found = [now.checkpoint_every, now.iterations]
+    for _, file in _recipes(run):
+        found += [int(value) for key in ("checkpoint_every", "iterations") if (value := _of_run(file).get(key))]
+    return min(found)
+
+
+def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[str]:
+    """A sentence on the learning rate, if it depends on the length of the run and the length has changed.
+
+    Args:
+        before: the recipe before the change.
+        recipe: the recipe from now on.
+        iteration: the next iteration.
+    """
+    length, optimizer = _length(before), recipe.optimizer
+    if optimizer.schedule == "constant" or length in (None, recipe.run.iterations):
+        return
+    old = recipe.model_copy(update={"run": recipe.run.model_copy(update={"iterations": length})})
+    taken = iteration * optimizer.epochs * optimizer.updates
+    yield (
+        f"optimizer.schedule {optimizer.schedule} falls over {recipe.run.iterations} iterations from now on: the "
+        f"learning rate goes on at {learning_rate(recipe, taken):.3g}; over {length} iterations it would go on at "
+        f"{learning_rate(old, taken):.3g}. Iterations that are done keep the rates that they had"
+    )
+
+
+def _recipes(run: RunFolder) -> Iterator[tuple[int, Path]]:
+    """The recipes of a run that has changed, each with the iteration from which it holds, in this order."""
+    files = ((_ITERATION.fullmatch(file.parent.name), file) for file in (run.path / "recipes").glob("*/config.yaml"))
+    yield from sorted((int(match[1]), file) for match, file in files if match)
+
+
+def _of_run(file: Path) -> dict[str, Any]:
+    """The section `run` of a recipe that the run folder keeps; it is read as plain values, and no code of it runs."""
+    recipe = parse_yaml(read_text(file), str(file))
+    found = recipe.get("run") if isinstance(recipe, dict) else None
+    return {key: value for key, value in (found or {}).items() if isinstance(value, int) and 0 < value <= LAST}
+
+
+def _length(file: Path) -> int | None:
+    return _of_run(file).get("iterations")
+
+
+def _write(run: RunFolder, iteration: int, recipe: str) -> Path:
+    folder = run.path / "recipes" / f"iter-{iteration:06d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / run.config.name, recipe)
+    return folder / run.config.name
+
+
+def _set_aside(file: Path) -> None:
+    """Rename a recipe whose iterations are done again."""
+    os.replace(file.parent, unused(file.parent.with_name(f"{_UNDONE}{file.parent.name}")))
+
+
+def _number(checkpoint: Path) -> int:
+    match = _ITERATION.fullmatch(checkpoint.name)
+    return int(match[1]) if match else 0
