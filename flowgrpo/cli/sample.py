@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..training.text.text_policy import Completions
 
 ONLY = {
-    "images": ("steps", "noise"),
+    "images": ("steps", "noise", "animation", "fps"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),
 }
 """Options of `flowgrpo sample` that belong to one task."""
@@ -46,6 +46,12 @@ def sample(
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
     ] = None,
+    animation: Annotated[
+        Path | None, typer.Option(help="Videos: also write a .mp4, .webm, .webp or .gif; one for each sample.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(help="--animation: frames a second, 0.1 to 240; by default as in the call, or 16.")
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Text: 0 or more; 0 takes the likeliest token; by default as in the run, or 1."),
@@ -73,14 +79,17 @@ def sample(
 ) -> None:
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
-        "steps": steps, "noise": noise, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "max_tokens": max_tokens,
+        "steps": steps, "noise": noise, "animation": animation, "fps": fps, "temperature": temperature,
+        "top_p": top_p, "top_k": top_k, "max_tokens": max_tokens,
     }  # fmt: skip
     keys = {
         "model.dtype": dtype, "evaluate.steps": steps, "generation.top_p": top_p, "generation.top_k": top_k,
         "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
+    output_folder(None if animation is None else animation.parent)
+    if fps is not None and animation is None:
+        raise ValueError("--fps is the rate of a video; name the video with --animation, or leave --fps out")
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): False})
     _check_run(model)
     # typer's `min` accepts "nan" in some versions.
@@ -95,8 +104,9 @@ def sample(
         from ..inference.inference import sample_images
 
         for path in sample_images(
-            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base, say=say
-        ):
+            model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
+            animation=animation, fps=fps, say=say,
+        ):  # fmt: skip
             say(str(path))
         return
     from ..inference.text_inference import sample_texts

@@ -24,6 +24,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from ..training.text.text_task import TextTask
+from .animations import Animation
 from .opening import ImageModel, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
 
@@ -62,6 +63,8 @@ def sample_images(
     noise: int | None = None,
     overrides: Sequence[str] = (),
     base: bool = False,
+    animation: Path | None = None,
+    fps: float | None = None,
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
@@ -79,10 +82,13 @@ def sample_images(
         noise: seed of the generator of the initial noise, as in `samples/index.jsonl` of a run.
         overrides: changed keys of the run's recipe, or of the defaults if the model is not a run.
         base: for a run, use the model before training.
+        animation: file of a video, see `Animation`; the frames of a PNG file stand side by side.
+        fps: frames a second of the video; by default as the call says.
         say: called with lines that say what is done.
 
     Raises:
-        ValueError: a file with the name of an image exists, or `noise` is given with several images of a prompt.
+        ValueError: a file with the name of an image exists, `noise` is given with several images of a prompt, or there
+            is an `animation` and the model makes images.
     """
     if noise is not None and count != 1:
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
@@ -91,6 +97,7 @@ def sample_images(
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
+    moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
     say(f"{len(paths)} image(s) by {model}: {how(recipe)}")
     opened = open_images(model, recipe, base=base)
@@ -105,6 +112,8 @@ def sample_images(
     out.mkdir(parents=True, exist_ok=True)
     for path, place in zip(paths, places, strict=True):
         save_image(path, images[place])
+    if moving is not None:
+        moving.write([images[place] for place in places], opened.call, say)
     return paths
 
 
