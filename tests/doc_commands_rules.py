@@ -30,6 +30,7 @@ from flowgrpo.configs.schema import AnyRecipe, Recipe
 from flowgrpo.gallery.vote_server import VoteServer
 from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import conform as conformance
+from flowgrpo.pipelines.conformance.videos import VIDEOS
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
 from flowgrpo.training.planning import levels_of, planner
@@ -143,9 +144,20 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
     return ["run.iterations=3" if word.startswith("run.iterations=") else word for word in words]
 
 
+def _put_film_model(reader: Reader) -> list[str]:
+    """Write a tiny model of videos into the folder `film`; returns the words that call it."""
+    tiny = VIDEOS["WanPipeline"]
+    tiny.fresh().save_pretrained(reader.home / "film")
+    keys = {**{f"model.call.{name}": value for name, value in tiny.call.items()}, "evaluate.steps": 2}
+    return [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+
+
 @rule("sample")
 def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
-    model = given(["sample"], words)["model"]
+    asked = given(["sample"], words)
+    model = asked["model"]
+    if asked["animation"] is not None:
+        return [*("film" if word == model else word for word in words), *_put_film_model(reader)]
     put = put_model(reader, model)
     return [put if word == model else word for word in words]
 

@@ -34,6 +34,7 @@ PACKAGES = {
     "parts": {"pydantic", "pydantic_core"},
     "core": {"torch"},
     "intake": set(),
+    "media": {"PIL", "av"},
     "votes": set(),
     "samplers": {"torch"},
     "configs": {"pydantic", "pydantic_core", "yaml"},

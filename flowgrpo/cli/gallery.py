@@ -20,7 +20,12 @@ def gallery(
     every: Annotated[float, typer.Option(help="--watch: seconds between readings, 0.2 to 86400.")] = 5.0,
     single: Annotated[Path | None, typer.Option(help="Write the whole gallery as this one HTML file.")] = None,
     sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet (PNG).")] = None,
-    animation: Annotated[Path | None, typer.Option(help="Write an animated comparison (.webp or .gif).")] = None,
+    animation: Annotated[
+        Path | None, typer.Option(help="Write an animated comparison (.webp, .gif, .mp4, .webm).")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(help="Videos: frames a second, 0.1 to 240; by default as in the call, or 16.")
+    ] = None,
     dataset: Annotated[Path | None, typer.Option(help="Write a folder that Hugging Face datasets reads.")] = None,
     reward: Annotated[
         str | None, typer.Option(help="Sheet, animation: the reward that orders the prompts; by default the first.")
@@ -51,10 +56,13 @@ def gallery(
     from ..gallery.build import build_gallery
     from ..gallery.exports import write_animation, write_dataset, write_sheet, write_single
     from ..gallery.watch import watch as follow
+    from ..media.video import check_rate
 
     # typer's `min` accepts "nan" in some versions.
     if not 0.2 <= every <= 86400:
         raise ValueError(f"--every is {every}; give seconds from 0.2 to 86400")
+    if fps is not None:
+        check_rate(fps, "--fps")
     output_folder(out)
     trust_run(trust, [*runs, out])
     for path in (single, sheet, animation, dataset, vote_dataset):
@@ -65,16 +73,16 @@ def gallery(
     if animation is not None:
         exports.append(write_animation(runs, animation, reward, order, count))
     if single is not None:
-        exports.append(write_single(runs, single))
+        exports.append(write_single(runs, single, fps))
     if dataset is not None:
         exports.append(write_dataset(runs, dataset))
     for path in exports:
         say(str(path))
     voting = vote or report or vote_dataset is not None
     if watch:
-        say(str(follow(runs, out, lambda: time.sleep(every), say, link=link)))
+        say(str(follow(runs, out, lambda: time.sleep(every), say, link=link, fps=fps)))
     elif out is not None or not (exports or voting):
-        say(str(build_gallery(runs, out, link=link)))
+        say(str(build_gallery(runs, out, link=link, fps=fps)))
     if not watch and (exports or out is not None or not voting):
         _say_notes(runs)
     if voting:

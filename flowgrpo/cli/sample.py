@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..training.text.text_policy import Completions
 
 ONLY = {
-    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale"),
+    "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),
 }
 """Options of `flowgrpo sample` that belong to one task."""
@@ -63,6 +63,12 @@ def sample(
     noise: Annotated[
         int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
     ] = None,
+    animation: Annotated[
+        Path | None, typer.Option(help="Videos: also write a .mp4, .webm, .webp or .gif; one for each sample.")
+    ] = None,
+    fps: Annotated[
+        float | None, typer.Option(help="--animation: frames a second, 0.1 to 240; by default as in the call, or 16.")
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Text: 0 or more; 0 takes the likeliest token; by default as in the run, or 1."),
@@ -91,8 +97,8 @@ def sample(
     """Sample images or completions with a model, base or trained, in the same way as its run evaluates it."""
     given = {
         "steps": steps, "noise": noise, "height": height, "width": width, "guidance": guidance,
-        "lora_scale": lora_scale, "temperature": temperature, "top_p": top_p, "top_k": top_k,
-        "max_tokens": max_tokens,
+        "lora_scale": lora_scale, "animation": animation, "fps": fps, "temperature": temperature, "top_p": top_p,
+        "top_k": top_k, "max_tokens": max_tokens,
     }  # fmt: skip
     keys = {
         "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
@@ -100,6 +106,9 @@ def sample(
         "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
+    output_folder(None if animation is None else animation.parent)
+    if fps is not None and animation is None:
+        raise ValueError("--fps is the rate of a video; name the video with --animation, or leave --fps out")
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): False})
     _check_run(model)
     one_model(base, checkpoint)
@@ -120,7 +129,7 @@ def sample(
 
         for path in sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
-            checkpoint=checkpoint, lora_scale=lora_scale, say=say,
+            checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, say=say,
         ):  # fmt: skip
             say(str(path))
         return

@@ -16,19 +16,25 @@ from typing import Any
 from urllib.parse import quote
 
 from ..intake.links import check_links
+from .clips import frame_counts, make_videos, video_file, videos_in
 from .page_files import MARKER, copy_file, previous_files, remove_stale, write_bytes, write_marker
 from .pages import inline_json, script, site_files
 from .run_reading import Run, read_run
 from .thumbnails import CACHE, Thumbnail, Thumbnails
 
 SCRIPTS = (
-    "elements.js", "store.js", "view.js", "order.js", "texts.js", "frames.js", "cards.js", "controls.js", "picture.js",
-    "tree.js", "charts.js", "curves.js", "page.js",
+    "elements.js", "store.js", "view.js", "order.js", "texts.js", "players.js", "frames.js", "marks.js", "cards.js",
+    "controls.js", "picture.js", "tree.js", "charts.js", "curves.js", "page.js",
 )  # fmt: skip
 
 
 def build_gallery(
-    runs: Path | Sequence[Path], out: Path | None = None, *, link: bool = False, live: bool = False
+    runs: Path | Sequence[Path],
+    out: Path | None = None,
+    *,
+    link: bool = False,
+    live: bool = False,
+    fps: float | None = None,
 ) -> Path:
     """Write the gallery of runs, finished or still running, and return the path of its `index.html`.
 
@@ -40,6 +46,7 @@ def build_gallery(
             Any other folder gets copies of the images, and can be published by itself.
         link: do not copy images; the page in `out` shows the images in the runs' folders.
         live: the page looks for newer data every few seconds.
+        fps: frames a second of videos; by default as the call of the run's recipe says.
 
     Raises:
         ValueError: a folder is no run or has no samples, a record is malformed, some runs are of images and some of
@@ -54,7 +61,7 @@ def build_gallery(
     assert out is not None
     contents = read_runs(folders)
     check_links(out)
-    previous = previous_files(out) | _thumbnails_in(out)
+    previous = previous_files(out) | _thumbnails_in(out) | videos_in(out)
     remove_stale(out)
     # Files are listed before they are written, so that the next build knows a build that was cut short, and cleans up.
     out.mkdir(parents=True, exist_ok=True)
@@ -69,10 +76,12 @@ def build_gallery(
     bases = [f"samples/{number}/" if copying else samples_url(run, out) for number, run in enumerate(contents)]
     thumbnails = Thumbnails(out)
     images = make_thumbnails(thumbnails, contents)
-    data = site_files(contents, images, bases, live)
+    videos = make_videos(out, contents, images, fps)
+    data = site_files(contents, images, bases, live, videos, places_from(out, contents))
     files = {f"data/{name}.js": script(name, part) for name, part in data.items()}
     thumbs = {thumbnail.file for of_run in images for thumbnail in of_run.values() if thumbnail}
-    wanted = {"index.html", CACHE, *copies, *files, *thumbs}
+    clips = {video_file(name) for of_run in videos for name in of_run.values()}
+    wanted = {"index.html", CACHE, *copies, *files, *thumbs, *clips}
     write_marker(out, wanted | previous)
     thumbnails.save()
     for name, source in copies.items():
@@ -108,7 +117,8 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def make_thumbnails(thumbnails: Thumbnails, runs: Sequence[Run]) -> list[dict[str, Thumbnail | None]]:
     """For each run, the thumbnails by `Sample.image`."""
     images = [image_names(run) for run in runs]
-    made = thumbnails.make(run.samples / name for run, of_run in zip(runs, images) for name in of_run)
+    frames = {run.samples / name: count for run in runs for name, count in frame_counts(run).items()}
+    made = thumbnails.make((run.samples / name for run, of_run in zip(runs, images) for name in of_run), frames)
     return [{name: made[run.samples / name] for name in of_run} for run, of_run in zip(runs, images)]
 
 
@@ -122,6 +132,23 @@ def samples_url(run: Run, out: Path) -> str:
     return quote(os.path.relpath(run.samples.resolve(), out.resolve()).replace(os.sep, "/")) + "/"
 
 
+def places_from(page: Path, runs: Sequence[Run]) -> list[str | None]:
+    """Relative URLs of the working directory and of the runs as seen from the folder of a page, ending in a slash.
+
+    A page that is opened from disk makes paths for commands of them. They are relative, so that a page that is
+    published does not tell where on a machine it was made. A place on another drive has none.
+    """
+
+    def seen(folder: Path) -> str | None:
+        try:
+            way = os.path.relpath(folder.resolve(), page.resolve()).replace(os.sep, "/")
+            return quote(way, errors="surrogateescape") + "/"
+        except ValueError:
+            return None
+
+    return [seen(Path()), *(seen(run.folder) for run in runs)]
+
+
 def render(embedded: dict[str, Any] | None = None) -> str:
     """The page. With `embedded` (data by file name), the page contains its data and loads no file."""
     here = resources.files(__package__)
@@ -131,7 +158,7 @@ def render(embedded: dict[str, Any] | None = None) -> str:
     own, images = ("", "data:") if embedded is not None else ("'self' file: ", "'self' file:")
     parts = {
         "policy": (
-            f"default-src 'none'; img-src {images}; style-src '{_digest(style)}'; "
+            f"default-src 'none'; img-src {images}; media-src {images}; style-src '{_digest(style)}'; "
             f"script-src {own}'{_digest(code)}'; base-uri 'none'; form-action 'none'"
         ),
         "style": style,

@@ -42,6 +42,7 @@ async function showCards() {
   if (turn !== cards.shows) return;
   cards.shown = found;
   cards.sets = chosen.sets;
+  drawChosen();
   await drawCards(turn);
 }
 
@@ -81,8 +82,9 @@ function card(end, details) {
   const kind = row.only ? "same" : direction(gainOf(before, after, rewardIndex()));
   const passages = () => el("div", { class: cells.length === 1 ? "frames one" : "frames" },
     ...cells.map((cell, at) => passage(cell, at, details, 400)));
-  return el("article", { class: `pair ${kind}` }, el("h3", {}, title),
-    details ? passages() : pictures(row, cells, [], open), scoreTable(before, after),
+  const head = el("div", { class: "head" }, pickBox(row), el("h3", {}, title), starButton(row));
+  return el("article", { class: `pair ${kind}` }, head,
+    details ? passages() : pictures(row, cells, [], open), scoreTable(before, after), noteField(row),
     el("p", { class: "about muted small" }, ...about.map((text) => el("span", {}, text))));
 }
 
@@ -95,6 +97,7 @@ async function drawCards(turn) {
   const part = cards.shown.slice(start, start + PAGE);
   const { text, noted } = store.site;
   byId("pairs").classList.toggle("wide", state.phase === "eval" && cards.sets.length > 2);
+  byId("pairs").classList.toggle("moving", store.site.video);
   let nodes = text ? [] : part.map((end) => card(end, null));
   if (!text) byId("pairs").replaceChildren(...nodes);
   countCards(start, part.length, pages, page);
@@ -116,7 +119,7 @@ async function drawCards(turn) {
 
 function countCards(start, length, pages, page) {
   const total = cards.shown.length;
-  const kind = state.phase === "train" || state.a === state.b ? (store.site.text ? "completion" : "image") : "pair";
+  const kind = state.phase === "train" || state.a === state.b ? itemWord() : "pair";
   byId("count").textContent = total
     ? `${plural(total, kind)}${pages > 1 ? `, showing ${start + 1} to ${start + length}` : ""}`
     : "Nothing matches. Shorten the search or remove a filter.";

@@ -26,6 +26,7 @@ function entry(label, key, attributes) {
 
 function changed(redraw) {
   settleReward();
+  nameBounds();
   state.p = "1";
   remember();
   if (redraw) drawControls();
@@ -80,9 +81,21 @@ function drawControls() {
       ...(rewards.length > 1 ? [["cheating", "gained while a guard fell"]] : [])], "show") : null,
     ...columnChoices(),
     seeds.length > 1 && seeds.length <= 200 ? choose("Seed", [["", "all"], ...seeds.sort(collator.compare).map((seed) => [seed, seed])], "seed") : null,
-    rewards.length ? entry("From", "min", { inputmode: "decimal", placeholder: "lowest" }) : null,
-    rewards.length ? entry("To", "max", { inputmode: "decimal", placeholder: "highest" }) : null,
+    choose("Mine", [["", "all"], ["starred", "favourites"], ["noted", "with my note"]], "mine"),
+    rewards.length ? entry("", "min", { inputmode: "decimal", placeholder: "lowest", "data-bound": "from" }) : null,
+    rewards.length ? entry("", "max", { inputmode: "decimal", placeholder: "highest", "data-bound": "to" }) : null,
   ].filter(Boolean));
+  nameBounds();
+}
+
+// The two fields that bound a score say which score it is: the score of the samples that "After" names.
+function nameBounds() {
+  for (const input of document.querySelectorAll("#controls [data-bound]")) {
+    const label = input.closest("label");
+    const text = `${state.reward} ${input.dataset.bound}`;
+    label.querySelector("span").textContent = text;
+    label.title = `${input.dataset.bound === "from" ? "Only samples with at least this score" : "Only samples with at most this score"}: ${state.reward}`;
+  }
 }
 
 function blinkButton() {

@@ -1,6 +1,4 @@
 
-const curvesData = { drawn: null };
-
 // Values of a metric of a run, with their places on the chosen axis. An evaluation comes before its iteration's work.
 function metricOf(run, curves, key) {
   const { iterations, series } = curves.metrics;
@@ -44,6 +42,14 @@ async function peekAt(one, at) {
   await peek(`${kind} samples, ${sourceName(info)}`, set.pairs.map((_, index) => ({ set, at: index })));
 }
 
+// A curve that does not move, such as a ratio that is 1 by construction, is said in words.
+function still(title, series) {
+  const known = series.flatMap((one) => one.values).filter((value) => value !== null);
+  if (!known.length) return null;
+  const [low, high] = [Math.min(...known), Math.max(...known)];
+  return high - low <= 1e-9 * Math.max(Math.abs(high), Math.abs(low)) ? el("span", {}, `${title} ${number(high)}`) : null;
+}
+
 function rewardCharts(all, unit) {
   const keys = [...new Set(all.flatMap((curves) => curves.metrics.series.map(([key]) => key)))];
   const named = [...new Set(keys.filter((key) => /^(reward|eval)\//.test(key)).map((key) => key.replace(/^\w+\//, "")))];
@@ -52,7 +58,12 @@ function rewardCharts(all, unit) {
     return series.length ? chart(title, series, { whole: state.axis !== "time", unit, seen: (one, at) => guarded(peekAt(one, at)) }) : null;
   };
   const label = (run, kind) => (store.site.runs.length > 1 ? `${runName(run)}, ${kind}` : kind);
-  const main = named.sort((a, b) => (b === "total") - (a === "total")).map((name) => draw(name, all.flatMap((curves, run) => {
+  // With a single reward of weight 1, the total is this reward once more.
+  const alike = (a, b) => a && b && a.values.every((value, at) => value === b.values[at]);
+  const trained = keys.filter((key) => key.startsWith("reward/") && key !== "reward/total");
+  const repeats = (name) => name === "total" && trained.length === 1 && !keys.includes("eval/total")
+    && all.every((curves, run) => alike(metricOf(run, curves, "reward/total"), metricOf(run, curves, trained[0])));
+  const main = named.filter((name) => !repeats(name)).sort((a, b) => (b === "total") - (a === "total")).map((name) => draw(name, all.flatMap((curves, run) => {
     const [train, held] = [metricOf(run, curves, `reward/${name}`), metricOf(run, curves, `eval/${name}`)];
     return [train && { ...train, label: label(run, "training") }, held && { ...held, dots: true, label: label(run, "held-out") }];
   })));
@@ -62,8 +73,10 @@ function rewardCharts(all, unit) {
     const near = key === "ratio/mean" && parts.every((one) => !one || one.values.every((value) => value === null || Math.abs(value - 1) < 1e-3));
     const shown = parts.map((one, run) => one && { ...one, label: runName(run),
       values: near ? one.values.map((value) => (value === null ? null : value - 1)) : one.values });
+    const drawn = shown.filter((one) => one?.values.some((value) => value !== null));
+    const constant = still(near ? `${key} − 1` : key, drawn);
     return [/^(ratio\b|clip_share|approx_kl|kl\b|grad_norm|(length|truncated|entropy|sampler_gap)$)/.test(key),
-      draw(near ? `${key} − 1` : key, shown)];
+      constant ?? draw(near ? `${key} − 1` : key, shown)];
   });
   return { main: main.filter(Boolean), learning: others.filter(([first]) => first).map(([, one]) => one).filter(Boolean),
     rest: others.filter(([first]) => !first).map(([, one]) => one).filter(Boolean) };
@@ -102,7 +115,7 @@ function diversityCharts(all) {
       return { run, dots: true, colour: store.site.runs.length > 1 ? undefined : phase === "eval" ? "held" : "trained", iterations: own.map((group) => group.iteration),
         label: store.site.runs.length > 1 ? `${runName(run)}, ${kind}` : kind, xs: own.map((group) => group.iteration), values: own.map(value) };
     })).filter((one) => one.values.length);
-    return series.length ? chart(title, series, {}) : null;
+    return series.length ? still(title, series) ?? chart(title, series, {}) : null;
   };
   const looks = store.site.text ? "share of distinct completions" : "how far images differ";
   return [draw(looks, (group) => group.looks),
@@ -132,7 +145,7 @@ function stepCharts(all) {
       const values = xs.map((step) => mean(entries.filter(([, other]) => other === step).map(([, , found]) => measure(found)).filter((value) => value !== null)));
       return { run, label, colour, xs, values, dots: true };
     }).filter((one) => one.values.some((value) => value !== null));
-    return series.length ? chart(title, series, {}) : null;
+    return series.length ? still(title, series) ?? chart(title, series, {}) : null;
   }).filter(Boolean);
 }
 
@@ -176,7 +189,9 @@ function axisChoice(all) {
 
 function block(title, children, open = true) {
   if (!children.length) return null;
-  const inner = el("div", { class: "charts" }, ...children);
+  const words = children.filter((child) => child.tagName === "SPAN");
+  const inner = el("div", {}, el("div", { class: "charts" }, ...children.filter((child) => child.tagName !== "SPAN")),
+    words.length ? el("p", { class: "muted small still" }, "Without change: ", ...words) : null);
   return open ? el("section", {}, el("h2", {}, title), inner)
     : el("details", { class: "more" }, el("summary", {}, title), inner);
 }

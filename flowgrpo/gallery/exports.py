@@ -10,7 +10,9 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .build import make_thumbnails, read_runs, render
+from ..media.video import check_video, frames_of, write_video
+from .build import make_thumbnails, places_from, read_runs, render
+from .clips import make_videos, video_file
 from .export_rows import Row, choose, rows_of
 from .page_files import write_new
 from .pages import names, site_files
@@ -20,7 +22,6 @@ from .thumbnails import Thumbnails
 
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text
 PAPER, INK, QUIET = "#ffffff", "#1b2023", "#5c666c"
-SUFFIXES = {".gif": "GIF", ".webp": "WEBP"}
 
 
 def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
@@ -53,16 +54,15 @@ def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: 
 
 
 def write_animation(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
-    """Write an animated comparison (WebP or GIF) of the chosen prompts and seeds, in a grid.
+    """Write an animated comparison (WebP, GIF, MP4 or WebM) of the chosen prompts and seeds, in a grid.
 
     The first frame shows the samples of the base model. Then each run has a frame with its last samples.
 
     Raises:
         ValueError: see `choose`; or the runs are of text; or the file exists or has another suffix.
+        ImportError: the format needs a package that is not there.
     """
-    kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise ValueError(f"an animation is a .webp or .gif file; name it {path.with_suffix('.webp')}")
+    check_video(path)
     runs, rows = _chosen(folders, reward, order, count)
     labels = ["base", *(_label(run) for run in runs)]
     across = min(len(rows), 6)
@@ -77,12 +77,13 @@ def write_animation(folders: Sequence[Path], path: Path, reward: str | None, ord
             left, top = place % across * (CELL + GAP), place // across * (CELL + GAP)
             frame.paste(_cell(row.shots[column], run), (GAP + left, GAP + LINE + top))
         frames.append(frame)
-    rest: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 1000, "loop": 0}
-    return write_new(path, lambda file: frames[0].save(file, kind, **rest))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_video(path, frames, rate=1)
+    return path
 
 
-def write_single(folders: Sequence[Path], path: Path) -> Path:
-    """Write the whole gallery as one HTML file; images are included as thumbnails only.
+def write_single(folders: Sequence[Path], path: Path, fps: float | None = None) -> Path:
+    """Write the whole gallery as one HTML file; images are included as thumbnails only, and videos whole.
 
     Raises:
         ValueError: see `build_gallery`; or the file exists.
@@ -90,10 +91,14 @@ def write_single(folders: Sequence[Path], path: Path) -> Path:
     runs = read_runs(folders)
     with tempfile.TemporaryDirectory() as folder:
         images = make_thumbnails(Thumbnails(Path(folder)), runs)
+        videos = make_videos(Path(folder), runs, images, fps)
         files = {found.name: found.file for of_run in images for found in of_run.values() if found}
-        thumbs = [[name, base64.b64encode((Path(folder) / file).read_bytes()).decode()] for name, file in files.items()]
-    data = site_files(runs, images, ["" for _ in runs], live=False)
-    page = render({**data, "thumbs": {"images": thumbs}})
+        clips = {name: video_file(name) for of_run in videos for name in of_run.values()}
+        thumbs, moving = (
+            [[name, _text_of(Path(folder) / file)] for name, file in some.items()] for some in (files, clips)
+        )
+    data = site_files(runs, images, ["" for _ in runs], False, videos, places_from(path.parent, runs))
+    page = render({**data, "thumbs": {"images": thumbs, "videos": moving}})
     return write_new(path, lambda file: file.write_bytes(page.encode()))
 
 
@@ -144,6 +149,10 @@ def write_dataset(folders: Sequence[Path], path: Path) -> Path:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def _text_of(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()
+
+
 def _chosen(folders: Sequence[Path], reward: str | None, order: str, count: int) -> tuple[list[Run], list[Row]]:
     runs = read_runs(folders)
     if runs[0].text:
@@ -158,13 +167,15 @@ def _label(run: Run) -> str:
 
 
 def _cell(shot: Sample | None, run: Run) -> Image.Image:
-    """The image within a square, or an empty square if there is no readable image."""
+    """The image, or the first frame of a video, within a square; an empty square if there is no readable image."""
     cell = Image.new("RGB", (CELL, CELL), "#eef1f2")
     if shot is None or shot.image is None:
         return cell
     try:
         with Image.open(run.samples / shot.image) as opened:
             image = opened.convert("RGBA")
+        if not image.width % shot.frames:
+            image = frames_of(image, shot.frames)[0]
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return cell
     scale = CELL / max(image.size)

@@ -1,9 +1,10 @@
 
-// The picture of a sample: its thumbnail, or with `file` the image itself.
-function picture(row, cell, file = null, label = sourceName(cell.set)) {
+// The picture of a sample: its thumbnail, or with `file` the image itself. A video plays.
+function picture(row, cell, file = null, controls = false) {
+  const alt = `${sourceName(cell.set)}, seed ${row.seed}: ${row.prompt}`;
+  if (videoOf(cell)) return player(cell, alt, controls);
   const source = file && !store.thumbs ? store.site.runs[cell.set.run].base + file : thumbOf(cell);
   if (!source) return el("span", { class: "absent" }, "no image");
-  const alt = `${label}, seed ${row.seed}: ${row.prompt}`;
   const image = el("img", { loading: "lazy", decoding: "async", alt, draggable: "false" });
   image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 160));
   image.addEventListener("error", () => {
@@ -24,7 +25,8 @@ function sideBySide(row, cells, files, open) {
   const figures = cells.map((cell, at) => {
     if (!cell) return el("figure", {}, el("span", { class: "frame" }, el("span", { class: "absent" }, "not sampled")));
     // The prompt opens the same view, so the images need no tab stop.
-    const frame = open ? button(picture(row, cell, files[at]), open, { class: "frame", tabindex: -1 })
+    const frame = videoOf(cell) ? el("span", { class: "frame moving" }, picture(row, cell, files[at], true))
+      : open ? button(picture(row, cell, files[at]), open, { class: "frame", tabindex: -1 })
       : el("span", { class: "frame" }, picture(row, cell, files[at]));
     return el("figure", {}, frame, caption(cell, cells.length > 2)); // with two cells, the table below gives the scores
   });
@@ -33,9 +35,11 @@ function sideBySide(row, cells, files, open) {
 
 // The later image over the earlier one, uncovered by a slider.
 function slider(row, [before, after], files) {
-  const top = el("span", { class: "over" }, picture(row, after, files[1]));
+  const [under, over] = [picture(row, before, files[0]), picture(row, after, files[1])];
+  inStep(over, under);
+  const top = el("span", { class: "over" }, over);
   const edge = el("span", { class: "edge" });
-  const frame = el("span", { class: "frame stack" }, picture(row, before, files[0]), top, edge);
+  const frame = el("span", { class: "frame stack" }, under, top, edge);
   const range = el("input", { type: "range", min: 0, max: 100, value: 50, step: 1,
     "aria-label": `Share of ${sourceName(before.set)} that is shown` });
   const move = () => {
@@ -60,8 +64,9 @@ function slider(row, [before, after], files) {
 // Shows the two images in turn at the same place: by pointer, by click, or all at once (key B, or the Blink button).
 function blinker(row, [before, after], files) {
   const label = el("figcaption", {});
-  const frame = el("button", { type: "button", class: "frame stack blink" }, picture(row, before, files[0]),
-    el("span", { class: "over" }, picture(row, after, files[1])));
+  const [under, over] = [picture(row, before, files[0]), picture(row, after, files[1])];
+  inStep(over, under);
+  const frame = el("button", { type: "button", class: "frame stack blink" }, under, el("span", { class: "over" }, over));
   let [held, back] = [false, false];
   frame.flip = (to) => {
     back = to;

@@ -1,11 +1,13 @@
-"""Notes on the parts of a run that cannot be shown: unreadable lines, and missing or damaged pictures."""
+"""Notes on the parts of a run that cannot be shown: unreadable lines, missing or damaged pictures, videos."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
 
+from ..media.video import can_encode
 from ..votes.lines import iterate_jsonl
+from .clips import frame_counts
 from .run_reading import Run
 
 
@@ -21,7 +23,17 @@ def notes_on(runs: Sequence[Run]) -> list[str]:
                 metrics, [number for number, record in read if type((record or {}).get("iteration")) is not int]
             )
         notes += _pictures(run)
+        notes += _videos(run)
     return notes
+
+
+def _videos(run: Run) -> list[str]:
+    count = len(frame_counts(run))
+    if not count or can_encode():
+        return []
+    return [
+        f"the {count} videos of {run.folder} are shown by their first frames; `pip install '.[video]'` makes them move"
+    ]
 
 
 def _lines(path: Path, unread: list[int]) -> list[str]:

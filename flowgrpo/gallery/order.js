@@ -32,6 +32,7 @@ function arranged(rows, earlier, later) {
   const kept = ends.filter(([row, before, after]) => {
     if (state.columns.some((value, at) => value && row.columns[at] !== value)) return false;
     if (state.seed && row.seed !== state.seed) return false;
+    if (state.mine && !isMine(row)) return false;
     const [score, gain] = [scoreOf(after, reward), gainOf(before, after, reward)];
     if (least !== null && !(score >= least)) return false;
     if (most !== null && !(score !== null && score <= most)) return false;
@@ -41,12 +42,13 @@ function arranged(rows, earlier, later) {
   return sorted(kept, spreads);
 }
 
-// The rows in which every word of the search occurs: in the prompt, or in the notes and completions (`written`).
+// The rows in which every word of the search occurs: in the prompt, in the person's own note, or in the notes and
+// completions (`written`).
 function matching(ends, query, written) {
   const words = query.toLowerCase().split(/\s+/).filter(Boolean);
   return ends.filter(([row, before, after]) => {
     const texts = [before, after].filter(Boolean).map((cell) => written?.get(place(cell)) ?? "");
-    const text = [row.prompt, ...texts].join("\n").toLowerCase();
+    const text = [row.prompt, markOf(row).note, ...texts].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
   });
 }

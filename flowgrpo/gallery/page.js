@@ -6,13 +6,15 @@ function fault(error) {
 
 const guarded = (promise) => promise.catch(fault);
 
+const itemWord = () => (store.site.text ? "completion" : store.site.video ? "video" : "image");
+
 function drawHead() {
-  const { runs, sets, text } = store.site;
+  const { runs, sets } = store.site;
   const names = runs.map((_, run) => runName(run));
   document.title = `${names.join(", ")} · flowgrpo gallery`;
   byId("name").textContent = names.join(" · ");
   const facts = runs.flatMap((run) => run.facts.map(([key, value]) => `${key} ${value}`));
-  facts.push(plural(sets.reduce((sum, set) => sum + set.count, 0), text ? "completion" : "image"));
+  facts.push(plural(sets.reduce((sum, set) => sum + set.count, 0), itemWord()));
   const last = Math.max(...sets.map((set) => set.iteration));
   facts.push(`to iteration ${last}`);
   const skipped = runs.reduce((sum, run) => sum + run.skipped, 0);
@@ -39,7 +41,7 @@ function balance(row) {
 
 // How training changed the held-out rewards of each run.
 function summaries() {
-  const item = store.site.text ? "completion" : "image";
+  const item = itemWord();
   const found = store.site.runs.flatMap((run, at) => run.summary.map((row) => [at, row]));
   const evaluated = setsOf("eval").map((info) => info.iteration);
   if (!found.length || Math.max(...evaluated) === Math.min(...evaluated)) {
@@ -76,6 +78,7 @@ async function showPage() {
   byId("to-pictures").textContent = store.site.text ? "Completions" : "Pictures";
   if (state.page === "pictures") {
     drawControls();
+    drawMarkTools();
     await showCards();
   } else await showResults();
   if (state.open) await drawPicture();
@@ -154,13 +157,18 @@ function keys(event) {
   else if (event.key === "n") turnPage(1);
   else if (event.key === "p") turnPage(-1);
   else if (event.key === "b") flipAll();
+  else if (here >= 0 && event.key === "f") titles[here].closest(".pair").querySelector(".star").click();
+  else if (here >= 0 && event.key === "x") titles[here].closest(".pair").querySelector(".pick").click();
   else return;
   event.preventDefault();
 }
 
 async function begin() {
   const site = await readScript("site", Date.now());
-  if (byId("data-thumbs")) store.thumbs = new Map((await readScript("thumbs", "")).images);
+  if (byId("data-thumbs")) {
+    const { images, videos } = await readScript("thumbs", "");
+    [store.thumbs, store.clips] = [new Map(images), new Map(videos)];
+  }
   await adopt(site);
   readAddress();
   drawHead();
@@ -178,6 +186,10 @@ for (const page of ["pictures", "results"]) {
     go(page);
   });
 }
+window.addEventListener("storage", () => {
+  readMarks();
+  refreshMarks();
+});
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("picture").addEventListener("click", (event) => event.target === byId("picture") && closePicture());
 byId("picture").addEventListener("close", () => closePicture());

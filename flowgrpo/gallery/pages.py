@@ -9,6 +9,7 @@ each. Names given by users are list entries, never keys, so that no name can sha
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -23,7 +24,12 @@ MORE = 250  # samples in one file of details
 
 
 def site_files(
-    runs: Sequence[Run], thumbnails: Sequence[Mapping[str, Thumbnail | None]], bases: Sequence[str], live: bool
+    runs: Sequence[Run],
+    thumbnails: Sequence[Mapping[str, Thumbnail | None]],
+    bases: Sequence[str],
+    live: bool,
+    videos: Sequence[Mapping[str, str]],
+    places: Sequence[str | None],
 ) -> dict[str, Any]:
     """All data of a gallery, by file name.
 
@@ -32,20 +38,24 @@ def site_files(
         thumbnails: for each run, its thumbnails by `Sample.image`.
         bases: for each run, the relative URL of its samples, ending in a slash.
         live: whether the page should look for newer data.
+        videos: for each run, the names of its videos by `Sample.image`.
+        places: URLs relative to the page: of the working directory, then of each run folder; None if there is none.
     """
     shots = [shot for run in runs for pair in run.pairs for shot in pair.shots.values()]
     rewards = names([shot.rewards for shot in shots] + [shot.notes for shot in shots])
     columns = names(shot.columns for shot in shots)
     files: dict[str, Any] = {}
     described = []
-    for number, (run, images, base) in enumerate(zip(runs, thumbnails, bases)):
-        own = _run_files(f"r{number}", run, images, rewards, columns)
+    for number, (run, images, base, clips) in enumerate(zip(runs, thumbnails, bases, videos)):
+        own = _run_files(f"r{number}", run, images, clips, rewards, columns)
         files |= own
         described.append(_describe(run, base, f"r{number}", rewards, images))
+        described[-1]["remake"] |= {"place": places[number + 1], "start": places[0] if starts_here(run) else None}
     sets = [{"file": name, **_known(data)} for name, data in files.items() if "iteration" in data]
     site = {
         "live": live,
         "text": runs[0].text,
+        "video": any(videos),
         "rewards": rewards,
         "columns": columns,
         "more": MORE,
@@ -100,6 +110,7 @@ def _describe(
     facts = [(name, run.config.get(name)) for name in ("recipe", "method", "model", "pipeline")]
     return {
         "key": key,
+        "id": identity(run),
         "name": run.name,
         "folder": run.folder.resolve().name,
         "base": base,
@@ -147,8 +158,30 @@ def remake(run: Run) -> dict[str, Any]:
     }
 
 
+def identity(run: Run) -> str:
+    """A name of the run that stays while it goes on: from its name, its folder's name and its first sample.
+
+    The page keeps a person's favourites and notes under it.
+    """
+    first = run.pairs[0].first
+    return digest([run.name, run.folder.resolve().name, first.prompt, first.seed, first.noise])
+
+
+def starts_here(run: Run) -> bool:
+    """Whether the recipe names a file or folder by a path that leads there from the working directory only."""
+    model, data = run.config.get("model"), run.config.get("data")
+    named = [section.get(key) for section, key in ((model, "path"), (data, "heldout")) if isinstance(section, dict)]
+    paths = [Path(name) for name in named if isinstance(name, str) and name]
+    return any(not path.is_absolute() and path.exists() for path in paths)
+
+
 def _run_files(
-    key: str, run: Run, images: Mapping[str, Thumbnail | None], rewards: Sequence[str], columns: Sequence[str]
+    key: str,
+    run: Run,
+    images: Mapping[str, Thumbnail | None],
+    videos: Mapping[str, str],
+    rewards: Sequence[str],
+    columns: Sequence[str],
 ) -> dict[str, Any]:
     prompts: dict[tuple[str, str], tuple[int, Sample]] = {}
     for pair in run.pairs:
@@ -182,6 +215,8 @@ def _run_files(
             files[name] = {
                 "run": int(key[1:]), "phase": phase, "iteration": iteration, **_scores(shots, images, rewards),
             }  # fmt: skip
+            if videos:
+                files[name]["videos"] = [videos.get(shot.image) if shot.image else None for _, shot in shots]
             for start in range(0, len(shots), MORE):
                 part = [shot for _, shot in shots[start : start + MORE]]
                 files[f"{name}-{start // MORE}"] = {"details": [_details(shot, rewards) for shot in part]}

@@ -60,6 +60,7 @@ async function drawPicture() {
     el("dl", { class: "columns" }, ...about.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
     el("div", { class: "large" }, body),
     section("Rewards", scoreTable(ends.length > 1 ? cells[ends[0]] : null, last, parts)),
+    section("Your note", noteField(row, true)),
     section("Notes", ...noteLines(ends.map((index) => cells[index]), ends.map((index) => details[index]), true)),
     cells.length > 1 ? section("Through training", historyChart(cells), strip(row, cells, details)) : null,
     neighbours.length > 1 ? section(`The ${neighbours.length} samples of this prompt`, groupStrip(neighbours)) : null,
@@ -81,7 +82,7 @@ function pictureBar(row) {
   const at = cards.shown.findIndex(([other]) => other.key === row.key);
   const step = (text, to) => button(text, () => openPicture(cards.shown[to][0].key, false), { disabled: at < 0 || !cards.shown[to] });
   const link = el("a", { href: address() }, "Link to this view");
-  return el("div", { class: "bar" }, step("Previous", at - 1), step("Next", at + 1), link,
+  return el("div", { class: "bar" }, step("Previous", at - 1), step("Next", at + 1), starButton(row), link,
     button("Close", closePicture, { class: "close" }));
 }
 
@@ -108,7 +109,7 @@ function historyChart(cells) {
 function strip(row, cells, details) {
   return el("div", { class: "strip" }, ...cells.map((cell, at) => (store.site.text
     ? passage(cell, 0, [details[at]], 2000)
-    : el("figure", {}, el("span", { class: "frame" }, picture(row, cell)), caption(cell)))));
+    : el("figure", {}, el("span", { class: videoOf(cell) ? "frame moving" : "frame" }, picture(row, cell, null, true)), caption(cell)))));
 }
 
 // The samples of the same prompt in the same evaluation or iteration: [row, cell, details], best first.
@@ -140,6 +141,17 @@ function groupStrip(group) {
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
+// The path on this machine of a folder that a page from disk knows by a relative address; null for a page of a server.
+function pathOf(place) {
+  if (location.protocol !== "file:" || !place) return null;
+  try {
+    const path = decodeURIComponent(new URL(place, location.href).pathname).replace(/(.)\/$/, "$1");
+    return /^\/[A-Za-z]:/.test(path) ? path.slice(1) : path;
+  } catch {
+    return null;
+  }
+}
+
 // A command line for the same model; its run holds the arguments of the call. A shell must not get control characters.
 function remakeLines(row, cell, details) {
   const run = store.site.runs[cell.set.run];
@@ -154,13 +166,18 @@ function remakeLines(row, cell, details) {
     ["seed of the noise", details.noise ?? null], ...settings].filter(([, value]) => value !== null && value !== undefined);
   const again = evaluation && details.noise;
   const options = `${trained ? "" : " --base"}${evaluation || !steps ? "" : ` --steps ${steps}`}${again ? ` --noise ${details.noise}` : ""}`;
-  const command = store.site.text ? `flowgrpo resume ${quoted(run.folder)}`
-    : `flowgrpo sample ${quoted(clean)} --model ${quoted(run.folder)}${options}`;
+  // Relative paths of a recipe start at the directory in which the run was started.
+  const [place, start] = [pathOf(run.remake.place), pathOf(run.remake.start)];
+  const folder = quoted(place ?? run.folder);
+  const begin = place && start ? `cd ${quoted(start)} && ` : "";
+  const command = store.site.text ? `${begin}flowgrpo resume ${folder}`
+    : `${begin}flowgrpo sample ${quoted(clean)} --model ${folder}${options}`;
+  const where = place ? "" : ` Run the command in the directory that holds ${run.folder}.`;
   const weights = trained ? `the final weights of the run${last ? "" : ", not the weights of this evaluation"}` : "the model before training";
-  const exact = again && (last || !trained) ? " On the same kind of device it gives exactly this image, if one process evaluated the run."
-    : " To get exactly this image, repeat the run: it follows from the recipe, its seed and the iteration.";
+  const exact = again && (last || !trained) ? ` On the same kind of device it gives exactly this ${itemWord()}, if one process evaluated the run.`
+    : ` To get exactly this ${itemWord()}, repeat the run: it follows from the recipe, its seed and the iteration.`;
   const remark = store.site.text ? "To get the same completion, repeat the run: it follows from the recipe, its seed and the iteration."
     : `This samples the prompt with ${weights}, from ${again ? "the same" : "other"} noise.${exact}`;
   return el("div", {}, el("dl", { class: "columns" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))])),
-    el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark));
+    el("pre", { class: "command", tabindex: 0 }, command), el("p", { class: "muted small" }, remark + where));
 }

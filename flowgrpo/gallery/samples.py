@@ -13,6 +13,7 @@ from typing import Any
 from ..votes.lines import check_image, read_jsonl
 
 PHASES = ("eval", "train")
+MOST_FRAMES = 2000  # a sample that claims more frames is shown as a picture
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Sample:
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
     missing: str | None = None  # what `image` would be, if its file is missing
+    frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
 
 
 def read_samples(index: Path) -> tuple[list[Sample], int]:
@@ -85,7 +87,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
     completion = record.get("completion")
     if image is None and not isinstance(completion, str):
         raise ValueError(f"{where}: `completion` is {completion!r}. It must be the text that the model wrote.")
-    sample, noise = record.get("sample", 0), record.get("noise")
+    sample, noise, frames = record.get("sample", 0), record.get("noise"), record.get("frames", 1)
     return Sample(
         phase=record["phase"],
         iteration=record["iteration"],
@@ -106,6 +108,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         path=_path(record, where),
         missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
+        frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
     )
 
 

@@ -43,6 +43,7 @@ async function adopt(site) {
   for (const [name, set] of store.sets) if (store.digests.get(name) !== set.digest) store.sets.delete(name);
   store.pairs = await Promise.all(site.runs.map((run) => readData(`${run.key}-pairs`)));
   store.rows = null;
+  readMarks();
 }
 
 // Scores and thumbnails of one evaluation, or of the training samples of one iteration.
@@ -124,6 +125,13 @@ function thumbOf(cell) {
   if (!name) return null;
   if (store.thumbs) return `data:image/webp;base64,${store.thumbs.get(name)}`;
   return `thumbs/${name.slice(0, 2)}/${name.slice(2)}.webp`;
+}
+
+function videoOf(cell) {
+  const name = cell.set.videos?.[cell.at];
+  if (!name) return null;
+  if (store.clips) return `data:video/webm;base64,${store.clips.get(name)}`;
+  return `videos/${name.slice(0, 2)}/${name.slice(2)}.webm`;
 }
 
 // Sub-scores, notes, text and image file of a sample.

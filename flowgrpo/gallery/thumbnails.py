@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from ..intake.json_text import parse_json
+from ..media.video import frames_of
 from .page_files import NO_ROOM, write_bytes, write_whole
 
 CACHE = ".flowgrpo-thumbnails.json"
@@ -25,12 +26,12 @@ _FORMAT = "thumb-2"  # part of every name: change it when the same image would m
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A thumbnail, and facts about its image."""
+    """A thumbnail, and facts about its image. The thumbnail of a video shows the first frame."""
 
     name: str  # digest of the image: the file is `thumbs/NN/NNNN….webp`
     width: int  # of the image
     height: int
-    colours: bytes  # COLOURS² RGB means, row by row
+    colours: bytes  # COLOURS² RGB means of the image, row by row
 
     @property
     def file(self) -> str:
@@ -56,15 +57,20 @@ class Thumbnails:
         self._known: dict[str, Thumbnail] = known  # by name
         self._fresh: dict[str, list[Any]] = {}
 
-    def make(self, images: Iterable[Path]) -> dict[Path, Thumbnail | None]:
+    def make(self, images: Iterable[Path], frames: Mapping[Path, int] | None = None) -> dict[Path, Thumbnail | None]:
         """Thumbnails of images that exist; None for a file that is no readable image.
+
+        Args:
+            images: paths.
+            frames: for the images that are videos, how many frames stand side by side.
 
         Raises:
             OSError: the disk has no room for a thumbnail.
         """
         paths = list(dict.fromkeys(images))
+        counts = [(frames or {}).get(path, 1) for path in paths]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            return dict(zip(paths, pool.map(self._make, paths)))
+            return dict(zip(paths, pool.map(self._make, paths, counts)))
 
     def save(self) -> None:
         """Save what is known of the images of this build, for the next build."""
@@ -78,16 +84,18 @@ class Thumbnails:
         )
         write_bytes(self.out / CACHE, text.encode())
 
-    def _make(self, path: Path) -> Thumbnail | None:
+    def _make(self, path: Path, frames: int) -> Thumbnail | None:
+        kind = _FORMAT if frames == 1 else f"{_FORMAT}, {frames} frames"
         try:
             stat = path.stat()
-            place = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]
+            key = os.fsencode(path.resolve()) + (b"" if frames == 1 else f" {frames}".encode())
+            place = hashlib.sha256(key).hexdigest()[:16]
             entry = self._seen.get(place)
             if entry and entry[:2] == [stat.st_size, stat.st_mtime_ns] and entry[2] in self._known:
                 name = entry[2]
             else:
-                name = hashlib.sha256(_FORMAT.encode() + path.read_bytes()).hexdigest()[:24]
-            thumbnail = self._from_cache(name) or self._draw(path, name)
+                name = hashlib.sha256(kind.encode() + path.read_bytes()).hexdigest()[:24]
+            thumbnail = self._from_cache(name) or self._draw(path, name, frames)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise
@@ -99,15 +107,16 @@ class Thumbnails:
         known = self._known.get(name)
         return known if known and (self.out / known.file).is_file() else None
 
-    def _draw(self, path: Path, name: str) -> Thumbnail:
+    def _draw(self, path: Path, name: str, frames: int) -> Thumbnail:
         with Image.open(path) as opened:
             width, height = opened.size
             image = ImageOps.exif_transpose(opened)
             image = image.convert("RGBA" if image.has_transparency_data else "RGB")
-        small = image.resize(small_size(*image.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
+        shown = image if frames == 1 or width % frames else frames_of(image, frames)[0]
+        small = shown.resize(small_size(*shown.size), Image.Resampling.LANCZOS, reducing_gap=2.0)
         colours = image.convert("RGB").resize((COLOURS, COLOURS), Image.Resampling.BOX).tobytes()
         thumbnail = Thumbnail(name, width, height, colours)
-        exact = max(image.size) <= EXACT
+        exact = max(shown.size) <= EXACT
         options: dict[str, Any] = {"lossless": True, "method": 2} if exact else {"quality": 82, "method": 2}
         if not (self.out / thumbnail.file).is_file():
             write_whole(self.out / thumbnail.file, lambda file: small.save(file, "WEBP", **options))

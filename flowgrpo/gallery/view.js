@@ -1,7 +1,7 @@
 
 // The state of the view. All of it is in the address, so that every view has a link.
 const PLAIN = { page: "pictures", phase: "eval", view: "side", sort: "gain", show: "all", q: "", guard: "", seed: "",
-  min: "", max: "", p: "1", open: "", at: "", axis: "iteration" };
+  min: "", max: "", mine: "", p: "1", open: "", at: "", axis: "iteration" };
 const state = { ...PLAIN, a: "", b: "", reward: "", columns: [] };
 
 const sourceKey = (info) => `${info.run}.${info.iteration}`;
@@ -24,7 +24,7 @@ function readAddress() {
   const [, page, query] = /^#?\/?([a-z]*)\??(.*)$/s.exec(location.hash) ?? [];
   const given = new URLSearchParams(query ?? "");
   Object.assign(state, PLAIN, defaults());
-  for (const key of ["phase", "view", "sort", "show", "q", "guard", "seed", "min", "max", "p", "open", "at", "axis", "a", "b", "reward"]) {
+  for (const key of ["phase", "view", "sort", "show", "q", "guard", "seed", "min", "max", "mine", "p", "open", "at", "axis", "a", "b", "reward"]) {
     if (given.has(key)) state[key] = given.get(key);
   }
   state.page = page === "results" ? "results" : "pictures";

@@ -10,7 +10,7 @@ from .run_reading import Run, read_run
 
 def watch(
     folders: Sequence[Path], out: Path | None, wait: Callable[[], object], report: Callable[[str], None], *,
-    link: bool = False,
+    link: bool = False, fps: float | None = None,
 ) -> Path:  # fmt: skip
     """Build the gallery again whenever a run has written something, until all runs have ended.
 
@@ -23,6 +23,7 @@ def watch(
         wait: called between two readings.
         report: called with a line of text for everything that was done.
         link: see `build_gallery`.
+        fps: see `build_gallery`.
     """
     for folder in folders:
         if not (folder / "config.yaml").is_file():
@@ -34,7 +35,7 @@ def watch(
             now = _stamp(folders)
             if now != seen:
                 if all(_has_samples(folder) for folder in folders):
-                    page = build_gallery(folders, out, link=link, live=True)
+                    page = build_gallery(folders, out, link=link, live=True, fps=fps)
                     report(f"{page}: {sum(size for size, _ in now):,} bytes of records")
                     if all(ended(read_run(folder)) for folder in folders):
                         break
@@ -46,7 +47,7 @@ def watch(
         report("no longer watching")
     if page is None:
         raise ValueError(f"no samples yet in {', '.join(map(str, folders))}; watch again when the runs evaluate")
-    return build_gallery(folders, out, link=link)
+    return build_gallery(folders, out, link=link, fps=fps)
 
 
 def ended(run: Run) -> bool:

@@ -24,6 +24,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from ..training.text.text_task import TextTask
+from .animations import Animation
 from .opening import ImageModel, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
 
@@ -64,6 +65,8 @@ def sample_images(
     base: bool = False,
     checkpoint: str | None = None,
     lora_scale: float | None = None,
+    animation: Path | None = None,
+    fps: float | None = None,
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
@@ -83,10 +86,13 @@ def sample_images(
         base: for a run, use the model before training.
         checkpoint: for a run, use this checkpoint: `latest`, or the number of iterations before it.
         lora_scale: for a LoRA, the factor of its effect; 1 is as trained.
+        animation: file of a video, see `Animation`; the frames of a PNG file stand side by side.
+        fps: frames a second of the video; by default as the call says.
         say: called with lines that say what is done.
 
     Raises:
-        ValueError: a file with the name of an image exists, or `noise` is given with several images of a prompt.
+        ValueError: a file with the name of an image exists, `noise` is given with several images of a prompt, or there
+            is an `animation` and the model makes images.
     """
     if noise is not None and count != 1:
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")
@@ -95,6 +101,7 @@ def sample_images(
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
+    moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
     say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
@@ -109,6 +116,8 @@ def sample_images(
     out.mkdir(parents=True, exist_ok=True)
     for path, place in zip(paths, places, strict=True):
         save_image(path, images[place])
+    if moving is not None:
+        moving.write([images[place] for place in places], opened.call, say)
     return paths
 
 

@@ -110,5 +110,22 @@ def data_of(page: Path) -> dict[str, Any]:
     return found
 
 
+def film(path: Path, frames: int = 12, size: tuple[int, int] = (16, 12)) -> None:
+    """A video as a run saves it: frames side by side, each of another grey."""
+    strip = Image.new("RGB", (frames * size[0], size[1]))
+    for at in range(frames):
+        strip.paste((20 * at % 256,) * 3, (at * size[0], 0, (at + 1) * size[0], size[1]))
+    strip.save(path)
+
+
+def write_films(folder: Path, frames: int = 12) -> Path:
+    """A run of videos: two prompts, evaluated at 0 and 10."""
+    rows = [record(at, prompt, 0, at * prompt / 10, frames=frames) for at in (0, 10) for prompt in (1, 2)]
+    write_run(folder, rows, name="films")
+    for number, row in enumerate(rows):
+        film(folder / "samples" / row["image"], frames, (16, 12 + 2 * number))
+    return folder
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -137,7 +137,7 @@ def test_a_picture_has_all_that_is_known_of_it(run: Path, see: Callable[..., Pag
     for part in ("gold / dense", f"note 2 {HOSTILE}", "Through training", "Make it again", "flowgrpo sample 'prompt 2"):
         assert part in text
     # An evaluation after training: the trained weights, called as the run calls them.
-    assert f"--model '{run.name}'" in text
+    assert f"--model '{run}'" in text
     assert "the final weights of the run" in text
     assert not {"--base", "--steps"} & set(text.split())
     assert "../samples/iter-000010/eval-2-0-0.png" in page.pictures

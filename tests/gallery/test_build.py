@@ -171,8 +171,8 @@ def test_policy_admits_the_script_and_style_of_the_page_and_data_beside_it(embed
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
     assert rules["style-src"] == digests["style"]
     assert rules["script-src"] == (digests["script"] if embedded else f"'self' file: {digests['script']}")
-    assert rules["img-src"] == ("data:" if embedded else "'self' file:")
-    assert len(rules) == 6
+    assert rules["img-src"] == rules["media-src"] == ("data:" if embedded else "'self' file:")
+    assert len(rules) == 7
 
 
 def test_page_needs_no_network_and_parses_no_markup() -> None:
@@ -272,6 +272,8 @@ def test_remaking_knows_model_steps_and_call(tmp_path: Path) -> None:
         "steps": 12,
         "evaluation_steps": 40,
         "settings": [["sampler", "kernel cps"], ["call", "guidance_scale 4.5"]],
+        "place": "../",
+        "start": None,
     }
     detail = data["r0-eval-000000-0"]["details"][0]
     assert (detail["noise"], detail["path"]) == ("1152921504606846977", [[2, 0], [5, 1]])

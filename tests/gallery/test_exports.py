@@ -58,7 +58,7 @@ def test_exports_do_not_replace_anything_and_say_what_to_name(run: Path, tmp_pat
         (tmp_path / name).write_text("mine")
         with pytest.raises(ValueError, match=r"exists; name a new file"):
             write([run], tmp_path / name, None, "gained", 2)
-        with pytest.raises(ValueError, match=r"name it .*a\.(png|webp)"):
+        with pytest.raises(ValueError, match=r"name it .*a\.(png|mp4)"):
             write([run], tmp_path / "a.bmp", None, "gained", 2)
     for whole in (write_single, write_dataset):
         with pytest.raises(ValueError, match="exists; name a new"):

@@ -66,9 +66,9 @@ def test_known_images_are_not_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     drawn: list[Path] = []
     draw = Thumbnails._draw
 
-    def watched(self: Thumbnails, path: Path, name: str) -> object:
+    def watched(self: Thumbnails, path: Path, name: str, frames: int) -> object:
         drawn.append(path)
-        return draw(self, path, name)
+        return draw(self, path, name, frames)
 
     monkeypatch.setattr(Thumbnails, "_draw", watched)
     assert Thumbnails(tmp_path / "out").make(paths) == before

@@ -164,6 +164,13 @@ def test_a_video_is_its_frames_side_by_side_in_order(tmp_path: Path):
     assert picture[0, ::3, 0].tolist() == [0, 85, 170, 255]
 
 
+def test_the_record_of_a_video_says_how_many_frames_it_has(run: RunFolder):
+    run.save_samples("eval", 0, torch.rand(2, 7, 3, 4, 6), [{"prompt": "a"}, {"prompt": "b"}])
+    assert [record["frames"] for record in lines(run.index)] == [7, 7]
+    with Image.open(run.samples / lines(run.index)[1]["image"]) as strip:
+        assert strip.size == (42, 4)
+
+
 def test_an_image_keeps_rows_columns_and_channels_apart(tmp_path: Path):
     image = torch.arange(3 * 2 * 4).view(3, 2, 4) / 255
     save_image(tmp_path / "i.png", image)

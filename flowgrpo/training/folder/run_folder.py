@@ -156,7 +156,7 @@ class RunFolder:
         """Write samples and index them, with a record for each sample.
 
         Samples are images [N, 3, H, W], videos [N, F, 3, H, W] or completions. The frames of a video are written side
-        by side.
+        by side, and the record says how many there are.
         """
         self.index_samples(self.write_samples(phase, iteration, samples, records, range(len(samples))))
 
@@ -178,7 +178,8 @@ class RunFolder:
         for number, image, record in zip(numbers, samples, records, strict=True):
             name = f"{phase}-{number:04d}.png"
             save_image(folder / name, image)
-            lines.append({**head, **record, "image": f"{folder.name}/{name}"})
+            frames = {"frames": len(image)} if image.ndim == 4 else {}
+            lines.append({**head, **record, "image": f"{folder.name}/{name}", **frames})
         return lines
 
     def index_samples(self, lines: Iterable[Mapping[str, Any]]) -> None:

@@ -1,0 +1,1 @@
+"""Moving pictures as files."""
