@@ -55,8 +55,9 @@ def trainer(
         describe=lambda: lines, samples_per_iteration=lambda: samples, noun=noun, device=SimpleNamespace(type="cpu")
     )
     return SimpleNamespace(
+        rewards=SimpleNamespace(told=None), evaluation=SimpleNamespace(names=evaluated, told=None),
         recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
-        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []), evaluation=SimpleNamespace(names=evaluated),
+        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []),
     )  # fmt: skip
 
 
@@ -308,12 +309,61 @@ def test_the_moving_line_is_for_terminals_and_leaves_nothing_behind(monkeypatch:
     assert written.rstrip("\n").endswith("\x1b[1A\x1b[2K")
 
 
-@given(st.text(max_size=200), st.one_of(st.none(), st.floats(0, 1e7)), st.integers(40, 200))
-@settings(deadline=None, derandomize=True)
-def test_the_moving_line_is_one_line(text: str, expected: float | None, width: int):
+def moving(text: str, part: str, counted: tuple[int, int] | None, expected: float | None, width: int) -> str:
+    """The moving line, 65 seconds after its activity began."""
     console = Console(file=io.StringIO(), width=width)
     shown = ConsoleReporter(console).activity
-    shown.begin(" ".join(text.split()), expected)
-    shown.part("denoiser")
+    shown.begin(text, expected)
+    shown._began -= 65.0
+    shown.part(part)
+    if counted is not None:
+        shown.count(*counted)
     console.print(shown.line(width))
-    assert len(console.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return written.rstrip("\n")
+
+
+@given(
+    st.text(max_size=200), st.sampled_from(["denoiser", "rest", "update 12/16, batch"]), st.integers(20, 200),
+    st.one_of(st.none(), st.floats(0, 1e7)), st.one_of(st.none(), st.tuples(st.integers(0, 10**7), st.just(10**7))),
+)  # fmt: skip
+@settings(deadline=None, derandomize=True)
+def test_the_moving_line_is_one_line(
+    text: str, part: str, width: int, expected: float | None, counted: tuple[int, int] | None
+):
+    line = moving(" ".join(text.split()), part, counted, expected, width)
+    assert "\n" not in line
+    assert cell_len(line) <= width
+
+
+def test_the_moving_line_says_what_is_done_of_which_part():
+    label = "iteration 100/300: update 1/2, batch 17/120"
+    at_80 = moving("iteration 100/300", "update 1/2, batch", (17, 120), 754.0, 80)
+    assert at_80.split(maxsplit=1)[1] == f"1:05 of about 12:34 {label}"
+    assert moving("iteration 100/300", "update 1/2, batch", (17, 120), 754.0, 60) == f"1:05 {label}"
+    assert moving("iteration 100/300", "denoiser", (17, 9600), None, 47) == "1:05 iteration 100/300: sampling 17/9,600"
+    assert moving("evaluation", "rest", None, None, 40) == "1:05 evaluation"
+
+
+def test_the_bar_is_of_the_time_if_it_is_known_and_else_of_what_is_counted():
+    def part_done(counted: tuple[int, int] | None, expected: float | None) -> str:
+        return moving("iteration 1/3", "denoiser", counted, expected, 80).split()[0]
+
+    # 65 s of 130 s are half of twelve columns; 3 of 12 states are a quarter.
+    assert part_done((3, 12), 130.0) == part_done(None, 130.0) == part_done((6, 12), None) == "━" * 6
+    assert part_done((3, 12), None) == "━" * 3
+
+
+def test_a_count_is_of_its_part_alone():
+    console = Console(file=io.StringIO(), width=80)
+    shown = ConsoleReporter(console).activity
+    shown.begin("iteration 1/3")
+    for part, expected in (("denoiser", "sampling 5/8"), ("rest", "iteration 1/3"), ("denoiser", "sampling 5/8")):
+        shown.part(part)
+        if part == "denoiser":
+            shown.count(5, 8)
+        console.print(shown.line(80))
+        assert console.file.getvalue().rstrip().endswith(expected)  # type: ignore[attr-defined]
+    shown.part("decode")
+    console.print(shown.line(80))
+    assert console.file.getvalue().rstrip().endswith("decoding")  # type: ignore[attr-defined]

@@ -79,7 +79,8 @@ class ConsoleReporter:
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line. If a terminal is too narrow, the line is wrapped between words."""
-        if self.console.is_terminal and cell_len(text) > self.console.width:
+        # With FORCE_COLOR, `is_terminal` is true for a pipe too.
+        if self.console.file.isatty() and cell_len(text) > self.console.width:
             shown = textwrap.fill(
                 text, self.console.width - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             )
@@ -87,10 +88,14 @@ class ConsoleReporter:
             shown = text
         self._print(Text(shown, style), text)
 
-    def doing(self, text: str) -> None:
-        """Show on a terminal what the run is doing, until the next call."""
-        if self.main:
+    def doing(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Show on a terminal what the run is doing, until the next call, and how much of it is done."""
+        if not self.main:
+            return
+        if text != self.activity.text:
             self.activity.begin(text)
+        if total:
+            self.activity.count(done, total)
 
     def started(self, trainer: Trainer) -> None:
         """Print what the run will do."""
@@ -106,7 +111,9 @@ class ConsoleReporter:
             self.say(line, "yellow" if line.startswith("note:") else "")
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
-        trainer.clock.watcher = self.activity.part
+        trainer.clock.watcher, trainer.clock.counter = self.activity.part, self.activity.count
+        for rewards in (trainer.rewards, trainer.evaluation):
+            rewards.told = lambda name: self.activity.part(f"reward {name}")
         self._expect(trainer.next_iteration)
 
     def _recurring(self, trainer: Trainer) -> tuple[Recurring | None, Recurring | None]:
