@@ -97,14 +97,15 @@ def train(
     source, overrides = split(words)
     output_folder(out)
     trust_run(trust, [], {source: True})
-    recipe = load_recipe(source, overrides)
+    with _starting():
+        recipe = load_recipe(source, overrides)
     folder = out or _new_run_name(recipe.name)
     with stoppable(folder) as stop, _reporting(stop) as reporter:
         reporter.say(f"run folder {folder}")
-        reporter.doing("loading")
         from ..training.session import start
 
-        _run(start(recipe, folder, reporter.log.open if reporter.log else None), reporter, stop, resume=False)
+        session = start(recipe, folder, reporter.log.open if reporter.log else None, reporter.doing)
+        _run(session, reporter, stop, resume=False)
 
 
 @app.command()
@@ -138,10 +139,23 @@ def resume(
                 folder.notes.append(unremembered)
         if reporter.log:
             reporter.log.open(run)
-        reporter.doing("loading")
         from ..training.session import Session
 
-        _run(Session(recipe, folder), reporter, stop, resume=True)
+        _run(Session(recipe, folder, doing=reporter.doing), reporter, stop, resume=True)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Show on a terminal that something happens. The libraries take seconds to load."""
+    from ..training.reporting.activity import Activity
+
+    activity = Activity(console)
+    if is_first():
+        activity.begin("starting")
+    try:
+        yield
+    finally:
+        activity.end()
 
 
 @contextmanager
@@ -152,6 +166,7 @@ def _reporting(stop: Stop) -> Iterator[ConsoleReporter]:
     main = is_first()
     with RunLog(main) as log, ConsoleReporter(console, main, log) as reporter:
         stop.say = reporter.say
+        reporter.doing("starting")
         yield reporter
 
 

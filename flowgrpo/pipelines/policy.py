@@ -24,6 +24,12 @@ from .prompt_cache import encode_ahead
 
 Ratio = Literal["gaussian", "guard", "cps_released"]
 Weighting = Literal["none", "guard", "noise", "equalise"]
+Told = Callable[[int, int], None]
+"""Called with how much is done, and with the whole."""
+
+
+def silent(done: int, total: int) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +114,14 @@ class FlowPolicy:
         cuts: Sequence[int] | None = None,
         chunk: slice | None = None,
         noises: Sequence[int] | None = None,
+        told: Told = silent,
     ) -> Rollout:
         """Roll out one tree for each prompt; `keys` address the noise, `updates` or `cuts` say where the parts begin.
 
         With a `chunk`, only the prompts of this range are rolled out. Their numbers and their noise are the same as in
         a rollout of all prompts. `noises` are the seeds of the initial noises, one for each root.
+        After each call of the denoiser, `told` is called with the number of states that are evaluated, and with the
+        number in a rollout of all prompts.
         """
         self.bind(plan)
         self.denoiser.caller.keep_encodings(len(prompts))
@@ -120,14 +129,13 @@ class FlowPolicy:
             # The check finds the layout of the states. It runs with gradients, because it checks the path of training.
             with torch.enable_grad():
                 self.denoiser.self_check(prompts[:2])
-        probe = self.denoiser.probe
+        probe, chosen = self.denoiser.probe, chunk or slice(0, len(keys))
         runner = RolloutRunner(
-            self.velocity_of(prompts), plan, probe.latent_shape,
+            _counted(self.velocity_of(prompts), plan, chosen.start, len(prompts), told), plan, probe.latent_shape,
             dtype=probe.dtype, device=self.device, batch=self.batch,
             cuts=part_bounds(len(prompts), updates, cuts)[1:-1], guide=guide, initial_std=self.denoiser.initial_std,
             store=self.store,
         )  # fmt: skip
-        chosen = chunk or slice(0, len(keys))
         encode_ahead(self.denoiser.pipe, prompts[chosen])
         return runner.run(keys[chosen], chosen.start, noises)
 
@@ -136,13 +144,16 @@ class FlowPolicy:
         if plan.sigmas != self.denoiser.sigmas:
             self.denoiser.bind(plan.sigmas)
 
-    def decode(self, rollout: Rollout, prompts: Sequence[str]) -> Tensor:
-        """Images of the leaves, on the CPU."""
+    def decode(self, rollout: Rollout, prompts: Sequence[str], told: Told = silent) -> Tensor:
+        """Images of the leaves, on the CPU. After each batch, `told` is called with the number of images so far."""
         texts = [prompts[p] for p in rollout.leaf_prompt.tolist()]
         size = self.decode_batch
         ranges = [slice(k, k + size) for k in range(0, len(texts), size)]
         with offload_of(self.denoiser.pipe).needed("vae", when_called=True):
-            parts = [self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu() for k in ranges]
+            parts = []
+            for k in ranges:
+                parts.append(self.denoiser.decode(self.brought(rollout.x[k]), texts[k]).cpu())
+                told(min(k.stop, len(texts)), len(texts))
         return torch.cat(parts)
 
     def score(self, experience: Experience, transitions: Transitions, batch: slice) -> ScoredEdges:
@@ -204,3 +215,18 @@ class FlowPolicy:
             scales = [c.std * guard_weight(c) for c in trained]
             return coefficients.std * guard_weight(coefficients) / statistics.median(scales)
         return 1.0
+
+
+def _counted(velocity: Velocity, plan: Plan, first: int, prompts: int, told: Told) -> Velocity:
+    """A velocity that tells how many states of a rollout of `prompts` it has evaluated, from prompt `first` on."""
+    each = plan.counts().evaluations
+    done = first * each
+
+    def evaluate(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
+        nonlocal done
+        found = velocity(x, i, rows)
+        done += len(x)
+        told(done, prompts * each)
+        return found
+
+    return evaluate

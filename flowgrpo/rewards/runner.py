@@ -115,6 +115,8 @@ class RewardSet:
         if twice:
             raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
         self.weights = torch.tensor([reward.weight for reward in self.rewards], dtype=torch.float32)
+        self.told: Callable[[str], None] | None = None
+        """Called with the name of each reward before it scores."""
         self.quarantine = None if quarantine is None else Path(quarantine)
         self.retries, self.base_delay, self._sleep = retries, base_delay, sleep
 
@@ -156,6 +158,8 @@ class RewardSet:
         seconds: dict[str, float] = {}
         for k, reward in enumerate(self.rewards):
             start = time.perf_counter()
+            if self.told is not None:
+                self.told(reward.name)
             for rows in _batches(reward, inputs):
                 scores = self._call(reward, inputs, rows)
                 values[rows, k] = scores.values

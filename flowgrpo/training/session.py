@@ -54,6 +54,14 @@ SPARE_EMBEDDINGS = 64 * 2**20
 They hold a dozen prompts of a large model, or all prompts of the embedded model."""
 
 
+Doing = Callable[..., None]
+"""Called with what is done now, and maybe with how much of it is done, and with the whole."""
+
+
+def silent(text: str, done: int = 0, total: int = 0) -> None:
+    """Tell nobody."""
+
+
 class Session:
     """A run put together: recipe, data, rewards, then model and trainer.
 
@@ -62,15 +70,24 @@ class Session:
         run: the run folder; None for measurements that write nothing.
         checked: the recipe after its check, if the check was made already.
         pipe: a pipeline of images that replaces the pipeline of the recipe.
+        doing: is told what is loaded.
 
     Raises:
         ValueError: files, rewards or geometry are wrong. It is raised before the model is loaded.
     """
 
     def __init__(
-        self, recipe: AnyRecipe, run: RunFolder | None = None, checked: Checked | None = None, pipe: Any = None
+        self,
+        recipe: AnyRecipe,
+        run: RunFolder | None = None,
+        checked: Checked | None = None,
+        pipe: Any = None,
+        doing: Doing = silent,
     ) -> None:
         quiet_libraries()
+        self._doing = doing
+        if checked is None:
+            doing("checking the recipe")
         with ended_together():
             self.recipe, self.run, self._pipe = with_start(recipe), run, pipe
             self._assemble(checked or check(recipe))
@@ -80,6 +97,7 @@ class Session:
         if run is not None and Processes.of_this_run().rank == 0:
             run.claim()
         self.data, self.notes = checked.require(), checked.texts("note")
+        self._doing("loading the rewards")
         self._make_rewards()
         if run is not None:
             self.rewards.quarantine = self.evaluation.quarantine = run.path / "failed"
@@ -93,8 +111,9 @@ class Session:
         zero_of(recipe, self.accelerator)
         self.task: Task
         if isinstance(recipe, Recipe):
-            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard)
+            self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard, self._doing)
         else:
+            self._doing("loading the model")
             self.task = load_text_task(recipe, checked.folder, self.data, device)
 
     def _make_rewards(self) -> None:
@@ -143,13 +162,15 @@ def load_flow_task(
     device: torch.device,
     pipe: Any = None,
     shard: Callable[[dict[str, torch.nn.Module]], Shards] | None = None,
+    doing: Doing = silent,
 ) -> FlowTask:
     """Load a pipeline unless it is given, add the trained weights, encode the prompts and check the replay.
 
-    If `shard` is given, it cuts full weights before they are moved to the device.
+    If `shard` is given, it cuts full weights before they are moved to the device. `doing` is told what happens.
     """
     model = recipe.model
     dtype, source = DTYPES[model.dtype], None
+    doing("loading the pipeline")
     if pipe is None:
         folder = source = local_folder(folder)
         pipe = load_pipeline(folder, dtype, model.quantize)
@@ -170,13 +191,18 @@ def load_flow_task(
     if shard is not None:
         place(pipe, device, model.offload)
     weights.gradient_checkpointing(model.gradient_checkpointing)
+    doing("preparing the pipeline")
     if model.compile:
         compile_blocks(pipe)
     cache = PromptCache(pipe, call, most=kept_prompts(recipe, len(data.heldout)), spare=SPARE_EMBEDDINGS)
     if model.release_text_encoders:
         asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
-        cache.encode(row.prompt for row in [*data.train.rows, *data.heldout, *asked])
+        rows = [*data.train.rows, *data.heldout, *asked]
+        for number, row in enumerate(rows):
+            doing("encoding prompts", number, len(rows))
+            cache.encode([row.prompt])
         cache.release()
+    doing("checking that the pipeline's own loop is reproduced")
     policies = []
     for number in (steps_of(recipe), steps_of(recipe, evaluation=True)):
         shown = [row.prompt for row in data.train.rows[:2]]
@@ -258,8 +284,14 @@ def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:
         raise ValueError("a critic is trained in one process only; use one process, or a recipe without `critic`")
 
 
-def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None) -> Session:
-    """Check a recipe, make its run folder, call `made` with the folder, and load the model."""
+def start(
+    recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None = None, doing: Doing = silent
+) -> Session:
+    """Check a recipe, make its run folder, call `made` with the folder, and load the model.
+
+    `doing` is told what happens.
+    """
+    doing("checking the recipe")
     with ended_together():
         checked = check(recipe)
         checked.require()
@@ -267,7 +299,7 @@ def start(recipe: AnyRecipe, folder: Path, made: Callable[[Path], None] | None =
         run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
     if made is not None:
         made(run.path)
-    return Session(recipe, run, checked)
+    return Session(recipe, run, checked, doing=doing)
 
 
 def _shared_folder(folder: Path, config: str, processes: Processes) -> RunFolder:

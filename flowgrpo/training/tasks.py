@@ -254,9 +254,11 @@ class FlowTask(PolicyTask):
 
         def sampled(chunk: slice) -> Experience:
             with clock.part("denoiser"):
-                rollout = self.policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk)
+                rollout = self.policy.sample(
+                    prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count
+                )
             with clock.part("decode"):
-                images = self.policy.decode(rollout, prompts)
+                images = self.policy.decode(rollout, prompts, clock.count)
             found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges)
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
@@ -286,6 +288,7 @@ class FlowTask(PolicyTask):
         """Lines on the pipeline, sizes, steps and the clip."""
         recipe, denoiser = self.recipe, self.policy.denoiser
         expected = forecast(recipe, levels_of(recipe, denoiser.probe.sigmas), self.elements)
+        steps = expected.optimizer_steps
         high, nats = clip_bounds(recipe, self.elements)
         clip = f", clip {high:.1e} = ±{nats:.2g} nats" if high is not None and nats is not None else ""
         yield (
@@ -294,7 +297,7 @@ class FlowTask(PolicyTask):
         )
         yield (
             f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images an iteration, "
-            f"{len(denoiser.sigmas) - 1} steps, {expected.optimizer_steps} optimizer step(s){clip}"
+            f"{len(denoiser.sigmas) - 1} steps, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
         if (line := budget_line(recipe)) is not None:
             yield line

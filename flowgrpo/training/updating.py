@@ -194,16 +194,19 @@ class Updater:
         first_error = torch.zeros(())
         norms = []
         settings, objective = self.settings, self.objective
-        with self.clock.part(self.task.update_part):
+        with self.clock.part(self.task.update_part, "before the update"):
             objective.prepare(experience)
         for step in range(settings.epochs * settings.updates):
             part = step % settings.updates
             rows = torch.tensor(float(objective.rows(experience, part, keep)), device=self.task.device)
             rows = self.processes.add(rows).clamp(min=1.0)
-            with self.clock.part(self.task.update_part):
+            shown = f"update {step + 1}/{settings.epochs * settings.updates}, batch"
+            with self.clock.part(self.task.update_part, shown):
                 self._settle(experience, part, advantages, keep)
-            for batch in objective.batches(experience, part, keep):
-                with self.clock.part(self.task.update_part):
+                batches = list(objective.batches(experience, part, keep))
+            for number, batch in enumerate(batches, start=1):
+                with self.clock.part(self.task.update_part, shown):
+                    self.clock.count(number, len(batches))
                     outcome = objective.backward(experience, batch, advantages, keep, rows)
                 statistics += outcome.statistics
                 sums = {name: sums.get(name, 0) + value for name, value in outcome.metrics.items()}

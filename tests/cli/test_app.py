@@ -214,7 +214,7 @@ def test_an_interrupt_is_no_traceback(command: Command, monkeypatch: pytest.Monk
 def test_a_signal_while_a_model_loads_says_how_to_go_on(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, status: int, stands: bool
 ):
-    def load(recipe: object, folder: Path, made: object) -> None:
+    def load(recipe: object, folder: Path, made: object, doing: object) -> None:
         if stands:
             folder.mkdir()
             (folder / "config.yaml").write_text("")

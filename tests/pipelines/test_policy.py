@@ -427,6 +427,32 @@ def test_leaves_are_decoded_with_their_own_prompts(key: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_rollout_tells_how_many_of_its_states_are_evaluated() -> None:
+    policy = tiny_policy("sd3")
+    plan = replace(window(policy, steps=(0, 1), samples=3), roots=2)
+    told: list[tuple[int, int]] = []
+
+    def note(done: int, total: int) -> None:
+        told.append((done, total))
+
+    keys = list(range(len(PROMPTS)))
+    with settings(policy, batch=5, decode_batch=4):
+        whole = policy.sample(PROMPTS, keys, plan, told=note)
+        counts = [done for done, _ in told]
+        assert {total for _, total in told} == {whole.evaluations}
+        assert all(0 < after - before <= 5 for before, after in zip([0, *counts], counts))
+        assert counts[-1] == whole.evaluations
+        told.clear()
+        first, last = slice(0, 1), slice(1, len(PROMPTS))
+        parts = [policy.sample(PROMPTS, keys, plan, chunk=chunk, told=note) for chunk in (first, last)]
+        assert told[-1] == (whole.evaluations, whole.evaluations)
+        assert (parts[0].evaluations, whole.evaluations) in told
+        told.clear()
+        leaves = len(policy.decode(whole, PROMPTS, note))
+    assert told == [(min(k + 4, leaves), leaves) for k in range(0, leaves, 4)]
+
+
+@pytest.mark.slow
 def test_the_layout_is_settled_before_the_first_noise_is_drawn() -> None:
     """Only the self-check sees a state in the loop; before it the probe may have seen another tensor."""
     pipe = TINY["sd3"]()

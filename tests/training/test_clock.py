@@ -47,6 +47,20 @@ def test_a_lap_begins_at_nothing_even_within_a_part(time: SimpleNamespace):
     assert sum(clock.lap().values()) == 0
 
 
+def test_who_watches_a_clock_is_told_what_runs_and_how_much_of_it_is_done(time: SimpleNamespace):
+    clock, told = Clock(torch.device("cpu"), PARTS), list[object]()
+    clock.count(1, 2)
+    clock.watcher, clock.counter = told.append, lambda done, total: told.append((done, total))
+    with clock.part("denoiser", "update 1/2"):
+        clock.count(3, 4)
+        with clock.part("decode"):
+            time.now += 1
+        time.now += 2
+    assert told == ["update 1/2", (3, 4), "decode", "update 1/2", "rest"]
+    taken = clock.lap()
+    assert (taken["denoiser"], taken["decode"]) == (2, 1)
+
+
 def test_a_part_ends_when_it_fails(time: SimpleNamespace):
     clock = Clock(torch.device("cpu"), PARTS)
 

@@ -1,10 +1,12 @@
 """What a run prints: a table that fits the terminal, every reward named, and the time that is left."""
 
 import io
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -15,7 +17,7 @@ from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.reporting import progress
 from flowgrpo.training.reporting.pace import Pace, Recurring
 from flowgrpo.training.reporting.progress import ConsoleReporter
-from flowgrpo.training.reporting.progress_table import duration, number, share, sparkline
+from flowgrpo.training.reporting.progress_table import curve, duration, number, share, sparkline
 from flowgrpo.training.reporting.reporter import Alarm
 
 
@@ -43,6 +45,8 @@ def trainer(
     noun: str = "images",
     samples: int = 96,
     lines: tuple[str, ...] = ("what will be done",),
+    rewards: dict[str, float] | None = None,
+    past: list[dict[str, Any]] | None = None,
 ) -> Any:
     recipe = Recipe.model_validate(
         {
@@ -54,9 +58,12 @@ def trainer(
     task = SimpleNamespace(
         describe=lambda: lines, samples_per_iteration=lambda: samples, noun=noun, device=SimpleNamespace(type="cpu")
     )
+    weights = rewards or {"gold": 1.0}
     return SimpleNamespace(
+        rewards=SimpleNamespace(told=None, names=tuple(weights), weights=torch.tensor(list(weights.values()))),
+        run=SimpleNamespace(read_metrics=lambda: past or []), evaluation=SimpleNamespace(names=evaluated, told=None),
         recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
-        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []), evaluation=SimpleNamespace(names=evaluated),
+        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []),
     )  # fmt: skip
 
 
@@ -160,6 +167,44 @@ def test_quick_evaluations_show_their_gain_and_a_curve():
     assert output.getvalue().splitlines()[-1] == "held-out after 10 iterations: gold 0.5000 (+0.100 ± 0.020)  ▁▅██"
 
 
+def test_evaluations_of_all_prompts_show_a_curve_if_there_are_no_quick_ones():
+    shown, output = reporter(120, evaluated=("gold", "proxy"))
+    for done, mean in ((0, 0.4), (4, 0.5), (8, 0.6)):
+        shown.evaluation(done, {"eval/gold": mean, "eval/proxy": 1.0})
+    assert output.getvalue().splitlines()[-2:] == [
+        "held-out after 4 iterations: gold 0.5000, proxy 1.0000",
+        "held-out after 8 iterations: gold 0.6000, proxy 1.0000  gold ▁▅█",
+    ]
+
+
+def test_a_resumed_run_goes_on_with_its_trend_its_held_out_score_and_its_curve():
+    past = [{"iteration": k, "reward/total": 0.1 * k} for k in range(12)]
+    past[0] |= {"eval/gold": 0.2, "quick/gold": 0.1}
+    past[6] |= {"quick/gold": 0.2}
+    shown, output = reporter(120, total=20, quick=6, resumed=12, past=past)
+    shown.iteration(iteration(12, **{"reward/total": 1.2}))
+    assert output.getvalue().splitlines()[-2].split()[2:4] == ["↑0.650", "0.2000"]
+    shown.evaluation(18, {"quick/gold": 0.3})
+    assert output.getvalue().splitlines()[-1].endswith("gold 0.3000  ▁▅█")
+
+
+def test_the_curve_of_a_long_run_is_no_wider_than_the_curve_of_a_short_one():
+    assert curve([0.0, 1.0], 24) == "▁█"
+    assert curve([0.0, 0.0, None, 1.0, 2.0, 2.0], 3) == "▁▅█"
+    assert curve([None, None, 1.0, 2.0], 2) == " ▁"
+    assert len(curve([k / 7 for k in range(1000)], 24)) == 24
+    shown, output = reporter(quick=1)
+    for done in range(200):
+        shown.evaluation(done, {"quick/gold": 0.001 * done})
+    assert len(output.getvalue().splitlines()[-1].split()[-1]) == 24
+
+
+def test_the_rewards_are_named_with_their_weights_before_the_first_iteration():
+    assert reporter()[1].getvalue().splitlines()[2] == "reward gold"
+    several = reporter(rewards={"clip_score": 1.0, "pixels.py:warmth": 0.1, "size": -2.0})[1]
+    assert several.getvalue().splitlines()[2] == "rewards clip_score, 0.1 × pixels.py:warmth, -2 × size"
+
+
 def test_a_curve_has_its_greatest_value_at_the_top_and_leaves_out_what_is_missing():
     assert sparkline([1.0, None, 3.0, float("nan"), 2.0]) == "▁ █ ▅"
     assert sparkline([0.5, 0.5]) == "▁▁"
@@ -206,19 +251,19 @@ def test_several_rewards_are_all_named_under_their_iteration_or_beside_it_where_
     expected = ["gold 0.5000", "clip_score 0.2500", "pixels.py:warmth -3.5000"]
     shown, output = reporter(evaluated=("gold", "clip_score"))
     shown.iteration(record)
-    head, line, below, *_ = output.getvalue().splitlines()[2:]
+    head, line, below, *_ = output.getvalue().splitlines()[3:]
     assert "held-out" not in head
     assert line.split()[1] == "1.0000"
     assert below.split("  ") == ["", "", "", "", "", " " + expected[0], *expected[1:]]
     shown, output = reporter(width=160)
     shown.iteration(record)
-    assert output.getvalue().splitlines()[3].split("  ")[-3:] == expected
+    assert output.getvalue().splitlines()[4].split("  ")[-3:] == expected
 
 
 def test_what_a_recipe_does_not_measure_has_no_column():
     shown, output = reporter(evaluated=())
     shown.iteration({"iteration": 0, "reward/total": 0.5, "reward/gold": 0.5, "ratio/first_error": 0.0})
-    head = output.getvalue().splitlines()[2].split()
+    head = output.getvalue().splitlines()[3].split()
     assert head == ["iteration", "reward", "trend", "images/s", "s/iter", "left"]
 
 
@@ -273,6 +318,13 @@ def test_colours_are_for_terminals_and_not_where_they_are_unwanted(monkeypatch: 
     plain = "guard: gold fell to 0.4 at iteration 50, from 0.6 at the start; that is more than 0.1; the run ends here"
     assert said(io.StringIO()).startswith(plain)
     assert said(Terminal()).startswith("\x1b[1;31m")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    forced = said(io.StringIO())
+    assert forced.startswith("\x1b[1;31m")
+    # Colours alone: no line is folded, and nothing moves.
+    assert forced.splitlines()[0].endswith("its weights are saved\x1b[0m")
+    assert re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", forced) == ["m", "m"]
+    monkeypatch.delenv("FORCE_COLOR")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "31m" not in said(Terminal())
 
@@ -308,12 +360,61 @@ def test_the_moving_line_is_for_terminals_and_leaves_nothing_behind(monkeypatch:
     assert written.rstrip("\n").endswith("\x1b[1A\x1b[2K")
 
 
-@given(st.text(max_size=200), st.one_of(st.none(), st.floats(0, 1e7)), st.integers(40, 200))
-@settings(deadline=None, derandomize=True)
-def test_the_moving_line_is_one_line(text: str, expected: float | None, width: int):
+def moving(text: str, part: str, counted: tuple[int, int] | None, expected: float | None, width: int) -> str:
+    """The moving line, 65 seconds after its activity began."""
     console = Console(file=io.StringIO(), width=width)
     shown = ConsoleReporter(console).activity
-    shown.begin(" ".join(text.split()), expected)
-    shown.part("denoiser")
+    shown.begin(text, expected)
+    shown._began -= 65.0
+    shown.part(part)
+    if counted is not None:
+        shown.count(*counted)
     console.print(shown.line(width))
-    assert len(console.file.getvalue().splitlines()) == 1  # type: ignore[attr-defined]
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return written.rstrip("\n")
+
+
+@given(
+    st.text(max_size=200), st.sampled_from(["denoiser", "rest", "update 12/16, batch"]), st.integers(20, 200),
+    st.one_of(st.none(), st.floats(0, 1e7)), st.one_of(st.none(), st.tuples(st.integers(0, 10**7), st.just(10**7))),
+)  # fmt: skip
+@settings(deadline=None, derandomize=True)
+def test_the_moving_line_is_one_line(
+    text: str, part: str, width: int, expected: float | None, counted: tuple[int, int] | None
+):
+    line = moving(" ".join(text.split()), part, counted, expected, width)
+    assert "\n" not in line
+    assert cell_len(line) <= width
+
+
+def test_the_moving_line_says_what_is_done_of_which_part():
+    label = "iteration 100/300: update 1/2, batch 17/120"
+    at_80 = moving("iteration 100/300", "update 1/2, batch", (17, 120), 754.0, 80)
+    assert at_80.split(maxsplit=1)[1] == f"1:05 of about 12:34 {label}"
+    assert moving("iteration 100/300", "update 1/2, batch", (17, 120), 754.0, 60) == f"1:05 {label}"
+    assert moving("iteration 100/300", "denoiser", (17, 9600), None, 47) == "1:05 iteration 100/300: sampling 17/9,600"
+    assert moving("evaluation", "rest", None, None, 40) == "1:05 evaluation"
+
+
+def test_the_bar_is_of_the_time_if_it_is_known_and_else_of_what_is_counted():
+    def part_done(counted: tuple[int, int] | None, expected: float | None) -> str:
+        return moving("iteration 1/3", "denoiser", counted, expected, 80).split()[0]
+
+    # 65 s of 130 s are half of twelve columns; 3 of 12 states are a quarter.
+    assert part_done((3, 12), 130.0) == part_done(None, 130.0) == part_done((6, 12), None) == "━" * 6
+    assert part_done((3, 12), None) == "━" * 3
+
+
+def test_a_count_is_of_its_part_alone():
+    console = Console(file=io.StringIO(), width=80)
+    shown = ConsoleReporter(console).activity
+    shown.begin("iteration 1/3")
+    for part, expected in (("denoiser", "sampling 5/8"), ("rest", "iteration 1/3"), ("denoiser", "sampling 5/8")):
+        shown.part(part)
+        if part == "denoiser":
+            shown.count(5, 8)
+        console.print(shown.line(80))
+        assert console.file.getvalue().rstrip().endswith(expected)  # type: ignore[attr-defined]
+    shown.part("decode")
+    console.print(shown.line(80))
+    assert console.file.getvalue().rstrip().endswith("decoding")  # type: ignore[attr-defined]

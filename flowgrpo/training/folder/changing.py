@@ -135,7 +135,7 @@ def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[
         iteration: the next iteration.
     """
     length, optimizer = _length(before), recipe.optimizer
-    if optimizer.schedule == "constant" or length in (None, recipe.run.iterations):
+    if optimizer.schedule in ("constant", "inverse") or length in (None, recipe.run.iterations):
         return
     old = recipe.model_copy(update={"run": recipe.run.model_copy(update={"iterations": length})})
     taken = iteration * optimizer.epochs * optimizer.updates

@@ -61,9 +61,9 @@ class Evaluator:
         size = None if seen is None else math.lcm(company_of(self.recipe), seeds) // seeds
         for part in chunks_of(len(rows), size):
             with clock.part("denoiser"):
-                rollout = self.policy.sample(prompts, keys, plan, chunk=part)
+                rollout = self.policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
             with clock.part("decode"):
-                images = self.policy.decode(rollout, prompts)
+                images = self.policy.decode(rollout, prompts, clock.count)
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
             if seen is not None:
                 seen(part.stop * seeds)

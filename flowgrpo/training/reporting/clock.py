@@ -21,8 +21,11 @@ class Clock:
         self.device, self.parts = device, tuple(parts)
         self.seconds = dict.fromkeys(self.parts, 0.0)
         self.watcher: Callable[[str], None] | None = None
-        """Called with the name of the part that begins or goes on."""
+        """Called with the name of the part that begins or goes on, or with what is shown in its place."""
+        self.counter: Callable[[int, int], None] | None = None
+        """Called with how much of the running part is done, and with the whole."""
         self._open = ["rest"]
+        self._shown = ["rest"]
         self._since = self._now()
 
     def _now(self) -> float:
@@ -36,21 +39,29 @@ class Clock:
         self._since = now
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count what happens inside for `name`."""
+    def part(self, name: str, shown: str | None = None) -> Iterator[None]:
+        """Count what happens inside for `name`; the watcher is told `shown`, if it is given."""
         self._switch()
         self._open.append(name)
-        self._tell()
+        self._shown.append(shown or name)
+        self.doing(self._shown[-1])
         try:
             yield
         finally:
             self._switch()
             self._open.pop()
-            self._tell()
+            self._shown.pop()
+            self.doing(self._shown[-1])
 
-    def _tell(self) -> None:
+    def doing(self, what: str) -> None:
+        """Tell the watcher what happens now. No time is measured."""
         if self.watcher is not None:
-            self.watcher(self._open[-1])
+            self.watcher(what)
+
+    def count(self, done: int, total: int) -> None:
+        """Tell the counter how much of the running part is done. No time is measured."""
+        if self.counter is not None:
+            self.counter(done, total)
 
     def lap(self) -> dict[str, float]:
         """Seconds by part since the last lap."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from statistics import median
 from types import TracebackType
@@ -22,6 +22,7 @@ from .progress_table import (
     INDENT,
     Column,
     columns_of,
+    curve,
     duration,
     fitting,
     folded,
@@ -32,7 +33,7 @@ from .progress_table import (
     number,
     row,
     share,
-    sparkline,
+    weighted,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _TREND = 20
 _HEADER_EVERY = 25
+_CURVE = 24
 _PREFIX = "reward/"
 
 
@@ -79,7 +81,8 @@ class ConsoleReporter:
 
     def say(self, text: str, style: str = "") -> None:
         """Print one line. If a terminal is too narrow, the line is wrapped between words."""
-        if self.console.is_terminal and cell_len(text) > self.console.width:
+        # With FORCE_COLOR, `is_terminal` is true for a pipe too.
+        if self.console.file.isatty() and cell_len(text) > self.console.width:
             shown = textwrap.fill(
                 text, self.console.width - 1, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
             )
@@ -87,10 +90,14 @@ class ConsoleReporter:
             shown = text
         self._print(Text(shown, style), text)
 
-    def doing(self, text: str) -> None:
-        """Show on a terminal what the run is doing, until the next call."""
-        if self.main:
+    def doing(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Show on a terminal what the run is doing, until the next call, and how much of it is done."""
+        if not self.main:
+            return
+        if text != self.activity.text:
             self.activity.begin(text)
+        if total:
+            self.activity.count(done, total)
 
     def started(self, trainer: Trainer) -> None:
         """Print what the run will do."""
@@ -104,10 +111,33 @@ class ConsoleReporter:
         self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}")
         for line in task.describe():
             self.say(line, "yellow" if line.startswith("note:") else "")
+        names, weights = trainer.rewards.names, trainer.rewards.weights.tolist()
+        self.say(f"reward{'s' if len(names) > 1 else ''} {weighted(names, weights)}")
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
-        trainer.clock.watcher = self.activity.part
+            self._remember(trainer.run.read_metrics() if self.main else [])
+        trainer.clock.watcher, trainer.clock.counter = self.activity.part, self.activity.count
+        for rewards in (trainer.rewards, trainer.evaluation):
+            rewards.told = lambda name: self.activity.part(f"reward {name}")
         self._expect(trainer.next_iteration)
+
+    def _remember(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Take trend, held-out score and curve from the metrics of the iterations before a resume."""
+        for record in records:
+            if (reward := record.get("reward/total")) is not None:
+                self._rewards.append(reward)
+            self._held(record)
+
+    def _held(self, record: Mapping[str, Any]) -> dict[str, float | None]:
+        """Take the held-out score and the curve from an evaluation; returns the means that the curve follows, if any.
+
+        The curve is of one set of prompts: the few of quick evaluations, if the run makes them.
+        """
+        means = means_of(record, "quick" if self._few else "eval")
+        if means:
+            self._heldout = next(iter(means.values()))
+            self._curve.append(self._heldout)
+        return means
 
     def _recurring(self, trainer: Trainer) -> tuple[Recurring | None, Recurring | None]:
         settings, samples = trainer.recipe.evaluate, max(self._samples, 1)
@@ -175,29 +205,33 @@ class ConsoleReporter:
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self.say(f"note: {text}")
+        self.say(f"note: {text}", "yellow")
 
     def symptom(self, symptom: Symptom) -> None:
         """Print a symptom as a warning."""
-        self.say(f"warning: {symptom}")
+        self.say(f"warning: {symptom}", "yellow")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Print the results of an evaluation of all prompts, of some, or of both."""
         self.pace.evaluated(time.perf_counter(), iteration)
         after = f"after {iteration} iteration{'' if iteration == 1 else 's'}"
         whole, few = means_of(record, "eval"), means_of(record, "quick")
+        followed = self._held(record)
         if whole and whole != few:
-            self._heldout = next(iter(whole.values()))
             listed = ", ".join(f"{name} {number(mean, 10, 4)}" for name, mean in whole.items())
-            self.say(f"held-out {after}: {listed}", "cyan")
+            self.say(f"held-out {after}: {listed}{self._drawn(followed) if followed == whole else ''}", "cyan")
         if few:
-            self._heldout = next(iter(few.values()))
-            self._curve.append(self._heldout)
             prompts = "held-out" if whole == few else f"first {self._few} held-out prompts"
             listed = ", ".join(f"{name} {number(mean, 10, 4)}{gained(record, name)}" for name, mean in few.items())
-            curve = f"  {sparkline(self._curve)}" if len(self._curve) > 2 else ""
-            self.say(f"{prompts} {after}: {listed}{curve}", "cyan")
+            self.say(f"{prompts} {after}: {listed}{self._drawn(followed)}", "cyan")
         self._expect(iteration, evaluated=True)
+
+    def _drawn(self, means: Mapping[str, float | None]) -> str:
+        """The curve of the held-out score, from the third evaluation on. With several rewards, it says its own."""
+        if len(self._curve) < 3:
+            return ""
+        name = f"{next(iter(means))} " if len(means) > 1 else ""
+        return f"  {name}{curve(self._curve, _CURVE)}"
 
     def _expect(self, done: int, evaluated: bool = False) -> None:
         """Show the activity that follows after `done` iterations."""

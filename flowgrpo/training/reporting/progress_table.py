@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.cells import cell_len, chop_cells, set_cell_size
@@ -153,6 +154,22 @@ def sparkline(values: Sequence[float | None]) -> str:
         for value in values
     ]
     return "".join(cells)
+
+
+def curve(values: Sequence[float | None], width: int) -> str:
+    """`sparkline` in at most `width` columns. Of more values, a column shows the mean of neighbours."""
+    count = min(len(values), width)
+    cells: list[float | None] = []
+    for k in range(count):
+        part = values[k * len(values) // count : (k + 1) * len(values) // count]
+        known = [value for value in part if value is not None and math.isfinite(value)]
+        cells.append(fmean(known) if known else None)
+    return sparkline(cells)
+
+
+def weighted(names: Sequence[str], weights: Sequence[float]) -> str:
+    """The rewards of a run with their weights: `pickscore, 0.1 × jpeg_compressibility`."""
+    return ", ".join(name if weight == 1 else f"{weight:.4g} × {name}" for name, weight in zip(names, weights))
 
 
 def folded(items: Sequence[str], width: int) -> Iterator[str]:

@@ -61,10 +61,12 @@ class TextTask(PolicyTask):
     ) -> Completions:
         """Sample a group of completions of each prompt, all in one chunk."""
         recipe = self.recipe
+        count, group = clock.count, recipe.rollout.group
         with clock.part("sampling"):
             found = self.policy.sample(
-                rows, keys, recipe.rollout.group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch
-            )
+                rows, keys, group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch,
+                seen=lambda done: count(done, len(rows) * group),
+            )  # fmt: skip
         drop = bool(recipe.objective.get("drop_truncated"))
         return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
 
@@ -77,10 +79,16 @@ class TextTask(PolicyTask):
     ) -> Completions:
         """Sample completions at the temperature of evaluations; `seen` is called with the number so far."""
         settings = self.recipe.evaluate
+
+        def done(count: int) -> None:
+            clock.count(count, len(rows) * settings.seeds)
+            if seen is not None:
+                seen(count)
+
         with clock.part("sampling"):
             return self.policy.sample(
                 rows, keys, settings.seeds, temperature=settings.temperature,
-                batch=settings.batch or self.recipe.rollout.batch, seen=seen,
+                batch=settings.batch or self.recipe.rollout.batch, seen=done,
             )  # fmt: skip
 
     def learn(self, experience: Completions, scores: RewardBatch) -> dict[str, float]:
@@ -107,7 +115,7 @@ class TextTask(PolicyTask):
         )
         yield (
             f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} completions an iteration, at most "
-            f"{recipe.generation.max_tokens} tokens, {steps} optimizer step(s){clip}"
+            f"{recipe.generation.max_tokens} tokens, {steps} optimizer step{'' if steps == 1 else 's'}{clip}"
         )
         if (line := budget_line(recipe)) is not None:
             yield line
