@@ -240,7 +240,8 @@ def evaluate(
         ),
     ] = "heldout",
     out: Annotated[
-        Path | None, typer.Option(help="Text: folder for an `index.jsonl` of the completions and their rewards.")
+        Path | None,
+        typer.Option(help="Folder for the samples: images, and an `index.jsonl` with the rewards of every sample."),
     ] = None,
     trust: TrustOption = False,
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..training.checking import reward_specs
 from ..training.credit.pooling import asked
 from ..training.data import PromptRow, columns_of
 from ..training.evaluating import evaluation_key
-from ..training.folder.run_folder import save_image
+from ..training.folder.run_folder import save_image, write_text
 from ..training.images.evaluator import company_of
 from ..training.planning import steps_of
 from ..training.recipe_prompts import parts_of, read_heldout, read_split
@@ -181,7 +182,8 @@ def evaluate_model(
         model: a run folder, a model folder, a hub id or an embedded model.
         recipe: says how samples are made, and has the prompts, rewards and lengths; of images or of text.
         split: the prompts: one of `SPLITS`.
-        out: folder for the completions with their rewards, in the format of a run's `samples/index.jsonl`; text only.
+        out: folder for the samples with their rewards: `index.jsonl` in the format of a run's `samples/index.jsonl`,
+            and for images `eval-NNNN.png`.
         base: for a run, evaluate the model before training.
         checkpoint: for a run, evaluate this checkpoint: `latest`, or the number of iterations before it.
         say: called with lines that say what is evaluated, and how many samples are done.
@@ -195,8 +197,6 @@ def evaluate_model(
         raise ValueError(
             f"{model} makes {made}, but {recipe.name} is a recipe of {recipe.task}; name a recipe of {made}"
         )
-    if out is not None and not isinstance(recipe, TextRecipe):
-        raise ValueError("--out keeps the completions of a recipe of text; leave it out for images")
     index = None if out is None else new_index(out)
     source, rows = recipe.data.source(split), read_split(recipe, split)
     if not source or not rows:
@@ -217,8 +217,30 @@ def evaluate_model(
     rewards.close()
     if index is not None:
         done = 0 if base else iterations_done(model, checkpoint)
-        write_completions(index, "eval", done, sample_records(rows, experience, scores), experience.samples)
+        records = sample_records(rows, experience, scores)
+        if isinstance(recipe, TextRecipe):
+            write_completions(index, "eval", done, records, experience.samples)
+        else:
+            _write_images(index, done, records, experience.samples)
     return _summaries(scores, torch.tensor(experience.prompt_of_sample))
+
+
+def _write_images(index: Path, iteration: int, records: Iterable[Mapping[str, Any]], images: torch.Tensor) -> None:
+    """Write the images of an evaluation beside a new index of them; the index comes last.
+
+    Args:
+        index: the file to write.
+        iteration: number of iterations that trained the model.
+        records: one for each image.
+        images: [N, 3, H, W], or videos [N, F, 3, H, W].
+    """
+    index.parent.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for number, (record, image) in enumerate(zip(records, images, strict=True)):
+        name = f"eval-{number:04d}.png"
+        save_image(index.parent / name, image)
+        lines.append({"phase": "eval", "iteration": iteration, **record, "image": name})
+    write_text(index, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
 def _evaluated(

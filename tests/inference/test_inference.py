@@ -279,3 +279,18 @@ def test_the_command_says_at_once_what_it_does_and_how_far_it_is(command: Comman
     words = ("sample", "a star", "--model", str(finished), "--batch", "2", "--dtype", "bfloat16", "--steps", "3")
     said = command(*words, "--set", "model.call.guidance_scale=2.0", "--out", "other")[1].splitlines()
     assert said[0] == f"1 image(s) by {finished}: bfloat16, 3 steps, batch 2, guidance_scale 2.0"
+
+
+def test_an_evaluation_keeps_its_images_with_their_rewards(finished: Path, tmp_path: Path, command: Command) -> None:
+    status, output, errors = command("evaluate", str(finished), "--out", "kept")
+    assert (status, errors) == (0, "")
+    assert output.endswith("written to kept/index.jsonl\n")
+    lines = [json.loads(line) for line in (tmp_path / "kept" / "index.jsonl").read_text().splitlines()]
+    own = evaluations(finished, 2)
+    assert len(lines) == len(own) > 1
+    for line, record in zip(lines, own):
+        assert {**line, "image": ""} == {**record, "image": ""}
+        assert line["rewards"]["jpeg_incompressibility"] > 0
+        assert np.array_equal(shown(tmp_path / "kept" / line["image"]), shown(finished / "samples" / record["image"]))
+    status, _, errors = command("evaluate", str(finished), "--out", "kept")
+    assert (status, "index.jsonl exists; name another folder with --out" in errors) == (1, True)
