@@ -144,6 +144,12 @@ def _resume(reader: Reader, words: list[str], example: Example) -> list[str]:
     return ["run.iterations=3" if word.startswith("run.iterations=") else word for word in words]
 
 
+@rule("adapter")
+def _adapter(reader: Reader, words: list[str], example: Example) -> list[str]:
+    reader.stock.put_run(reader.home / given(["adapter"], words)["run"])
+    return words
+
+
 def _put_film_model(reader: Reader) -> list[str]:
     """Write a tiny model of videos into the folder `film`; returns the words that call it."""
     tiny = VIDEOS["WanPipeline"]

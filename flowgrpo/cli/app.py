@@ -15,6 +15,7 @@ import typer.core
 from rich.console import Console
 
 from ..rewards.given_up import ended_for_sure
+from .adapter import adapter
 from .allocator import keep_freed_memory
 from .export import export
 from .gallery import gallery
@@ -60,6 +61,7 @@ app.add_typer(build_app, name="build")
 app.add_typer(rewards_app, name="rewards")
 app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
+app.command()(adapter)
 app.command()(parts)
 
 

@@ -37,7 +37,8 @@ class LivePage:
         self.tell("Page.navigate", url="about:blank")
         self.tell("Page.navigate", url=address)
         while not self.value("document.documentElement?.dataset.ready === 'yes'"):
-            pass
+            fault = self.value("document.getElementById('fault')?.textContent")
+            assert not fault, fault
 
     def value(self, expression: str) -> Any:
         """The value of an expression of JavaScript; a promise is waited for."""

@@ -89,6 +89,7 @@ def test_a_video_plays(tmp_path: Path, show: Show, single: bool) -> None:
     seconds = page.value(
         "new Promise((done, fail) => { const video = document.querySelector('#pairs video');"
         "video.addEventListener('error', () => fail(video.error.message));"
+        "setTimeout(() => fail('the video stands still'), 20000);"
         "const see = () => (video.currentTime > 0.2 ? done(video.currentTime) : requestAnimationFrame(see)); see(); })"
     )
     assert 0.2 < seconds <= 12 / 16
