@@ -288,6 +288,12 @@ def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | 
     return None
 
 
+@rule("watch")
+def _watch(reader: Reader, words: list[str], example: Example) -> list[str]:
+    reader.put_run(str(given(["watch"], words)["run"]))
+    return words
+
+
 def _vote_twice(seen: list[int]) -> Callable[..., None]:
     """A replacement for the server's loop: it answers a request for the page and two choices, and ends as by Ctrl-C."""
     serve = VoteServer.serve_forever

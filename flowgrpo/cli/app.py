@@ -27,6 +27,7 @@ from .rewards import rewards_app
 from .sample import evaluate, sample
 from .stop import stoppable
 from .trusting import TrustOption, trust_run
+from .watching import watch
 
 if TYPE_CHECKING:
     from ..training.reporting.progress import ConsoleReporter
@@ -190,6 +191,7 @@ def _run(session: Session, reporter: ConsoleReporter, stop: Stop, resume: bool) 
             reporter.say(f"gallery: {page}")
 
 
+app.command()(watch)
 app.command()(plan)
 app.command()(sample)
 app.command()(evaluate)

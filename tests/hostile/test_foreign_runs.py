@@ -32,6 +32,7 @@ SHOWING = {
     "report": "gallery run --report",
     "single": "gallery run --single new.html",
     "watch": "gallery run --watch",
+    "follow": "watch run",
 }
 """Commands that show a run."""
 COMMANDS = READING | SHOWING
@@ -145,7 +146,7 @@ def contents(home: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("name", ["resume", "evaluate", "sample", "gallery", "watch"])
+@pytest.mark.parametrize("name", ["resume", "evaluate", "sample", "gallery", "watch", "follow"])
 def test_a_named_pipe_does_not_stop_a_command_for_ever(home: Path, command: Command, name: str):
     (home / "run" / "metrics.jsonl").unlink()
     os.mkfifo(home / "run" / "metrics.jsonl")

@@ -53,6 +53,19 @@ def test_a_second_writer_is_told_who_the_first_is(run: RunFolder, holder: subpro
 
 
 @pytest.mark.slow
+def test_anybody_may_ask_whether_a_folder_is_held(
+    run: RunFolder, holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert lock.held(run.path)
+    assert lock.held(run.path)
+    holder.kill()
+    holder.wait()
+    assert not lock.held(run.path)
+    assert not lock.held(tmp_path)
+    run.claim()
+
+
+@pytest.mark.slow
 def test_the_command_refuses_a_run_that_is_being_written(
     run: RunFolder, holder: subprocess.Popen[str], command: Command
 ) -> None:

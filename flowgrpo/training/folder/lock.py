@@ -68,6 +68,25 @@ def release(folder: Path) -> None:
         os.close(_held.pop(key)[0])
 
 
+def held(folder: Path) -> bool:
+    """Whether another process holds the lock of a folder; False if the file system has no locks.
+
+    The lock is taken for a moment, and a run that starts in this moment would be refused. So ask only about a run that
+    seems to have ended. A process that holds the lock itself must not ask, because it would lose the lock.
+    """
+    try:
+        handle = os.open(folder / NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        _lock(handle)
+    except OSError as error:
+        return error.errno in _TAKEN
+    finally:
+        os.close(handle)
+    return False
+
+
 def _lock(handle: int) -> None:
     try:
         import fcntl

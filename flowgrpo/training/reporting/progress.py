@@ -121,6 +121,20 @@ class ConsoleReporter:
             rewards.told = lambda name: self.activity.part(f"reward {name}")
         self._expect(trainer.next_iteration)
 
+    def follow(self, total: int, few: int, past: Sequence[Mapping[str, Any]], evaluated: tuple[str, ...]) -> None:
+        """Print the records of a run of another process from now on.
+
+        Args:
+            total: iterations of the run.
+            few: prompts of its quick evaluations; 0 if there are none.
+            past: records that are not printed.
+            evaluated: names of the rewards that the run evaluates.
+        """
+        # How many samples an iteration has is not in the records, so there is no rate.
+        self._first, self._total, self._few, self._evaluated, self._noun = -1, total, few, evaluated, ""
+        self.pace = Pace(total, None, None, time.perf_counter())
+        self._remember(past)
+
     def _remember(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Take trend, held-out score and curve from the metrics of the iterations before a resume."""
         for record in records:

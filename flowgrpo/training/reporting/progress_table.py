@@ -38,11 +38,13 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
     Args:
         record: metrics of an iteration; a metric that the run does not have gets no column.
         total: iterations of the run.
-        noun: what a sample is called, in the plural.
+        noun: what a sample is called, in the plural; if empty, there is no column for the rate.
         heldout: whether an evaluation has exactly one number.
     """
+    rate = f"{noun[:6]}/s"
     measured = {
         "held-out": heldout,
+        rate: noun != "",
         "ratio": record.get("ratio/mean") is not None,
         "clip": record.get("clip_share") is not None,
         "kl": record.get("kl") is not None,
@@ -55,7 +57,7 @@ def columns_of(record: Mapping[str, Any], total: int, noun: str, heldout: bool) 
         Column("ratio", 8, 3),
         Column("clip", 6, 4),
         Column("kl", 6, 6),
-        Column(f"{noun[:6]}/s", 8, 7),
+        Column(rate, 8, 7),
         Column("s/iter", 6, 2),
         Column("left", 6),
     ]
