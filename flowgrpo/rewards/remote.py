@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .base import InvalidScores, Scores
@@ -13,8 +14,9 @@ from .inputs import Inputs
 from .options import check_seconds
 from .scores import normalise
 from .serving import wire
+from .serving.client_pool import ClientPool
 from .serving.declaration import SAMPLES, Declaration
-from .serving.http_client import HttpClient, ServerError, Unavailable, persist
+from .serving.http_client import ServerError, Unavailable, persist
 
 MOST_REPLY_BYTES = 256 << 20
 
@@ -28,7 +30,8 @@ class Remote:
     server that comes back with another reward, or with other options, is refused.
 
     Args:
-        url: the server's address, such as "http://127.0.0.1:8765".
+        url: the server's address, such as "http://127.0.0.1:8765", or a list of addresses of servers of the same
+            reward. Requests go to the servers in turn, and past a server that cannot be reached or is too busy.
         token_env: environment variable that holds the token, if the server asks for one.
         ca_file: PEM file with the certificate of the server or of its authority, if `url` begins with https:// and the
             system does not trust that certificate.
@@ -49,7 +52,7 @@ class Remote:
 
     def __init__(
         self,
-        url: str,
+        url: str | list[str],
         *,
         token_env: str | None = None,
         ca_file: str | None = None,
@@ -64,7 +67,7 @@ class Remote:
         if encoding not in wire.ENCODINGS:
             raise ValueError(f"remote: encoding is {encoding!r}; give one of {', '.join(wire.ENCODINGS)}")
         self.patience, self.encoding = patience, encoding
-        self._client = HttpClient(
+        self._client = ClientPool(
             "remote", url, token_env=token_env, ca_file=ca_file, timeout=timeout, most_bytes=MOST_REPLY_BYTES
         )
         self.declaration, self.limits = self._ask_what_it_serves()
@@ -189,12 +192,18 @@ class Remote:
     def _ask_what_it_serves(self) -> tuple[Declaration, wire.WireLimits]:
         url = self._client.url
         try:
-            told = json.loads(self._persist(lambda: self._client.request("GET", "/info")).body)
-            if told["version"] != wire.VERSION:
-                raise ValueError(
-                    f"it speaks version {told['version']!r}, but this client speaks version {wire.VERSION}"
-                )
-            return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])
+            replies = self._persist(lambda: self._client.answers("/info"))
+            found = {each: _what_is_served(reply.body) for each, reply in replies.items()}
+            (first, (declaration, _)), *others = found.items()
+            for other, (served, _) in others:
+                if served.fingerprint != declaration.fingerprint:
+                    raise ValueError(
+                        f"{first} serves {declaration.reward!r}, and {other} serves {served.reward!r} or has other "
+                        "options; start the same reward with the same options at every address"
+                    )
+            limits = [each for _, each in found.values()]
+            least = (min(one.most_bytes for one in limits), min(one.most_samples for one in limits))
+            return declaration, replace(limits[0], most_bytes=least[0], most_samples=least[1])
         except Unavailable as error:
             raise ValueError(f"remote: {error}; start `flowgrpo rewards serve NAME` there") from None
         except (ServerError, ValueError, TypeError, KeyError, RecursionError) as error:
@@ -202,6 +211,14 @@ class Remote:
 
     def _persist(self, attempt: Callable[[], Any]) -> Any:
         return persist(attempt, self.patience, sleep=self.sleep, clock=self.clock)
+
+
+def _what_is_served(body: bytes) -> tuple[Declaration, wire.WireLimits]:
+    """The reward and the limits that a server has told."""
+    told = json.loads(body)
+    if told["version"] != wire.VERSION:
+        raise ValueError(f"it speaks version {told['version']!r}, but this client speaks version {wire.VERSION}")
+    return Declaration.from_json(told["declaration"]), wire.WireLimits(**told["limits"])
 
 
 def _text_bytes(inputs: Inputs) -> int:

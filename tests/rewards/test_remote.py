@@ -322,3 +322,67 @@ def test_a_hostile_reply_is_an_error_and_never_a_score(serve, monkeypatch):
         monkeypatch.setattr(HttpClient, "request", lambda self, *words, body=body: Reply(200, body))
         with pytest.raises(RewardError, match="InvalidScores"):
             away.score(images(1), ["a"])
+
+
+# -- several addresses -------------------------------------------------------------------------------------------------
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The path and the address of every request, in order."""
+    asked: list[tuple[str, str]] = []
+    request = HttpClient.request
+
+    def noted(self: HttpClient, method: str, path: str, *rest: Any) -> Reply:
+        asked.append((path, self.url))
+        return request(self, method, path, *rest)
+
+    monkeypatch.setattr(HttpClient, "request", noted)
+    return asked
+
+
+def test_requests_go_to_several_servers_in_turn(serve, monkeypatch):
+    one, two = serve("level"), serve("level")
+    expected = remote(one.url).score(images(), PROMPTS)
+    asked = counting(monkeypatch)
+    away = remote([one.url, two.url])
+    for _ in range(4):
+        assert same(away.score(images(), PROMPTS), expected)
+    urls = [one.url, two.url]
+    assert asked == [("/info", url) for url in urls] + [("/score", url) for url in urls * 2]
+
+
+def test_a_server_that_is_away_is_passed_over_at_once_and_used_again(serve, clock, monkeypatch):
+    one, two = serve("level"), serve("level")
+    expected = remote(one.url).score(images(), PROMPTS)
+    away = remote([one.url, two.url])
+    one.kill()
+    for _ in range(3):
+        assert same(away.score(images(), PROMPTS), expected)
+    assert clock.now == 0.0
+    back = serve("level", port=one.port)
+    asked = counting(monkeypatch)
+    for _ in range(2):
+        assert same(away.score(images(), PROMPTS), expected)
+    assert {url for _, url in asked} == {back.url, two.url}
+
+
+def test_if_every_server_is_away_each_reason_is_said(serve, clock):
+    one, two = serve("level"), serve("level")
+    away = remote([one.url, two.url], patience=5.0)
+    one.kill()
+    two.kill()
+    with pytest.raises(RewardError, match=r"; http.* times in ") as failed:
+        away.score(images(), PROMPTS)
+    assert all(f"{server.url}: " in str(failed.value) for server in (one, two))
+    assert clock.now > 0
+
+
+def test_servers_of_different_rewards_are_refused(serve):
+    one, two, other = serve("level"), serve("level", {"gain": 2.0}), serve("Small")
+    for second in (two, other):
+        with pytest.raises(ValueError, match=rf"{one.url} serves 'level', and {second.url} serves .* at every address"):
+            remote([one.url, second.url])
+    with pytest.raises(ValueError, match="more than once; give each address once"):
+        remote([one.url, f"{one.url}/"])
+    with pytest.raises(ValueError, match="empty list"):
+        remote([])
