@@ -123,7 +123,7 @@ def small_text(random_language_folder: Path, tmp_path: Path) -> list[str]:
         f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:nines'}}]",
         "rollout={prompts: 3, group: 4, batch: 8, tokens: 60}", "generation.max_tokens=6", "model.train=lora",
         "evaluate={every: 2, prompts: 5}", "run={iterations: 4, checkpoint_every: 1, sample_every: 2}",
-        "optimizer.learning_rate=0.01",
+        "optimizer={learning_rate: 0.01, warmup: 0, ema: null}",
     ]  # fmt: skip
 
 

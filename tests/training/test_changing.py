@@ -88,6 +88,20 @@ def test_a_finished_run_that_is_made_longer_equals_the_longer_run(words: list[st
 
 
 @pytest.mark.slow
+def test_a_first_run_that_is_made_longer_equals_the_longer_run(random_pipeline: Path, tmp_path: Path) -> None:
+    given = [
+        f"model.path={random_pipeline}", "model.release_text_encoders=false",
+        "rollout={prompts: 2, group: 6, batch: 12, decode_batch: 12}", "evaluate={every: 2, prompts: 2, quick: null}",
+    ]  # fmt: skip
+    for name, length in (("whole", 4), ("run", 2)):
+        run = f"run={{iterations: {length}, checkpoint_every: 2, sample_every: 2}}"
+        start(load_recipe("default", [*given, run]), tmp_path / name).trainer(Silent()).train()
+    heard = resumed(tmp_path / "run", "run.iterations=4")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    assert not any("learning rate" in note for note in heard.notes)
+
+
+@pytest.mark.slow
 def test_the_last_evaluation_of_the_shorter_run_stays(words: list[str], tmp_path: Path) -> None:
     run = trained(words, tmp_path / "run", "run.iterations=3")
     assert evaluated(run) == [0, 2, 3]
