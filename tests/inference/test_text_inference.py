@@ -217,7 +217,6 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
         (["sample", "1+1=", "--model", "arithmetic", "--base"], "is not a run"),
         (["sample", "a star", "--base"], "is not a run"),
         (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
-        (["evaluate", "scenes", "mixgrpo_flash_guard", "--out", "held"], "completions of a recipe of text"),
         (["evaluate", "some/model"], "it has no prompts and rewards for an evaluation; name a recipe"),
         (
             ["evaluate", "arithmetic", "data.heldout=null"],
