@@ -16,6 +16,7 @@ from typing import Any
 
 from ...configs.load import dump_recipe, load_recipe
 from ...configs.schema import AnyRecipe
+from ...configs.sections import RunConfig
 from ...configs.yaml_text import parse_yaml, read_text
 from ..updating import learning_rate
 from .checkpoint import LAST
@@ -108,7 +109,7 @@ def adopt(run: RunFolder, iteration: int, checkpoint: Path | None, recipe: str) 
         if iteration > 0 or kept:
             _write(run, iteration, recipe)
     # A file that was edited by hand stays as it is.
-    if dump_recipe(load_recipe(run.config, rewards=False)) != recipe:
+    if not read_text(run.config) or dump_recipe(load_recipe(run.config, rewards=False)) != recipe:
         write_text(run.config, recipe)
 
 
@@ -117,9 +118,8 @@ def former_ends(run: RunFolder) -> set[int]:
     return {start for (_, before), (start, _) in pairwise(_recipes(run)) if _length(before) == start}
 
 
-def first_checkpoint(run: RunFolder) -> int:
+def first_checkpoint(run: RunFolder, now: RunConfig) -> int:
     """A number of iterations after which some checkpoint was written, whichever of its recipes the run had."""
-    now = load_recipe(run.config, rewards=False).run
     found = [now.checkpoint_every, now.iterations]
     for _, file in _recipes(run):
         found += [int(value) for key in ("checkpoint_every", "iterations") if (value := _of_run(file).get(key))]

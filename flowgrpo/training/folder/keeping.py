@@ -88,7 +88,7 @@ class Keeper:
         return self._saved
 
     def _chosen(self) -> int | None:
-        checkpoint = newest_whole(self.run, first_checkpoint(self.run), self.reporter.note)
+        checkpoint = newest_whole(self.run, first_checkpoint(self.run, self.settings), self.reporter.note)
         if checkpoint is None:
             return None
         iteration = int(checkpoint.name.removeprefix("iter-"))
