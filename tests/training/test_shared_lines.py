@@ -32,7 +32,7 @@ def lines(
         "def weight(completions, **columns):\n    return [sum(map(ord, text)) / 500 for text in completions]\n"
     )
     own = [f"model.path={random_language_folder}", f"rewards=[{{name: '{reward}:weight'}}]", "generation.max_tokens=6",
-           "objective.surrogate=clip"]  # fmt: skip
+           "objective.surrogate=clip", "optimizer={learning_rate: 2.0e-4, warmup: 0, ema: null}"]  # fmt: skip
     return "text", [*ROLLOUT, *own]
 
 
