@@ -87,9 +87,8 @@ def completion_statistics(
     """Log-probs of completions, and the entropies of the distributions of their tokens.
 
     With `shared_prefix` each prompt is encoded once, and all of its completions use its keys and values (Prefix
-    Grouper, arXiv 2506.05433), and equal completions of a prompt are scored once. Up to rounding, value and gradient
-    are those of the plain path. The cost is P prompts instead of B, and short answers that many samples share cost as
-    much as one of them.
+    Grouper, arXiv 2506.05433). Equal completions of a prompt are scored once. Value and gradient equal the value and
+    gradient of the plain path, up to rounding. P prompts are encoded instead of B.
 
     Args:
         language: the model.
