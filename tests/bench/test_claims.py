@@ -17,6 +17,7 @@ from flowgrpo.bench.claims import results as claims_results
 from flowgrpo.bench.claims import timings as claims_timings
 from flowgrpo.bench.claims.forms import FORMS
 from flowgrpo.bench.claims.gather import claims, gather
+from flowgrpo.bench.claims.metering import Meter
 from flowgrpo.bench.claims.probes import toward_means
 from flowgrpo.bench.claims.report import write_report
 from flowgrpo.bench.claims.results import Settings, claimed, find, key_of, stamp, write_result
@@ -32,6 +33,7 @@ from flowgrpo.bench.claims.trainings import (
     apart,
     find_run,
     jobs,
+    json_lines,
     measure_run,
     ratios_by_step,
     recipe_of,
@@ -107,6 +109,24 @@ def test_a_result_holds_what_was_spent_and_found(measured: Settings) -> None:
     assert result["images"] == 6
     assert result["code"] == stamp().code
     assert result["hardware"]["torch"] == torch.__version__
+
+
+def test_seconds_are_of_the_process_and_leave_out_evaluations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([100.0, 103.0, 103.0, 110.0, 115.0, 115.0])
+    monkeypatch.setattr("flowgrpo.bench.claims.metering.time.process_time", lambda: next(now))
+    monkeypatch.setattr("flowgrpo.bench.claims.metering.flow_task", lambda trainer: trainer.task)
+    counts = SimpleNamespace(counts=lambda: SimpleNamespace(trained_edges=2))
+    recipe = SimpleNamespace(rollout=SimpleNamespace(prompts=3))
+    weights = SimpleNamespace(modules={})
+    task = SimpleNamespace(device=torch.device("cpu"), recipe=recipe, plan_for=lambda number: counts, weights=weights)
+    meter = Meter(tmp_path / "compute.jsonl", "a run", silent)
+    meter.started(SimpleNamespace(task=task, next_iteration=0))  # type: ignore[arg-type]  # the clock shows 100
+    meter.iteration({"iteration": 0})  # 103
+    meter.evaluation(1, {"eval/gold": 0.5})  # 110
+    meter.iteration({"iteration": 1})  # 115
+    lines = json_lines(tmp_path / "compute.jsonl")
+    assert [line["seconds"] for line in lines] == [3.0, 5.0]
+    assert [line["trained_edges"] for line in lines] == [6, 6]
 
 
 def test_a_result_that_is_there_is_not_made_again(measured: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
-"""A reporter that counts the states of a run, for its compute."""
+"""A reporter that counts the states and the seconds of a run, for its compute."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ from ..measures import flow_task
 Report = Callable[[str], None]
 
 
+def clock_for(device: torch.device) -> Callable[[], float]:
+    """The clock of a measurement: on a CPU seconds of this process, so that the machine's other work does not count."""
+    return time.process_time if device.type == "cpu" else time.perf_counter
+
+
 class Meter:
-    """A reporter that counts the states that pass through the denoiser, and writes one line for each iteration.
+    """A reporter that counts states through the denoiser and seconds, and writes one line for each iteration.
+
+    Seconds follow `clock_for`. Evaluations count neither as states nor as seconds.
 
     Args:
         file: where to append the counts; if an iteration has several lines, the last one counts.
@@ -32,7 +40,8 @@ class Meter:
 
     def started(self, trainer: Trainer) -> None:
         """Watch the denoisers of a trainer."""
-        self.trainer = trainer
+        self.trainer, self.clock = trainer, clock_for(trainer.task.device)
+        self.began = self.clock()
         if trainer.next_iteration:
             self.report(f"{self.name}: goes on before iteration {trainer.next_iteration}")
         for module in trainer.task.weights.modules.values():
@@ -41,6 +50,9 @@ class Meter:
     def _count(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tensors = [value for value in (kwargs.get("hidden_states"), *args, *kwargs.values()) if torch.is_tensor(value)]
         self.states[torch.is_grad_enabled()] += len(tensors[0])
+
+    def _begin(self) -> None:
+        self.states, self.began = [0, 0], self.clock()
 
     def iteration(self, record: Mapping[str, Any]) -> None:
         """Write the counts of the iteration."""
@@ -51,14 +63,15 @@ class Meter:
             "forward": self.states[0],
             "trained_states": self.states[1],
             "trained_edges": edges,
+            "seconds": self.clock() - self.began,
         }
-        self.states = [0, 0]
+        self._begin()
         with self.file.open("a", encoding="utf-8") as handle:
             handle.write(json.dumps(line) + "\n")
 
     def evaluation(self, iteration: int, record: Mapping[str, float | None]) -> None:
         """Discard the counts of the evaluation, and report its scores."""
-        self.states = [0, 0]
+        self._begin()
         found = ", ".join(f"{key.removeprefix('eval/')} {value}" for key, value in rounded(record).items())
         self.report(f"{self.name}: after {iteration} iterations {found}")
 

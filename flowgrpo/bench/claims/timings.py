@@ -9,7 +9,6 @@ and with nothing shared and activations computed again, if the published recipe 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from ...configs.load import dump_recipe
 from ...configs.schema import Recipe
 from ...training.trainer import Trainer
 from .forms import FORMS, PAPER_ITERATIONS, UNSHARED, nfe
+from .metering import clock_for
 from .probes import loaded, probe_code
 from .results import Result, Settings, claimed, find, key_of, provenance, write_result
 from .trainings import Report
@@ -108,7 +108,7 @@ def interleaved(trainers: Mapping[str, Trainer], times: int = 1) -> dict[str, An
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn, number in enumerate(numbers * times):
         for name in list(trainers)[:: -1 if turn % 2 else 1]:
-            now = time.process_time if trainers[name].task.device.type == "cpu" else time.perf_counter
+            now = clock_for(trainers[name].task.device)
             trainers[name].clock.lap()  # waits for an accelerator, like the end of an iteration
             began = now()
             trainers[name].iterate(number)

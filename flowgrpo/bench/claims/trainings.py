@@ -6,7 +6,8 @@ no other process is making.
 
 The unit of compute is one state through the denoiser. A state with gradients counts `GRADIENT_UNITS`, since a backward
 pass costs about as much as two forward passes. States are counted while a run calls the denoiser. So passes for a
-reference, for guidance or for noised data are included. Evaluations are not included.
+reference, for guidance or for noised data are included. Evaluations are not included. Seconds are of the process, see
+`metering`.
 """
 
 from __future__ import annotations
@@ -187,10 +188,9 @@ def summary(folder: Path, recipe: Recipe) -> dict[str, Any]:
         }
     )
     curves: dict[str, list[Any]] = {name: [r.get(name) for r in done] for name in names}
-    for name in ("forward", "trained_states", "trained_edges"):
+    for name in ("forward", "trained_states", "trained_edges", "seconds"):
         curves[name] = [counts[r["iteration"]][name] for r in done]
     curves["compute"] = [f + GRADIENT_UNITS * t for f, t in zip(curves["forward"], curves["trained_states"])]
-    curves["seconds"] = [sum(v for k, v in r.items() if k.startswith("time/")) for r in done]
     marks = [r for r in records if any(key.startswith("eval/") for key in r)]
     at = [r["iteration"] for r in marks]
     scored = {key for r in marks for key in r if key.startswith("eval/")}

@@ -190,8 +190,9 @@ def _how(settings: Settings, hardware: Sequence[str]) -> str:
         f"{rates} on the held-out prompts, in runs of a quarter of the compute and of another seed. "
         "The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
-        "seconds. A gain is reached at the first of two evaluations in a row that show it. A cell has the geometric "
-        "mean of the seeds, with its 95 % interval. If a run never reaches the gain, the cell has a lower bound: "
+        "seconds. On a CPU, seconds are processor seconds, so that other work on the machine hardly counts. A gain is "
+        "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of "
+        "the seeds, with its 95 % interval. If a run never reaches the gain, the cell has a lower bound: "
         "the mean in which the run counts with its end.",
         f"Measured with `{command(settings)}`." + "".join(f" {machine}." for machine in hardware),
     ]

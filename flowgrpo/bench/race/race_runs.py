@@ -34,6 +34,7 @@ SHORT = 0.25
 """The runs that choose a learning rate have this share of the compute."""
 CHOOSING_SEED = 1000
 EVALUATIONS = 20
+CHOOSING_EVALUATIONS = 4
 EVALUATED = 301
 SCORE = "gold"
 TEST, HELD_OUT = "scenes:test", "scenes:heldout"
@@ -103,7 +104,7 @@ def race_recipe(entry: Entry, settings: Settings) -> Recipe:
     if entry.method != DEFAULT:
         share = SHORT if entry.choosing else 1.0
         iterations = max(2, round(settings.scale * share * COMPUTE / compute_of(own)))
-    every = math.ceil(iterations / EVALUATIONS)
+    every = math.ceil(iterations / (CHOOSING_EVALUATIONS if entry.choosing else EVALUATIONS))
     prompts = min(EVALUATED, own.evaluate.prompts or EVALUATED)
     changes += [
         f"data.heldout={HELD_OUT if entry.choosing else TEST}",
