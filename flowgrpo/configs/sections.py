@@ -246,6 +246,12 @@ class HeldOutConfig(Section):
     rewards: list[RewardConfig] | None = Field(
         None, min_length=1, description="Rewards of evaluations; by default the training rewards."
     )
+    results: Literal["last", "best"] = Field(
+        "last",
+        description="Which weights become the results of the run: `last`, or `best` for the weights with the highest "
+        "mean of the first reward at an evaluation of all prompts, the start included. Without held-out prompts, "
+        "the last.",
+    )
 
     @field_validator("rewards")
     @classmethod

@@ -21,6 +21,7 @@ from .distributed.processes import Processes, ended_together
 from .evaluating import Evaluations
 from .extensions.extension import Extensions
 from .folder.checkpoint import Stateful
+from .folder.best import BestWeights
 from .folder.keeping import Keeper
 from .folder.run_folder import RunFolder
 from .folder.saved_samples import save_samples
@@ -85,6 +86,9 @@ class Trainer:
             recipe.evaluate, recipe.run.iterations, task, data.heldout, evaluation, self.ema, self.clock, self.symptoms,
             self.extensions, self.keeper,
         )  # fmt: skip
+        self.best: BestWeights | None = None
+        if recipe.evaluate.results == "best" and data.heldout:
+            self.best = BestWeights(recipe.evaluate, evaluation.names[0], self.keeper)
 
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds besides the weights, by file name."""
@@ -103,6 +107,8 @@ class Trainer:
             self.next_iteration = self.keeper.resume()
             if self.accelerator.is_main_process:
                 self.symptoms.replay(self.run.read_metrics())
+            if self.best is not None:
+                self.best.resume()
 
     def train(self) -> None:
         """Run all remaining iterations, and write the results into the run folder.
@@ -137,7 +143,7 @@ class Trainer:
                 break
         else:
             stopped = self._finish()
-        if not stopped:
+        if not stopped and not (self.best and self.best.become_results(self.task.result, self.next_iteration)):
             self.keeper.save_results(self.task.result, self.ema)
         with ExitStack() as stack:
             for end in (self.accelerator.end_training, self.evaluation.close, self.rewards.close):
@@ -146,7 +152,7 @@ class Trainer:
 
     def _turn(self, iteration: int) -> bool:
         """Do an iteration with its evaluation, and write its results; False if a guard ends the run before it."""
-        evaluated = self.evaluations.make(iteration)
+        evaluated = self._evaluated(iteration)
         if self.evaluations.ends(iteration, evaluated):
             return False
         self.clock.lap()
@@ -170,13 +176,20 @@ class Trainer:
         total = self.recipe.run.iterations
         try:
             with self._abandonable(self.processes.count == 1):
-                final = self.evaluations.make(total)
+                final = self._evaluated(total)
         except Abandoned:
             return self.stop.number
         self.evaluations.ends(total, final)
         if self.accelerator.is_main_process and final:
             self.run.log({"iteration": total, **final})
         return 0
+
+    def _evaluated(self, iteration: int) -> dict[str, float | None]:
+        """The metrics of the evaluation that is due before an iteration; its weights are kept if they are the best."""
+        record = self.evaluations.make(iteration)
+        if self.best is not None:
+            self.best.evaluated(iteration, record, self.ema)
+        return record
 
     def _abandonable(self, possible: bool) -> AbstractContextManager[None]:
         """A context that a signal may end, until an optimizer step begins."""

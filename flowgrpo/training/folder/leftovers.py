@@ -11,11 +11,13 @@ import shutil
 from pathlib import Path
 
 RESULTS = ("lora", "pipeline", "model")
+BEST = "best"
+"""Folder of the weights of the best evaluation so far."""
 UNFINISHED, REPLACED, DROPPED, DAMAGED = ".tmp-", ".old-", ".drop-", "damaged-"
 """Prefixes of the names of checkpoints that are being written, being replaced, being removed, or damaged."""
 
 _FILES = ("*/.*.png.tmp", ".index.jsonl.*.tmp")
-_WORKPLACE = re.compile(rf"\.({'|'.join(RESULTS)})\.[a-z0-9_]{{8}}")
+_WORKPLACE = re.compile(rf"\.({'|'.join((*RESULTS, BEST))})\.[a-z0-9_]{{8}}")
 
 
 def clear(run: Path) -> None:

@@ -1,0 +1,113 @@
+"""The weights of the best evaluation of a run, kept beside the run until it ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...configs.sections import HeldOutConfig
+from ...intake.json_text import parse_json
+from ...weights.averages import Ema
+from ...weights.saving import new_folder
+from .files import write_text
+from .keeping import Keeper
+from .leftovers import BEST
+
+_TIMES = {"every", "quick", "results"}
+"""Settings of evaluations that do not change scores."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The best evaluation so far.
+
+    Attributes:
+        iteration: iterations done before it.
+        score: mean of the reward over the held-out prompts; higher is better.
+        measure: what was measured: the reward and the settings that scores depend on.
+    """
+
+    iteration: int
+    score: float
+    measure: dict[str, Any]
+
+
+class BestWeights:
+    """Keeps the weights of the evaluation with the highest mean of a reward, and makes them the results of the run.
+
+    An evaluation that an interruption repeats is compared again and gives the same weights.
+
+    Args:
+        settings: of the evaluations.
+        reward: name of the reward.
+        keeper: has the folder of the run, writes the weights.
+    """
+
+    def __init__(self, settings: HeldOutConfig, reward: str, keeper: Keeper) -> None:
+        self.keeper, self.reward = keeper, reward
+        self.measure = {"reward": reward, **settings.model_dump(mode="json", exclude=_TIMES)}
+        self.mark: Mark | None = None
+
+    @property
+    def _folder(self) -> Path:
+        return self.keeper.run.path / BEST
+
+    @property
+    def _file(self) -> Path:
+        return self.keeper.run.path / f"{BEST}.json"
+
+    def resume(self) -> None:
+        """Read what the run has kept. Every process must call it."""
+        found = self._read() if self.keeper.accelerator.is_main_process else None
+        self.mark = self.keeper.processes.gather(found)[0]
+
+    def _read(self) -> Mark | None:
+        with suppress(OSError, ValueError, TypeError):
+            mark = Mark(**parse_json(self._file.read_text(encoding="utf-8")))
+            if mark.measure == self.measure and self._folder.is_dir():
+                return mark
+        return None
+
+    def evaluated(self, iteration: int, record: Mapping[str, float | None], average: Ema | None) -> None:
+        """Keep the weights if the evaluation is the best so far. Every process must call it.
+
+        Args:
+            iteration: iterations done before the evaluation.
+            record: its metrics; empty if there was none.
+            average: the averaged weights, which were evaluated; None if the run has none.
+        """
+        score = record.get(f"eval/{self.reward}")
+        if score is None or not math.isfinite(score):
+            return
+        if self.mark is not None and iteration != self.mark.iteration and score <= self.mark.score:
+            return
+        self.keeper.save_results(BEST, average)
+        self.mark = Mark(iteration, score, self.measure)
+        if self.keeper.accelerator.is_main_process:
+            write_text(self._file, json.dumps(vars(self.mark), ensure_ascii=False) + "\n")
+
+    def become_results(self, name: str, done: int) -> bool:
+        """Make the kept weights the results of the run; False if nothing was kept. Every process must call it.
+
+        Args:
+            name: the folder of the results.
+            done: number of iterations of the run.
+        """
+        if self.mark is None:
+            return False
+        if self.keeper.accelerator.is_main_process:
+            with new_folder(self.keeper.run.path / name, overwrite=True) as target:
+                shutil.copytree(self._folder, target, dirs_exist_ok=True)
+            if self.mark.iteration != done:
+                self.keeper.reporter.note(
+                    f"{name} has the weights after {self.mark.iteration} of {done} iterations, whose {self.reward} on "
+                    f"held-out prompts was the highest ({self.mark.score:.4g}). `evaluate.results=last` takes the last"
+                )
+        self.keeper.accelerator.wait_for_everyone()
+        return True
