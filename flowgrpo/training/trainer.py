@@ -20,8 +20,8 @@ from .distributed.launching import optimizer_of
 from .distributed.processes import Processes, ended_together
 from .evaluating import Evaluations
 from .extensions.extension import Extensions
-from .folder.checkpoint import Stateful
 from .folder.best import BestWeights
+from .folder.checkpoint import Stateful
 from .folder.keeping import Keeper
 from .folder.run_folder import RunFolder
 from .folder.saved_samples import save_samples
