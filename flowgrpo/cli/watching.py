@@ -168,8 +168,9 @@ class Figures:
 
     def _result(self) -> Path | None:
         """The folder of the trained weights, which a run writes at its end."""
-        folders = (self.run / name for name in ("lora", "pipeline", "model"))
-        return next((folder for folder in folders if folder.is_dir()), None)
+        from ..training.folder.leftovers import RESULTS
+
+        return next((self.run / name for name in RESULTS if (self.run / name).is_dir()), None)
 
     def ending(self) -> str:
         """How the run ended, and how to go on if it was interrupted."""
