@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..core.addressing import address
-from .kernels import Coefficients, step
+from .kernels import Coefficients
+from .moves import GaussianMoves, Moves, Sampled
 from .plans import Plan, Strides, onward
-from .solvers import History, observe, solve
-from .transitions import Rollout, Transitions, Velocity, narrowed
+from .solvers import History
+from .transitions import Rollout, Transitions, Velocity
 
 Guide = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
 """`guide(x [N, ...], v [N, ...], i, prompts [N]) -> [N, ...]`: the shift of the standard normal noise of step i."""
@@ -30,12 +31,6 @@ Store = Callable[[Tensor], Tensor]
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
-
-
-def draw_noise(shape: Sequence[int], keys: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Standard normal noise [len(keys), *shape], float32; each row is a function of its key alone."""
-    rows = [torch.randn(tuple(shape), generator=torch.Generator().manual_seed(key)) for key in keys]
-    return torch.stack(rows).to(device)
 
 
 @dataclass
@@ -124,13 +119,15 @@ class RolloutRunner:
         store: if given, the states of trained edges and the final states are kept as `store` returns them. A state that
             is the end of one trained edge and the start of others is stored once.
         initial_std: standard deviation of the initial noises.
+        moves: moves the states; by default, states are latents that move by Gaussian steps. If given, `shape`, `dtype`
+            and `initial_std` have no effect.
     """
 
     def __init__(
         self,
         velocity: Velocity,
         plan: Plan,
-        shape: Sequence[int],
+        shape: Sequence[int] = (),
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -139,13 +136,14 @@ class RolloutRunner:
         guide: Guide | None = None,
         store: Store | None = None,
         initial_std: float = 1.0,
+        moves: Moves | None = None,
     ) -> None:
         if batch < 1:
             raise ValueError(f"batch is {batch}; use at least 1")
-        self.velocity, self.plan, self.shape, self.guide = velocity, plan, tuple(shape), guide
+        self.velocity, self.plan, self.guide = velocity, plan, guide
         self.store: Store = store or _as_it_is
-        self.dtype, self.device, self.batch, self.cuts = dtype, torch.device(device), batch, tuple(cuts)
-        self.initial_std = initial_std
+        self.batch, self.cuts = batch, tuple(cuts)
+        self.moves: Moves = moves or GaussianMoves(shape, dtype, torch.device(device), initial_std)
 
     @torch.no_grad()
     def run(self, keys: Sequence[int], first: int = 0, noises: Sequence[int] | None = None) -> Rollout:
@@ -162,7 +160,7 @@ class RolloutRunner:
         root_keys = list(noises or [address(key, 0, r) for key in keys for r in range(plan.roots)])
         common = [address(key, 0, -1) for key in keys]
         front = _Front(
-            (self.initial_std * self._spread_noise(root_keys, common, plan.root_spread)).to(self.dtype),
+            self.moves.start(root_keys, common, plan.root_spread),
             list(range(len(roots))),
             root_keys,
             [p for p, _ in roots],
@@ -235,34 +233,32 @@ class RolloutRunner:
             rows = [s for s in main for _ in range(children)]
             index = torch.tensor(rows, device=v.device)
             common = [address(front.key[s], i + 1, 2 + kind) for s in main]
-            noise = self._spread_noise(keys, common, step_plan.spread)
             shift = None
             if self.guide is not None and kind == 0:
                 shift = self.guide(front.x[: front.main], v[: front.main], i, front.prompt[: front.main])[index]
-                noise = noise + shift
-            taken = step(v[index], front.x[index], coefficients, noise=noise, dtype=self.dtype)
+            taken = self.moves.sample(v[index], front.x[index], coefficients, keys, common, step_plan.spread, shift)
             branch = i + 1 if kind == 1 else 0
             nodes = tree.grow([front.node[s] for s in rows], i + 1, branch=branch, log_prob=taken.log_prob)
             strides = step_plan.strides if kind == 1 else (1,)
-            part = _Part(rows, taken.x_next, nodes, keys, i + 1, [strides] * len(rows))
+            part = _Part(rows, taken.x, nodes, keys, i + 1, [strides] * len(rows))
             parts.append(part)
             if start is not None:
-                trained.append(self._record(start, part, i, coefficients, index, taken.log_prob, shift))
+                trained.append(self._record(start, part, i, coefficients, index, taken, shift))
 
         def deterministic(source: list[int], stride: int, branch: int = 0, after: Strides = ()) -> None:
             index = torch.tensor(source, device=v.device)
             velocity = v[torch.tensor([place[s] for s in source], device=v.device)]
             level = plan.next_level(i, stride)
-            moved, _ = solve(
+            moved = self.moves.solve(
                 step_plan.solver, velocity, front.x[index], plan.sigmas[i], plan.sigmas[level],
-                front.history.select(index), last=level == plan.num_steps,
+                front.history.select(index), level == plan.num_steps,
             )  # fmt: skip
             nodes = tree.grow([front.node[s] for s in source], level, branch=branch, stride=stride)
             keys = [front.key[s] for s in source]
-            part = _Part(source, moved.to(self.dtype), nodes, keys, level, [after or (stride,)] * len(source))
+            part = _Part(source, moved, nodes, keys, level, [after or (stride,)] * len(source))
             parts.append(part)
             if start is not None and plan.neighbours:
-                undefined = torch.full((len(source),), torch.nan)
+                undefined = Sampled(moved, torch.full((len(source),), torch.nan))
                 trained.append(self._record(start, part, i, main_coefficients, index, undefined, None))
 
         if front.main and not plan.main_line_ends(i + 1):
@@ -289,7 +285,7 @@ class RolloutRunner:
         rows = [row for part in parts for row in part.rows]
         history = History()
         if not waiting:
-            history = observe(v, front.x, self.plan.sigmas[i]).select(torch.tensor(rows, device=v.device))
+            history = self.moves.observe(v, front.x, self.plan.sigmas[i]).select(torch.tensor(rows, device=v.device))
         rows += waiting
         states = [part.x for part in parts]
         if waiting:
@@ -306,21 +302,12 @@ class RolloutRunner:
             parts[0].kept if main else None,
         )
 
-    def _spread_noise(self, keys: list[int], common: list[int], spread: float | None) -> Tensor:
-        """Noise of siblings [len(keys), ...]: independent, or partly shared among the siblings of one parent."""
-        own = draw_noise(self.shape, keys, self.device)
-        if spread is None:
-            return own
-        shared = draw_noise(self.shape, common, self.device)
-        repeated = shared.repeat_interleave(len(keys) // len(common), dim=0)
-        return (repeated + spread * own) / (1.0 + spread**2) ** 0.5
-
     def _start(self, front: _Front, v: Tensor, batches: list[slice]) -> _Start:
         """The main line as trained edges start from it. If its states are the ends of trained edges, they are there."""
         x = self.store(_alone(front.x, front.main)) if front.kept is None else front.kept
         return _Start(
             x=x,
-            velocity=self.store(narrowed(_alone(v, front.main))),
+            velocity=self.store(self.moves.kept(_alone(v, front.main))),
             prompt=tuple(front.prompt[: front.main]),
             batches=tuple(rows for rows in batches if rows.stop <= front.main),
         )
@@ -332,7 +319,7 @@ class RolloutRunner:
         i: int,
         coefficients: Coefficients,
         index: Tensor,
-        log_prob: Tensor,
+        taken: Sampled,
         shift: Tensor | None,
     ) -> Transitions:
         """The edges of a move. The ends of the edges are stored, and the move keeps them for the next step."""
@@ -346,9 +333,10 @@ class RolloutRunner:
             state=index,
             x_next=part.kept,
             node=torch.tensor(part.node),
-            log_prob=log_prob,
+            log_prob=taken.log_prob,
             batches=start.batches,
             shift=None if shift is None else self.store(shift),
+            token_log_prob=taken.token_log_prob,
         )
 
 

@@ -80,6 +80,7 @@ class Transitions:
         log_prob: [E] log-density of each edge, averaged over elements, float32; NaN for a deterministic edge.
         shift: [E, ...] shift that a guide added to the noise of each edge; None without a guide.
         batches: the batches in which the states were evaluated, as slices.
+        token_log_prob: [E, L] log-prob of each token that an edge reveals, 0 elsewhere; None for latents.
     """
 
     step: int
@@ -93,6 +94,7 @@ class Transitions:
     log_prob: Tensor
     batches: tuple[slice, ...]
     shift: Tensor | None = None
+    token_log_prob: Tensor | None = None
 
     def edges_of(self, batch: slice) -> slice:
         """The edges that start from a slice of the states."""
@@ -295,10 +297,15 @@ def _join(parts: list[Transitions], nodes: list[int], joining: _Joining, k: int)
             for part, first in zip(parts, states)
             for batch in part.batches
         ),
-        shift=None
-        if parts[0].shift is None
-        else concatenated([part.shift for part in parts if part.shift is not None]),
+        shift=_joined([part.shift for part in parts]),
+        token_log_prob=_joined([part.token_log_prob for part in parts]),
     )
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The tensors of all chunks as one tensor; None if the chunks have none."""
+    found = [part for part in parts if part is not None]
+    return concatenated(found) if found else None
 
 
 def _starts(sizes: list[int]) -> list[int]:

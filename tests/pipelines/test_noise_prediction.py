@@ -27,8 +27,8 @@ from flowgrpo.pipelines.noise_prediction import NoiseProcess, state_norm
 from flowgrpo.pipelines.policy import FlowPolicy
 from flowgrpo.pipelines.recorder import Recorder
 from flowgrpo.samplers.kernels import Kernel, step
+from flowgrpo.samplers.moves import draw_noise
 from flowgrpo.samplers.plans import ode_plan
-from flowgrpo.samplers.rollout import draw_noise
 from flowgrpo.weights.trained import TrainedWeights, trainable_modules
 
 PROMPTS = ["a photo of two red circles", "a star"]

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flowgrpo.core.addressing import address
 from flowgrpo.samplers.kernels import KERNELS, Kernel, step
+from flowgrpo.samplers.moves import draw_noise
 from flowgrpo.samplers.plans import ODE, Plan, StepPlan, branch_plan, ode_plan, spine_plan, window_plan
-from flowgrpo.samplers.rollout import RolloutRunner, draw_noise
+from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.samplers.solvers import History, observe, solve
 from flowgrpo.samplers.transitions import Rollout, Transitions, batches_of, narrowed, replay

@@ -21,7 +21,7 @@ from ...parts.choice import Choice, Of
 from ...parts.needs import needs
 from ...parts.ranges import Count
 from ...parts.traits import saying
-from ...samplers.rollout import draw_noise
+from ...samplers.moves import draw_noise
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
 if TYPE_CHECKING:
