@@ -155,6 +155,8 @@ class Kernel:
         name: a key of `KERNELS`; or, with `function`, the name in pictures and messages.
         eta: noise level; None takes the default of the function.
         function: `(sigmas, i) -> (std, kappa)`, used in place of the function called `name`.
+        exact: whether the step to level 0 can be scored and trained. A step of tokens can. A Gaussian step to 0 is too
+            narrow for its storage.
 
     Raises:
         ValueError: if the name is unknown and there is no function.
@@ -163,6 +165,7 @@ class Kernel:
     name: str
     eta: float | None = None
     function: KernelFunction | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.function is None and self.name not in KERNELS:

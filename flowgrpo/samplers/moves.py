@@ -15,8 +15,8 @@ from .transitions import narrowed
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Sampled next states of E edges.
+class Moved:
+    """Moved next states of E edges.
 
     Attributes:
         x: [E, ...] next states, storage dtype.
@@ -50,7 +50,7 @@ class Moves(Protocol):
         common: Sequence[int],
         spread: float | None,
         shift: Tensor | None,
-    ) -> Sampled:
+    ) -> Moved:
         """A stochastic step of E edges.
 
         Args:
@@ -108,13 +108,13 @@ class GaussianMoves:
         common: Sequence[int],
         spread: float | None,
         shift: Tensor | None,
-    ) -> Sampled:
+    ) -> Moved:
         """A step of the kernel."""
         noise = self._noise(keys, common, spread)
         if shift is not None:
             noise = noise + shift
         taken = step(prediction, x, coefficients, noise=noise, dtype=self.dtype)
-        return Sampled(taken.x_next, taken.log_prob)
+        return Moved(taken.x_next, taken.log_prob)
 
     def solve(
         self,

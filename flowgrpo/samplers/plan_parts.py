@@ -41,6 +41,11 @@ class Setting:
         """Denoising steps ``T``."""
         return len(self.sigmas) - 1
 
+    @property
+    def trainable(self) -> int:
+        """How many steps, from the first on, may be trained: all but the last, or all with an exact kernel."""
+        return self.num_steps if self.kernel.exact else self.num_steps - 1
+
     def steps(self, window: Window, iteration: int, option: str = "window") -> list[int]:
         """The steps of a window in an iteration, in rising order.
 
@@ -51,19 +56,25 @@ class Setting:
 
         Raises:
             ValueError: if the window does not fit, or gives numbers that are not steps of the schedule, or gives the
-                last step.
+                last step where it is never trained.
         """
-        key, last = f"sampler.plan.{option}", self.num_steps - 1
+        key, last = f"sampler.plan.{option}", self.trainable
         try:
-            found = list(window(iteration, self.num_steps, self.seed))
+            # A window leaves out the last step of a schedule. So it sees one step more if the last step is trained too.
+            found = list(window(iteration, last + 1, self.seed))
         except ValueError as error:
+            if last == self.num_steps:
+                raise ValueError(
+                    f"{key} does not fit in {last} steps; use a smaller size, an earlier start or stop, or more "
+                    "sampler.steps"
+                ) from error
             raise ValueError(f"{key}: {error}") from error
         except Exception as error:
             raise ValueError(f"{key}: {told(error)}") from error
         if any(type(step) is not int or not 0 <= step < last for step in found):
+            why = "" if last == self.num_steps else f", because the last of {self.num_steps} steps is never trained"
             raise ValueError(
-                f"{key} gives {found} in iteration {iteration}; give whole numbers from 0 to {last - 1}, because "
-                f"the last of {self.num_steps} steps is never trained"
+                f"{key} gives {found} in iteration {iteration}; give whole numbers from 0 to {last - 1}{why}"
             )
         return sorted(set(found))
 
@@ -123,7 +134,7 @@ def window(
     sigmas = setting.sigmas if flash_ratio is None else compress_tail(setting.sigmas, chosen[-1], flash_ratio)
     return window_plan(
         sigmas, trained, setting.kernel, samples=setting.group, shared_noise=shared_noise, solver=setting.solver,
-        stochastic=range(setting.num_steps - 1) if stochastic == "all" else chosen, probe=probe, before=before,
+        stochastic=range(setting.trainable) if stochastic == "all" else chosen, probe=probe, before=before,
     )  # fmt: skip
 
 

@@ -318,15 +318,15 @@ def branch_plan(
 ) -> Plan:
     """Trees that split into `width` at given steps, stochastic everywhere (BranchGRPO, 2509.06040).
 
-    Every stochastic step but the last is trained, unless `trained` names fewer steps. With `stochastic`, only the steps
-    that it names and the splits are stochastic (BranchGRPO-Mix).
+    Every stochastic step is trained, but the last one only if the kernel is exact. `trained` may name fewer steps. With
+    `stochastic`, only the steps that it names and the splits are stochastic (BranchGRPO-Mix).
     """
     total = len(sigmas) - 1
     points = _within("split points", splits, total)
     if not points:
         raise ValueError(f"no split points; name at least one step from 0 to {total - 1}")
     noisy = set(range(total) if stochastic is None else _within("stochastic steps", stochastic, total)) | set(points)
-    last = {total - 1}
+    last = set() if kernel.exact else {total - 1}
     chosen = noisy - last if trained is None else set(_within("trained steps", trained, total)) & noisy
     steps = tuple(
         StepPlan(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.addressing import address
 from .kernels import Coefficients
-from .moves import GaussianMoves, Moves, Sampled
+from .moves import GaussianMoves, Moved, Moves
 from .plans import Plan, Strides, onward
 from .solvers import History
 from .transitions import Rollout, Transitions, Velocity
@@ -258,7 +258,7 @@ class RolloutRunner:
             part = _Part(source, moved, nodes, keys, level, [after or (stride,)] * len(source))
             parts.append(part)
             if start is not None and plan.neighbours:
-                undefined = Sampled(moved, torch.full((len(source),), torch.nan))
+                undefined = Moved(moved, torch.full((len(source),), torch.nan))
                 trained.append(self._record(start, part, i, main_coefficients, index, undefined, None))
 
         if front.main and not plan.main_line_ends(i + 1):
@@ -319,7 +319,7 @@ class RolloutRunner:
         i: int,
         coefficients: Coefficients,
         index: Tensor,
-        taken: Sampled,
+        taken: Moved,
         shift: Tensor | None,
     ) -> Transitions:
         """The edges of a move. The ends of the edges are stored, and the move keeps them for the next step."""

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..core.addressing import address
-from ..core.advantages import as_precise, precise
+from ..core.advantages import as_precise
+from ..core.categorical import pick, tempered
 from .model import LanguageModel
 
 
@@ -82,24 +83,6 @@ def filtered(logits: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
         drop = (mass.cumsum(-1) - mass) >= top_p
         logits = logits.masked_fill(drop.gather(-1, order.argsort(-1)), -torch.inf)
     return logits
-
-
-def pick(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """The token [B] that a uniform number [B] in [0, 1) picks in each row of logits [B, V], and its log-prob [B]."""
-    logits = logits.float()
-    # Only sums need float64: over a large vocabulary, a sum in float32 would shift the borders between tokens.
-    largest = logits.amax(-1, keepdim=True)
-    mass = (logits - largest).exp_().cumsum(-1, dtype=precise(logits.device))
-    threshold = (uniform.to(mass) * mass[:, -1])[:, None]
-    # `right` takes the first token whose cumulative mass exceeds the number, so it never takes a token without mass.
-    token = torch.searchsorted(mass, threshold, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
-    chosen = (logits.gather(1, token[:, None]) - largest).squeeze(1)
-    return token, chosen.to(mass) - mass[:, -1].log()
-
-
-def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Logits divided by a temperature above 0; the same tensor at temperature 1, because a copy would be as large."""
-    return logits if temperature == 1 else logits / temperature
 
 
 @torch.no_grad()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from ..core.categorical import tempered, token_log_probs
 from .model import LanguageModel
-from .sampling import left_padded, logits_kept, positions_of, select_rows, tempered
+from .sampling import left_padded, logits_kept, positions_of, select_rows
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,6 @@ def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -
 
 
 CHUNK = 4096
-NUMBERS = 1 << 22
 LEAST = -1e4  # its exp is 0
 
 
@@ -181,59 +180,6 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
         past_key_values=cache, use_cache=True,
     )  # fmt: skip
     return [first, rest.logits]
-
-
-def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probs [B, T] of tokens `ids` [B, T], in float32 whatever the logits are.
-
-    The logits may go on after the last token. In float32 there are never more than `NUMBERS` numbers, or one row, at a
-    time. The backward pass makes the gradient of the logits and nothing else of their size.
-
-    Args:
-        logits: [B, K, V], K at least T; the logits of token t are at t.
-        ids: [B, T].
-        temperature: logits are divided by it.
-    """
-    found: Tensor = _TokenLogProbs.apply(logits, ids, temperature)
-    return found
-
-
-class _TokenLogProbs(torch.autograd.Function):
-    """`x[id] - logsumexp(x)`, with the gradient `onehot - softmax(x)`, of a few positions at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> Tensor:
-        chosen = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
-        total = torch.empty_like(chosen)
-        for place in _places(logits, ids):
-            scaled = tempered(logits[place].float(), temperature)
-            chosen[place] = scaled.gather(-1, ids[place][..., None]).squeeze(-1)
-            total[place] = scaled.logsumexp(-1)
-        ctx.save_for_backward(logits, ids, total)
-        ctx.temperature = temperature
-        return chosen - total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
-        logits, ids, total = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
-        gradient[:, ids.shape[1] :] = 0
-        for place in _places(logits, ids):
-            scaled, weight = tempered(logits[place].float(), ctx.temperature), given[place][..., None]
-            slope = (scaled - total[place][..., None]).exp_().mul_(-weight)
-            slope.scatter_add_(-1, ids[place][..., None], weight)
-            gradient[place] = tempered(slope, ctx.temperature)
-        return gradient, None, None
-
-
-def _places(logits: Tensor, ids: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and positions of at most `NUMBERS` logits, or of one position: several whole rows, or a part of one row."""
-    positions = max(NUMBERS // logits.shape[-1], 1)
-    rows = max(positions // max(ids.shape[1], 1), 1)
-    for first in range(0, ids.shape[0], rows):
-        for k in range(0, ids.shape[1], positions):
-            yield slice(first, first + rows), slice(k, min(k + positions, ids.shape[1]))
 
 
 def token_entropies(logits: Tensor, temperature: float = 1.0) -> Tensor:

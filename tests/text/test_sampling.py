@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
+from flowgrpo.core.categorical import pick
 from flowgrpo.text.model import LanguageModel
 from flowgrpo.text.sampling import (
     completion_keys,
     filtered,
     left_padded,
-    pick,
     positions_of,
     sample_completions,
     select_rows,

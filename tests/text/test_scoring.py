@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flowgrpo.core import categorical
+from flowgrpo.core.categorical import pick, token_log_probs
 from flowgrpo.estimate.footprint import LiveBytes
-from flowgrpo.text import scoring
 from flowgrpo.text.model import LanguageModel
-from flowgrpo.text.sampling import pick
 from flowgrpo.text.scoring import (
     completion_log_probs,
     completion_statistics,
     right_padded,
     token_entropies,
-    token_log_probs,
 )
 
 PROMPTS = ["1+2=", "47-85=", "9"]
@@ -119,7 +118,7 @@ def test_right_padding_by_hand() -> None:
 
 
 def test_half_precision_logits_are_scored_in_float32_with_the_same_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoring, "NUMBERS", 2 * 7)
+    monkeypatch.setattr(categorical, "NUMBERS", 2 * 7)
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(2, 5, 7, generator=generator)).bfloat16().requires_grad_()
     ids = torch.randint(7, (2, 5), generator=generator)
@@ -140,7 +139,7 @@ def test_log_probs_and_their_gradient_are_those_of_a_softmax_to_the_bit(
     monkeypatch: pytest.MonkeyPatch, numbers: int, temperature: float
 ) -> None:
     """However many logits are taken at once; logits after the last token have a gradient of 0."""
-    monkeypatch.setattr(scoring, "NUMBERS", numbers)
+    monkeypatch.setattr(categorical, "NUMBERS", numbers)
     generator = torch.Generator().manual_seed(0)
     logits, plain = (torch.randn(4, 6, 7, generator=generator.manual_seed(1)).requires_grad_() for _ in range(2))
     ids = torch.randint(7, (4, 5), generator=generator)
@@ -160,13 +159,13 @@ def test_the_gradient_of_log_probs_is_the_only_tensor_of_the_size_of_the_logits(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """The largest number of bytes alive in a forward and backward pass, over the logits."""
-    monkeypatch.setattr(scoring, "NUMBERS", 5_000)
+    monkeypatch.setattr(categorical, "NUMBERS", 5_000)
     logits = torch.randn(4, 33, 5_000).to(dtype).requires_grad_()
     ids = torch.randint(5_000, (4, 32))
     with LiveBytes() as alive:
         token_log_probs(logits, ids).sum().backward()
     gradient = logits.numel() * logits.element_size()
-    assert gradient <= alive.most <= gradient + 4 * 4 * scoring.NUMBERS
+    assert gradient <= alive.most <= gradient + 4 * 4 * categorical.NUMBERS
 
 
 def test_entropies_by_hand() -> None:
@@ -182,7 +181,7 @@ def test_entropies_by_hand() -> None:
 
 def test_the_gradient_of_an_entropy_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """dH / dlogit = -p (log p + H) / temperature, by chunks that are computed again, and finite where p is 0."""
-    monkeypatch.setattr(scoring, "CHUNK", 2)
+    monkeypatch.setattr("flowgrpo.text.scoring.CHUNK", 2)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 1, 5, generator=generator).requires_grad_()
     token_entropies(logits, 0.5).sum().backward()
