@@ -1,0 +1,226 @@
+"""Steps of masked diffusion in the executor of every rollout: densities, orders, trees and shared prefixes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.core.addressing import address
+from flowgrpo.samplers.plan_parts import Setting, window
+from flowgrpo.samplers.plans import Plan, StepPlan, branch_plan, spine_plan, window_plan
+from flowgrpo.samplers.rollout import RolloutRunner
+from flowgrpo.samplers.transitions import Rollout, join_rollouts, replay
+from flowgrpo.samplers.unmasking import (
+    MaskMoves,
+    blocks,
+    confidence,
+    cosine,
+    linear,
+    mask_levels,
+    random,
+    reveal_log_probs,
+    unmask_kernel,
+    without_mask,
+)
+from flowgrpo.samplers.windows import progressive
+
+VOCABULARY, MASK, LENGTH = 4, 3, 4
+KERNEL = unmask_kernel(1.0)
+
+
+class Model:
+    """Logits that depend on the whole state, the position and the prompt; counts the states."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.table = torch.randn(LENGTH, VOCABULARY, LENGTH, VOCABULARY, generator=generator)
+        self.states = 0
+
+    def __call__(self, x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        self.states += len(x)
+        # [N, L, V]: the sum of what each token at each place says about every other place.
+        known = torch.nn.functional.one_hot(x, VOCABULARY).float()
+        return torch.einsum("nlv,lvkw->nkw", known, self.table) + torch.tensor(list(prompts))[:, None, None] * 0.1
+
+
+def run(plan: Plan, keys: Sequence[int] = (1, 2), order=random, model: Model | None = None, batch: int = 64) -> Rollout:
+    moves = MaskMoves(LENGTH, MASK, order)
+    return RolloutRunner(model or Model(), plan, moves=moves, batch=batch).run(keys)
+
+
+def chains(samples: int, trained: Sequence[int] = range(4)) -> Plan:
+    return window_plan(mask_levels(LENGTH, 4), trained, KERNEL, samples=samples, stochastic=range(4))
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 8, 64])
+@pytest.mark.parametrize("schedule", [linear, cosine])
+def test_schedules_reveal_every_token_once_and_one_at_least_in_a_step(schedule, tokens: int) -> None:
+    for steps in range(1, tokens + 1):
+        counts = schedule(tokens, steps)
+        assert len(counts) == steps
+        assert sum(counts) == tokens
+        assert min(counts) >= 1
+
+
+def test_schedules_by_hand() -> None:
+    assert linear(8, 3) == [3, 3, 2]
+    # 64 cos(pi k / 8) is 59.1, 45.3, 24.5 and 0.
+    assert cosine(64, 4) == [5, 14, 21, 24]
+    assert mask_levels(8, 3) == (1.0, 0.625, 0.25, 0.0)
+    with pytest.raises(ValueError, match="use 1 to 4 steps"):
+        mask_levels(4, 5)
+
+
+def test_orders_by_hand() -> None:
+    chance = torch.tensor([[0.1, 0.7, 0.4, 0.2]]).log()
+    uniform = torch.tensor([[0.9, 0.2, 0.5, 0.3]], dtype=torch.float64)
+
+    def ranked(priority: Tensor) -> list[int]:
+        return priority.sort(descending=True, stable=True).indices[0].tolist()
+
+    assert ranked(confidence(chance, uniform)) == [1, 2, 3, 0]
+    assert ranked(random(chance, uniform)) == [0, 2, 3, 1]
+    assert ranked(random(chance, None)) == [1, 2, 3, 0]
+    assert ranked(blocks(chance, uniform, size=1)) == [0, 1, 2, 3]
+    assert ranked(blocks(chance, uniform, size=2)) == [1, 0, 2, 3]
+    # The Gumbel noise of 0.9 is 2.25, of 0.5 is 0.37: the first place wins by noise, and not without.
+    assert ranked(confidence(chance, uniform, gumbel=5.0))[0] == 0
+
+
+def test_the_tokens_of_a_random_order_have_the_density_that_is_recorded() -> None:
+    """Two places, two tokens: the chances of the four rows by enumeration, over both orders, against the sampler."""
+    table = torch.tensor([[0.3, -0.6], [1.1, 0.2]])
+
+    def model(x: Tensor, i: int, prompts: Sequence[int]) -> Tensor:
+        # The logits of a place depend on the token at the other place.
+        other = x.flip(1)
+        logits = torch.where(
+            (other == 2)[..., None], table[0], torch.where((other == 1)[..., None], table[1], -table[1])
+        )
+        return torch.cat([logits, torch.zeros(*x.shape, 1)], dim=-1)
+
+    def chance(first: int, row: tuple[int, int]) -> float:
+        state = torch.tensor([[2, 2]])
+        total = 0.0
+        for place in (first, 1 - first):
+            total += float(model(state, 0, [0])[0, place, :2].log_softmax(-1)[row[place]])
+            state[0, place] = row[place]
+        return math.exp(total)
+
+    plan = window_plan(mask_levels(2, 2), range(2), KERNEL, samples=4000)
+    rollout = RolloutRunner(model, plan, moves=MaskMoves(2, 2, random), batch=10_000).run([7])
+    counted = Counter(map(tuple, rollout.x.tolist()))
+    for row in itertools.product((0, 1), repeat=2):
+        wanted = (chance(0, row) + chance(1, row)) / 2
+        assert counted[row] / 4000 == pytest.approx(wanted, abs=4 * math.sqrt(wanted / 4000))
+    # The record of a chain is the log-prob of its own order.
+    parents, leaf = rollout.parent, rollout.leaf
+    found = (rollout.log_prob[leaf] + rollout.log_prob[parents[leaf]]).exp()
+    for row, value in zip(map(tuple, rollout.x.tolist()), found.tolist()):
+        assert min(abs(value - chance(first, row)) for first in (0, 1)) < 1e-6
+
+
+def test_every_step_reveals_its_share_and_changes_nothing_else() -> None:
+    rollout = run(chains(6))
+    for transitions in rollout.transitions:
+        before, after = transitions.x[transitions.state], transitions.x_next
+        assert ((before == MASK).sum(1) - (after == MASK).sum(1)).tolist() == [1] * len(after)
+        assert torch.equal(torch.where(before == MASK, after, before), after)
+        assert transitions.token_log_prob is not None
+        assert torch.equal(transitions.token_log_prob != 0, (before == MASK) & (after != MASK))
+        assert torch.equal(transitions.token_log_prob.sum(1), transitions.log_prob)
+    assert not bool((rollout.x == MASK).any())
+
+
+def test_the_last_step_is_trained_too_and_windows_reach_it() -> None:
+    setting = Setting(mask_levels(LENGTH, 4), KERNEL, group=3)
+    assert window(setting, 0, window=lambda iteration, steps, seed: range(steps - 1)).trained_steps == (0, 1, 2, 3)
+    assert window(setting, 0, window=partial(progressive, size=4)).trained_steps == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="does not fit in 4 steps"):
+        window(setting, 0, window=partial(progressive, size=5))
+
+
+def test_until_the_weights_move_every_log_prob_is_the_same_to_the_last_bit() -> None:
+    model = Model()
+    rollout = run(chains(5), model=model, batch=3)
+    seen = 0
+    for transitions in rollout.transitions:
+        for batch in transitions.batches:
+            replayed = replay(model, transitions, batch)
+            after, rows = transitions.x_next[replayed.edges], replayed.rows()
+            before = transitions.x[batch][rows]
+            logits = without_mask(replayed.velocity, MASK)[rows]
+            found = reveal_log_probs(logits, after, (before == MASK) & (after != MASK), 1.0)
+            assert transitions.token_log_prob is not None
+            assert torch.equal(found, transitions.token_log_prob[replayed.edges])
+            seen += len(after)
+    assert seen == 2 * 5 * 4
+
+
+@pytest.mark.parametrize("split", [0, 1, 2, 3])
+def test_a_tree_shares_every_evaluation_before_its_split(split: int) -> None:
+    model = Model()
+    levels = mask_levels(LENGTH, 4)
+    plan = branch_plan(levels, [split], KERNEL, width=3, stochastic=[split])
+    rollout = run(plan, keys=[1], model=model)
+    assert model.states == rollout.evaluations == plan.counts().evaluations == (split + 1) + 3 * (3 - split)
+
+
+def test_a_deterministic_step_has_one_child_and_takes_the_likeliest_tokens() -> None:
+    model = Model()
+    plan = Plan(mask_levels(LENGTH, 2), (StepPlan(), StepPlan()))
+    rollout = run(plan, keys=[1], order=confidence, model=model)
+    state = torch.full((1, LENGTH), MASK)
+    for i in range(2):
+        log_p = without_mask(model(state, i, [0]), MASK).log_softmax(-1)
+        best, token = log_p.max(-1)
+        for place in best.masked_fill(state != MASK, -torch.inf)[0].topk(2).indices.tolist():
+            state[0, place] = token[0, place]
+    assert torch.equal(rollout.x, state)
+
+
+def test_side_branches_skip_levels() -> None:
+    """TempFlow's branches, finished in one step: the step reveals all that is left."""
+    plan = spine_plan(mask_levels(LENGTH, 4), [1], KERNEL, branches=2, completions=(0,))
+    rollout = run(plan, keys=[1])
+    assert rollout.x.shape == (2, LENGTH)
+    assert not bool((rollout.x == MASK).any())
+
+
+def test_a_sample_depends_on_its_key_alone() -> None:
+    both, alone = run(chains(3), keys=[8, 9]), run(chains(3), keys=[9])
+    # The number of the prompt is part of the model's input, so the prompts get the same number here.
+    shifted = RolloutRunner(Model(), chains(3), moves=MaskMoves(LENGTH, MASK, random)).run([9], first=1)
+    assert torch.equal(both.x[3:], shifted.x)
+    assert len(alone.x) == 3
+    other = run(chains(3), keys=[10])
+    assert not torch.equal(other.x, alone.x)
+
+
+def test_chunks_join_with_the_log_probs_of_their_tokens() -> None:
+    whole = run(chains(3), keys=[8, 9])
+    parts = [
+        RolloutRunner(Model(), chains(3), moves=MaskMoves(LENGTH, MASK, random)).run([key], first=number)
+        for number, key in enumerate((8, 9))
+    ]
+    joint = join_rollouts(parts)
+    assert torch.equal(joint.x, whole.x)
+    for one, other in zip(joint.transitions, whole.transitions):
+        assert one.token_log_prob is not None
+        assert other.token_log_prob is not None
+        assert torch.equal(one.token_log_prob, other.token_log_prob)
+
+
+def test_the_temperature_flattens_the_draw() -> None:
+    """At a high temperature the recorded chance of every token is about a third, at a low temperature about 1."""
+    for temperature, wanted in ((1e4, math.log(1 / 3)), (1e-3, 0.0)):
+        plan = window_plan(mask_levels(LENGTH, 1), [0], unmask_kernel(temperature), samples=4)
+        found = run(plan, keys=[address(3)])
+        assert torch.allclose(found.transitions[0].token_log_prob, torch.tensor(wanted), atol=2e-3)
