@@ -135,6 +135,39 @@ def consistency_advantages(
     return data.restore(share * own + (1.0 - share) * whole[data.index])
 
 
+def exponential_advantages(rewards: Tensor, groups: Tensor | Sequence[int], *, sharpness: float = 1.0) -> Tensor:
+    """Weights of good samples minus weights of bad ones, both exponential in the reward (wd1, arXiv 2507.08838).
+
+    With a = reward - mean of the group, w+ = softmax(sharpness a) and w- = softmax(-sharpness a) over the group, and
+    the advantage is G (w+ - w-) for a group of G. So a plain log-likelihood loss, without a ratio, is wd1's loss. The
+    sum over a group is 0.
+
+    Args:
+        rewards: [B]. A NaN enters no group and gets advantage 0.
+        groups: [B] integer ids.
+        sharpness: Factor of the rewards in the exponent, above 0.
+
+    Returns:
+        Advantages [B], float32 at least.
+
+    Raises:
+        ValueError: If `sharpness` is not above 0, or as in `group_advantages`.
+    """
+    if not sharpness > 0:
+        raise ValueError(f"`sharpness` is {sharpness}; use a number above 0")
+    data = grouped(rewards, groups)
+    one_per_row(rewards, len(rewards), "rewards")
+    moments, valid = data.moments(0), ~data.values.isnan()
+    gap = torch.where(valid, data.values - (moments.minimum + moments.offset)[data.index], 0.0)
+    shares = []
+    for sign in (1.0, -1.0):
+        # The largest exponent of a group is subtracted by its mean: rewards of one group are close to each other.
+        mass = torch.where(valid, (sign * sharpness * gap).clamp(max=80.0).exp(), 0.0)
+        shares.append(mass / sum_by_group(mass, data.index, data.count).clamp(min=1e-300)[data.index])
+    found = moments.count[data.index] * (shares[0] - shares[1])
+    return data.restore(torch.where(valid, found, torch.nan))
+
+
 def _quantile(data: Grouped, level: float) -> Tensor:
     """[M, K] for each group, the smallest of its values v for which a share `level` of its values is v or less."""
     ordered = data.values.where(~data.values.isnan(), torch.inf)

@@ -27,7 +27,7 @@ from torch import Tensor
 from ...configs.reading_soundness import reward_place
 from ...core.advantages import anchored_advantages, multi_reward_advantages
 from ...core.baselines import beta_advantages, stratified_advantages, virtual_maximum_advantages
-from ...core.outcomes import consistency_advantages, quantile_advantages
+from ...core.outcomes import consistency_advantages, exponential_advantages, quantile_advantages
 from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive, Share
@@ -273,6 +273,18 @@ def stratified(
     return stratified_advantages(rewards, groups, strata, alpha=alpha, eps=eps, ddof=ddof)
 
 
+@needs(group_of_two)
+def exponential(rewards: Tensor, groups: Tensor, *, sharpness: Positive = 1.0) -> Tensor:
+    """Weights that are exponential in the reward, of good samples minus bad ones, for a loss without a ratio (wd1).
+
+    Args:
+        rewards: [B].
+        groups: [B].
+        sharpness: factor of the rewards in the exponent.
+    """
+    return exponential_advantages(rewards, groups, sharpness=sharpness)
+
+
 ADVANTAGES: dict[str, Callable[..., Any]] = {
     "group": group,
     "gdpo": gdpo,
@@ -282,6 +294,7 @@ ADVANTAGES: dict[str, Callable[..., Any]] = {
     "quantile": quantile,
     "consistency": consistency,
     "stratified": stratified,
+    "exponential": exponential,
     "tracked": Tracked,
     "cumulative": Cumulative,
 }

@@ -1,0 +1,128 @@
+"""Estimates of the log-prob of a completion under a masked language model, without the steps that made it.
+
+A likelihood gives passes: which positions of the completion a pass masks, and the weight of each masked position. The
+estimate of the log-prob of token l is the sum over passes of weight x log p(x_l | the tokens that are not masked). A
+generator draws the masks, so the policy that samples and the policy that is trained see the same masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..parts.ranges import Count, Share
+
+
+@dataclass(frozen=True)
+class Passes:
+    """M passes over a completion of L positions.
+
+    Attributes:
+        masked: [M, L] bool: the positions that a pass masks.
+        weight: [M, L] weight of each masked position in the estimate; 0 elsewhere.
+        counted: [L] bool: the positions of which there is an estimate.
+        prompt: share of the prompt's tokens that a pass masks, in [0, 1).
+    """
+
+    masked: Tensor
+    weight: Tensor
+    counted: Tensor
+    prompt: float = 0.0
+
+
+def fully_masked(length: int, generator: torch.Generator, *, prompt: Share = 0.15) -> Passes:
+    """One pass in which the whole completion is masked (diffu-GRPO of d1, arXiv 2504.12216, §3.2).
+
+    Tokens of the prompt are masked at random, so each update sees the prompt in another way.
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        prompt: Share of the prompt's tokens that are masked.
+    """
+    everywhere = torch.ones(1, length, dtype=torch.bool)
+    return Passes(everywhere, everywhere.float(), everywhere[0], prompt)
+
+
+def coupled(length: int, generator: torch.Generator, *, pairs: Count = 1, whole: bool = True) -> Passes:
+    """Pairs of masks that complement each other (coupled-GRPO of DiffuCoder, arXiv 2506.20639).
+
+    A pair masks each position in exactly one of its two passes, at the levels t and 1 - t. So a pair scores every token
+    once, and the estimate varies less than with independent masks. The estimate is the mean over the pairs, and over
+    the pass in which everything is masked.
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        pairs: Number of pairs.
+        whole: Whether the pass in which everything is masked counts as one more pair.
+    """
+    masks = [torch.ones(1, length, dtype=torch.bool)] if whole else []
+    for _ in range(pairs):
+        level = torch.rand(1, generator=generator, dtype=torch.float64)
+        one = torch.rand(length, generator=generator, dtype=torch.float64) < level
+        masks += [one[None], ~one[None]]
+    masked = torch.cat(masks)
+    return Passes(masked, masked.float() / (pairs + whole), torch.ones(length, dtype=torch.bool))
+
+
+def quadrature(length: int, generator: torch.Generator, *, levels: Count = 2, draws: Count = 1) -> Passes:
+    """The evidence lower bound by Gauss' quadrature over the noise level (GDPO for diffusion LMs, arXiv 2510.08554).
+
+    The bound is the integral over t in (0, 1) of E[sum over masked positions of log p] / t. The levels are the nodes of
+    Gauss and Legendre, which are fixed. Only the masks at each level are random.
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        levels: Nodes of the quadrature; n nodes are exact for polynomials of degree 2n - 1 in t.
+        draws: Masks at each level.
+    """
+    masks, weights = [], []
+    for level, share in zip(*gauss_legendre(levels)):
+        for _ in range(draws):
+            masked = torch.rand(length, generator=generator, dtype=torch.float64) < level
+            masks.append(masked)
+            weights.append(masked.float() * (share / (level * draws)))
+    return Passes(torch.stack(masks), torch.stack(weights), torch.ones(length, dtype=torch.bool))
+
+
+def uniform(length: int, generator: torch.Generator, *, draws: Count = 1) -> Passes:
+    """Masks at levels that are drawn uniformly, and the log-probs of what they mask (UniGRPO of MMaDA, 2505.15809).
+
+    A position that no pass masks has no estimate and no gradient.
+
+    Args:
+        length: positions L of the completion.
+        generator: of the masks.
+        draws: Number of levels, each with one mask.
+    """
+    levels = torch.rand(draws, 1, generator=generator, dtype=torch.float64)
+    masked = torch.rand(draws, length, generator=generator, dtype=torch.float64) < levels
+    times = masked.sum(0)
+    return Passes(masked, masked.float() / times.clamp(min=1), times > 0)
+
+
+LIKELIHOODS: dict[str, Callable[..., Passes]] = {
+    "fully_masked": fully_masked,
+    "coupled": coupled,
+    "quadrature": quadrature,
+    "uniform": uniform,
+}
+"""`likelihood(length, generator, *, ...) -> Passes`."""
+
+
+@lru_cache(maxsize=64)
+def gauss_legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Nodes in (0, 1), rising, and weights that sum to 1; exact for polynomials of degree ``2 count - 1``.
+
+    They follow from the eigenvalues of the Jacobi matrix (Golub and Welsch 1969).
+    """
+    k = torch.arange(1, count, dtype=torch.float64)
+    beside = k / (4 * k**2 - 1).sqrt()
+    nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
+    return tuple(((nodes + 1) / 2).tolist()), tuple(vectors[0].square().tolist())

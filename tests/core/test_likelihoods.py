@@ -1,0 +1,136 @@
+"""Estimates of the log-prob of a completion under a masked model: masks, weights, and what they estimate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from flowgrpo.core.likelihoods import LIKELIHOODS, Passes, coupled, fully_masked, gauss_legendre, quadrature, uniform
+
+LENGTH, VOCABULARY = 3, 4
+
+
+def drawn(likelihood: Callable[..., Passes], seed: int, **options: object) -> Passes:
+    return likelihood(LENGTH, torch.Generator().manual_seed(seed), **options)
+
+
+def log_p(masked: Tensor, ids: Tensor) -> Tensor:
+    """[L] log-probs of the tokens of a model in which tokens depend on all tokens that are not masked."""
+    table = torch.randn(LENGTH, LENGTH, VOCABULARY + 1, VOCABULARY, generator=torch.Generator().manual_seed(3)).double()
+    seen = torch.where(masked, VOCABULARY, ids)
+    logits = sum(table[:, place, seen[place]] for place in range(LENGTH))
+    return logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+
+
+def estimate(passes: Passes, ids: Tensor) -> float:
+    return float(sum((w * log_p(m, ids) * m).sum() for m, w in zip(passes.masked, passes.weight.double())))
+
+
+def every_mask() -> list[Tensor]:
+    return [torch.tensor(row) for row in itertools.product((False, True), repeat=LENGTH)]
+
+
+IDS = torch.tensor([1, 3, 0])
+
+
+def test_a_pair_scores_every_position_exactly_once() -> None:
+    for seed in range(20):
+        passes = drawn(coupled, seed, pairs=3, whole=False)
+        times = passes.masked.view(3, 2, LENGTH).sum(1)
+        assert torch.equal(times, torch.ones(3, LENGTH, dtype=times.dtype))
+        assert torch.allclose(passes.weight.sum(0), torch.ones(LENGTH))
+        whole = drawn(coupled, seed, pairs=3)
+        assert bool(whole.masked[0].all())
+        assert torch.allclose(whole.weight.sum(0), torch.ones(LENGTH))
+
+
+def test_the_mean_over_pairs_is_the_enumerated_expectation() -> None:
+    """A mask of k positions has the chance B(k + 1, L - k + 1) over a uniform level, as has its complement."""
+    wanted = 0.0
+    for masked in every_mask():
+        k = int(masked.sum())
+        chance = 1 / ((LENGTH + 1) * math.comb(LENGTH, k))
+        both = (log_p(masked, IDS) * masked).sum() + (log_p(~masked, IDS) * ~masked).sum()
+        wanted += chance * float(both)
+    found = torch.tensor(
+        [estimate(drawn(coupled, seed, whole=False), IDS) for seed in range(3000)], dtype=torch.float64
+    )
+    assert found.mean() == pytest.approx(wanted, abs=4 * float(found.std()) / math.sqrt(len(found)))
+    assert found.std() > 0.01
+
+
+def test_coupled_masks_vary_less_than_independent_ones() -> None:
+    def independent(seed: int) -> float:
+        """Two masks at levels t and 1 - t that are drawn by themselves; the same expectation as a pair."""
+        generator = torch.Generator().manual_seed(seed)
+        level = torch.rand(1, generator=generator).double()
+        total = 0.0
+        for one in (level, 1 - level):
+            masked = torch.rand(LENGTH, generator=generator).double() < one
+            total += float((log_p(masked, IDS) * masked).sum())
+        return total
+
+    pairs = torch.tensor([estimate(drawn(coupled, seed, whole=False), IDS) for seed in range(1500)])
+    others = torch.tensor([independent(seed) for seed in range(1500)])
+    assert abs(pairs.mean() - others.mean()) < 4 * (pairs.var() + others.var()).sqrt() / math.sqrt(1500)
+    assert pairs.var() < 0.5 * others.var()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_the_quadrature_is_exact_for_polynomials_of_its_degree(count: int) -> None:
+    nodes, weights = gauss_legendre(count)
+    assert list(nodes) == sorted(nodes)
+    assert 0 < nodes[0] <= nodes[-1] < 1
+    for power in range(2 * count):
+        assert sum(w * x**power for x, w in zip(nodes, weights)) == pytest.approx(1 / (power + 1), abs=1e-12)
+    wrong = sum(w * x ** (2 * count) for x, w in zip(nodes, weights))
+    assert abs(wrong - 1 / (2 * count + 1)) > 1e-6
+
+
+def test_the_quadrature_estimates_the_evidence_lower_bound() -> None:
+    """The bound by enumeration: its integrand is a polynomial of degree 2 in t here, so two nodes integrate it exactly.
+
+    A mask of k positions adds t^(k-1) (1 - t)^(L-k), whose integral is B(k, L - k + 1).
+    """
+    bound = 0.0
+    for masked in every_mask():
+        k = int(masked.sum())
+        if k:
+            share = math.gamma(k) * math.gamma(LENGTH - k + 1) / math.gamma(LENGTH + 1)
+            bound += share * float((log_p(masked, IDS) * masked).sum())
+    found = torch.tensor(
+        [estimate(drawn(quadrature, seed, levels=2), IDS) for seed in range(6000)], dtype=torch.float64
+    )
+    assert found.mean() == pytest.approx(bound, abs=4 * float(found.std()) / math.sqrt(len(found)))
+    more = torch.tensor([estimate(drawn(quadrature, seed, levels=2, draws=4), IDS) for seed in range(1000)])
+    assert more.var() < 0.5 * found.var()
+
+
+def test_one_pass_masks_everything() -> None:
+    passes = drawn(fully_masked, 0, prompt=0.3)
+    assert passes.masked.tolist() == [[True] * LENGTH]
+    assert passes.weight.tolist() == [[1.0] * LENGTH]
+    assert passes.prompt == 0.3
+
+
+def test_what_uniform_levels_never_mask_does_not_count() -> None:
+    seen = set()
+    for seed in range(200):
+        passes = drawn(uniform, seed, draws=2)
+        assert torch.equal(passes.counted, passes.masked.any(0))
+        assert torch.allclose(passes.weight.sum(0), passes.counted.float())
+        seen.add(int(passes.counted.sum()))
+    assert seen == set(range(LENGTH + 1))
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_masks_follow_from_their_generator(name: str) -> None:
+    one, same, other = (drawn(LIKELIHOODS[name], seed) for seed in (5, 5, 6))
+    assert torch.equal(one.masked, same.masked)
+    assert one.masked.shape == other.masked.shape
+    assert bool((one.weight[~one.masked] == 0).all())
