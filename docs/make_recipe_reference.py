@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from flowgrpo.configs.schema import Recipe, TextRecipe
+from flowgrpo.configs.schema import MaskedRecipe, Recipe, TextRecipe
 from flowgrpo.parts.choice import Of, default_of, options_model
 from flowgrpo.parts.kinds import KINDS, Kind
 
@@ -209,12 +209,23 @@ NOTES = {
 }
 
 
+MASKED = """\
+## Runs of masked language models
+
+With `task: masked` a recipe trains a masked language model, whose completions are unmasked step by step; see
+[masked.md](masked.md). It has the sections above except those that are replaced below.
+"""
 TEXT_NOTES = {
     "model.dtype": "The optimizer moves trained weights in float32.",
     "model.train": "A LoRA adapter on every linear layer but the last, or all weights.",
     "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time; prompts are "
     "then not shared.",
     "evaluate.rewards": "An entry has the same keys as an entry of `rewards`.",
+}
+
+MASKED_NOTES = {
+    **TEXT_NOTES,
+    "model.gradient_checkpointing": "Recompute activations in the backward pass: less memory, more time.",
 }
 
 
@@ -400,7 +411,10 @@ def page() -> str:
     listed = list(sections(Recipe))
     shared = set(listed)
     of_text = [entry for entry in sections(TextRecipe) if entry[0] and entry not in shared]
+    known = {*shared, *of_text}
+    of_masks = [entry for entry in sections(MaskedRecipe) if entry[0] and entry not in known]
     parts = [INTRODUCTION, *_tables(listed, NOTES, "##"), TEXT, *_tables(of_text, TEXT_NOTES, "###")]
+    parts += [MASKED, *_tables(of_masks, MASKED_NOTES, "###")]
     return "\n".join([*parts, PARTS, *(of_kind(kind) for kind in KINDS.values())])
 
 

@@ -47,9 +47,10 @@ def nines(completions, prompts, parts):
 def runs() -> dict[str, tuple[str, list[str], int]]:
     """Name -> recipe, overrides, and number of processes."""
     from flowgrpo.configs.load import recipe_names
+    from flowgrpo.configs.schema import SCHEMAS
 
     listed: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    task = {name: task for task in ("images", "text") for name in recipe_names(task)}
+    task = {name: task for task in SCHEMAS for name in recipe_names(task)}
 
     def run(recipe: str, count: int = 1, **variant: Any) -> tuple[str, list[str], int]:
         layers = (listed[".short"][task[recipe]], listed[".own"].get(recipe, {}), variant)

@@ -309,6 +309,19 @@ def build_arithmetic_command(
     build_arithmetic_all(out, seed=seed, scale=scale, report=timed_report())
 
 
+@build_app.command("masked")
+def build_masked_command(
+    out: Annotated[Path, typer.Option(help="New folder for model and problems.")],
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped model.")] = 1.0,
+) -> None:
+    """Train the embedded masked language model from nothing (a few minutes on 2 cores)."""
+    from ..worlds.building import build_masked_all
+
+    output_folder(out)
+    build_masked_all(out, seed=seed, scale=scale, report=timed_report())
+
+
 @ended_for_sure()
 def main() -> None:
     """Entry point: an error that a user can mend is printed as one message, without a traceback."""

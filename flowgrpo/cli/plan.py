@@ -11,7 +11,7 @@ from .output import console, output_file, say
 from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
-    from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+    from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
     from ..training.recipe_findings import Checked
 
 RecipeArgument = Annotated[
@@ -54,7 +54,7 @@ def plan(
     """Print what a recipe will do and cost, without loading a model."""
     from ..configs.layers import machine_of
     from ..configs.load import dump_recipe, load_recipe
-    from ..configs.schema import TextRecipe
+    from ..configs.schema import MaskedRecipe, TextRecipe
 
     source, overrides = split(words)
     output_file(svg)
@@ -70,6 +70,10 @@ def plan(
         _plan_text(recipe)
         return _print_findings(checked)
     _print_counts(recipe)
+    if isinstance(recipe, MaskedRecipe):
+        if draw or svg is not None:
+            _draw_tree(recipe, iteration, draw, svg)
+        return _print_findings(checked)
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
     machine = machine_of(source)
@@ -109,13 +113,13 @@ def _print_findings(checked: Checked) -> None:
                 say(f"{word}: {finding.text}")
 
 
-def _print_counts(recipe: Recipe) -> None:
+def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     from ..training.planning import budget_line, clip_bounds, forecast, nfe_of, search_line, step_ranges
 
-    expected = forecast(recipe)
+    expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
     say(
-        f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} images = {expected.images} "
-        f"images an iteration, {recipe.run.iterations} iterations"
+        f"{recipe.rollout.prompts} prompts × {expected.images // recipe.rollout.prompts} {noun}s = {expected.images} "
+        f"{noun}s an iteration, {recipe.run.iterations} iterations"
     )
     if recipe.rollout.chunk is not None:
         say(f"sampled and decoded {recipe.rollout.chunk} prompts at a time; the lines below do not depend on it")
@@ -183,9 +187,10 @@ def _plan_text(recipe: TextRecipe) -> None:
             say(found)
 
 
-def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> None:
+def _draw_tree(recipe: Recipe | MaskedRecipe, iteration: int, draw: bool, svg: Path | None) -> None:
     from rich.text import Text
 
+    from ..configs.schema import Recipe
     from ..samplers.drawing import draw_text, unfold
     from ..samplers.drawing_svg import draw_svg
     from ..training.folder.run_folder import write_text
@@ -193,9 +198,10 @@ def _draw_tree(recipe: Recipe, iteration: int, draw: bool, svg: Path | None) -> 
 
     if iteration >= recipe.run.iterations:
         raise ValueError(f"--iteration is {iteration}; the recipe has iterations 0 to {recipe.run.iterations - 1}")
-    own = recipe.sampler.sigmas or recipe.sampler.shift
     tree = unfold(planner(recipe, levels_of(recipe))(iteration))
-    title, note = f"{recipe.name}, iteration {iteration}", "" if own else "noise levels without the model's own shift"
+    # Only a pipeline of images has noise levels of its own.
+    unknown = isinstance(recipe, Recipe) and not (recipe.sampler.sigmas or recipe.sampler.shift)
+    title, note = f"{recipe.name}, iteration {iteration}", "noise levels without the model's own shift" * unknown
     if draw:
         text = Text("\n" + draw_text(tree, title, note))
         text.highlight_regex("[━╍┕┝]+", "bold orange3")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,13 +15,15 @@ from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..training.data import PromptRow
+    from ..training.masked.masked_policy import UnmaskedTexts
     from ..training.text.text_policy import Completions
 
 ONLY = {
     "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),
+    "masked": ("temperature", "steps", "max_tokens"),
 }
-"""Options of `flowgrpo sample` that belong to one task."""
+"""Options of `flowgrpo sample` that not every task has."""
 
 
 def sample(
@@ -35,7 +37,8 @@ def sample(
     base: Annotated[bool, typer.Option("--base", help="For a run, take the model before training.")] = False,
     checkpoint: CheckpointOption = None,
     task: Annotated[
-        str | None, typer.Option(help="`images` or `text`; by default the model's own task, for a hub id `images`.")
+        str | None,
+        typer.Option(help="`images`, `text` or `masked`; by default the model's own task, for a hub id `images`."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
     seed: Annotated[
@@ -103,7 +106,6 @@ def sample(
     keys = {
         "model.dtype": dtype, "evaluate.steps": steps, "model.call.height": height, "model.call.width": width,
         "generation.top_p": top_p, "generation.top_k": top_k,
-        "generation.max_tokens": max_tokens,
     }  # fmt: skip
     output_folder(out)
     output_folder(None if animation is None else animation.parent)
@@ -117,8 +119,11 @@ def sample(
         raise ValueError(f"--temperature is {temperature}; give a finite number of 0 or more")
     kind = _kind(model, task, given)
     rows = _rows(prompts, file)
-    batches = ("rollout.batch", "rollout.decode_batch") if kind == "images" else ("evaluate.batch",)
+    batches = {"images": ("rollout.batch", "rollout.decode_batch"), "text": ("evaluate.batch",)}.get(
+        kind, ("rollout.batch",)
+    )
     keys |= dict.fromkeys(batches, batch)
+    keys["generation.tokens" if kind == "masked" else "generation.max_tokens"] = max_tokens
     if guidance is not None:
         from ..inference.opening import guidance_argument
 
@@ -162,7 +167,7 @@ def _check_run(model: str) -> None:
         load_recipe(config, rewards=False)
 
 
-def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["images", "text"]:
+def _kind(model: str, task: str | None, given: dict[str, Any]) -> str:
     """The task of the model.
 
     Raises:
@@ -171,12 +176,12 @@ def _kind(model: str, task: str | None, given: dict[str, Any]) -> Literal["image
     from ..inference.text_inference import task_of
 
     made = task_of(model)
-    if task not in (None, "images", "text"):
-        raise ValueError(f"--task is {task!r}; use images or text")
+    if task not in (None, *ONLY):
+        raise ValueError(f"--task is {task!r}; use images, text or masked")
     if task is not None and made not in (None, task):
         raise ValueError(f"--task is {task}, but {model} makes {made}; leave --task out")
-    kind: Literal["images", "text"] = "text" if "text" in (task, made) else "images"
-    for name in ONLY["images" if kind == "text" else "text"]:
+    kind = task or made or "images"
+    for name in dict.fromkeys(name for names in ONLY.values() for name in names if name not in ONLY[kind]):
         if given[name] is not None:
             option = f"--{name.replace('_', '-')}"
             hint = "; with a hub id of a language model write --task text as well" if made is None else ""
@@ -209,13 +214,13 @@ def _plain(rows: list[PromptRow]) -> list[str]:
     return [row.text for row in rows]
 
 
-def _show(rows: list[PromptRow], found: Completions, seed: int) -> None:
+def _show(rows: list[PromptRow], found: Completions | UnmaskedTexts, seed: int) -> None:
     """Print completions below their prompts."""
     seen = [0] * len(rows)
-    for text, owner, ids, ended in zip(found.samples, found.prompt_of_sample, found.sampled.ids, found.sampled.ended):
+    for text, owner, length in zip(found.samples, found.prompt_of_sample, found.described()):
         if seen[owner] == 0:
             say(f"prompt {owner + 1}: {rows[owner].text}")
-        say(f"  seed {seed + seen[owner]}, {len(ids)} tokens{'' if ended else ', cut there'}:")
+        say(f"  seed {seed + seen[owner]}, {length}:")
         for line in text.split("\n"):
             say(f"    {line}")
         seen[owner] += 1

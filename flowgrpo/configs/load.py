@@ -16,7 +16,7 @@ from ..parts.choice import Of, owners, plain
 from ..parts.kinds import KINDS
 from ..parts.section import Section
 from .layers import RecipeError, layers, over, recipe_lines
-from .schema import AnyRecipe, Recipe, TextRecipe
+from .schema import SCHEMAS, AnyRecipe, Recipe
 from .trust import check_acts, config_file, trust_acts
 from .yaml_text import Dumper, kind_of, parse_yaml_value
 
@@ -97,9 +97,9 @@ def load_image_recipe(source: str | Path | None = None, overrides: Iterable[str]
 
 def _schema_of(name: str, data: Mapping[str, Any]) -> type[AnyRecipe]:
     task = data.get("task", "images")
-    if not isinstance(task, str) or task not in ("images", "text"):
-        raise RecipeError(f"{name}:\n  task: {task!r} is neither images nor text; write one of these")
-    return TextRecipe if task == "text" else Recipe
+    if not isinstance(task, str) or task not in SCHEMAS:
+        raise RecipeError(f"{name}:\n  task: {task!r} is not a task; write one of {', '.join(SCHEMAS)}")
+    return SCHEMAS[task]
 
 
 def _assign(data: dict[str, Any], assignment: str) -> None:
@@ -146,7 +146,8 @@ def _over_part(below: Any, value: Any) -> Any:
 
 def _kinds_of_lists(data: Mapping[str, Any]) -> dict[str, str]:
     """Keys of a recipe that hold a list of parts, with the kind of the parts."""
-    schema = TextRecipe if data.get("task") == "text" else Recipe
+    task = data.get("task")
+    schema = SCHEMAS.get(task, Recipe) if isinstance(task, str) else Recipe
     found: dict[str, str] = {}
     for key, field in schema.model_fields.items():
         for entry in get_args(field.annotation) if get_origin(field.annotation) is list else ():

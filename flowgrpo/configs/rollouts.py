@@ -118,7 +118,19 @@ class TextRolloutConfig(Section):
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 
 
-def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> list[str]:
+class MaskedRolloutConfig(Section):
+    """How much is sampled in an iteration."""
+
+    prompts: int = Field(8, ge=1, description="Prompts per iteration, over all ranks.")
+    group: int = Field(8, ge=1, description="Completions per prompt.")
+    batch: int = Field(64, ge=1, description="States in one call of the model, in sampling and in training.")
+    chunk: int | None = Field(
+        None, ge=1, description="Prompts that are sampled at a time; by default a process samples all its prompts."
+    )
+    budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
+
+
+def rollout_faults(rollout: RolloutConfig | TextRolloutConfig | MaskedRolloutConfig, updates: int) -> list[str]:
     """Messages about parts of an iteration that would not be whole groups.
 
     Args:
@@ -131,7 +143,7 @@ def rollout_faults(rollout: RolloutConfig | TextRolloutConfig, updates: int) -> 
             f"optimizer.updates is {updates} with {rollout.prompts} prompts per iteration: an update needs whole "
             f"groups; use at most {rollout.prompts} updates or more rollout.prompts"
         )
-    chunk = rollout.chunk if isinstance(rollout, RolloutConfig) else None
+    chunk = None if isinstance(rollout, TextRolloutConfig) else rollout.chunk
     if chunk is not None and chunk > rollout.prompts:
         faults.append(
             f"rollout.chunk is {chunk} with {rollout.prompts} prompts per iteration; use at most {rollout.prompts}, "

@@ -122,5 +122,12 @@ function passage(cell, at, details, room) {
   const same = own === last && first && first !== last && own.completion === first.completion;
   const length = same ? "same text" : plural([...own.completion].length, "character");
   return el("figure", {}, el("figcaption", {}, el("span", {}, sourceName(cell.set)), el("span", {}, length)),
-    folded(pieces, room));
+    folded(pieces, room), unmasking(own.steps));
+}
+
+// What a masked model had written after each step, behind a click; masks are shown as _.
+function unmasking(steps) {
+  if (!steps?.length) return null;
+  return el("details", { class: "unmasking" }, el("summary", {}, `Unmasked in ${plural(steps.length, "step")}`),
+    el("ol", {}, ...steps.map((text) => el("li", {}, el("bdi", {}, text)))));
 }

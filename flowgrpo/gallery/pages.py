@@ -250,6 +250,8 @@ def _details(shot: Sample, rewards: Sequence[str]) -> dict[str, Any]:
         sample["path"] = [list(place) for place in shot.path]
     if shot.noise is not None:
         sample["noise"] = shot.noise
+    if shot.steps:
+        sample["steps"] = list(shot.steps)
     return {
         **sample,
         "parts": [

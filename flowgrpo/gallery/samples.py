@@ -35,6 +35,7 @@ class Sample:
     path: tuple[tuple[int, int], ...] = ()  # where its rollout branched: (denoising step, which child)
     noise: str | None = None  # seed of the generator of its initial noise, as text
     missing: str | None = None  # what `image` would be, if its file is missing
+    steps: tuple[str, ...] = ()  # what a masked model had written after each step of unmasking
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
 
 
@@ -106,6 +107,7 @@ def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
         notes={name: str(note) for name, note in _mapping(record, "notes", where).items() if note},
         columns={name: _text(value) for name, value in _mapping(record, "columns", where).items()},
         path=_path(record, where),
+        steps=_steps(record, where),
         missing=image if image and not (samples / image).is_file() else None,
         noise=str(noise) if isinstance(noise, int) and not isinstance(noise, bool) else None,
         frames=frames if type(frames) is int and 1 < frames <= MOST_FRAMES else 1,
@@ -135,6 +137,13 @@ def _path(record: dict[str, Any], where: str) -> tuple[tuple[int, int], ...]:
     if any(len(place) != 2 or any(type(number) is not int for number in place) for place in places):
         raise ValueError(f"{where}: `path` is {value!r}. It must be a list of [step, child], whole numbers.")
     return tuple((step, child) for step, child in places)
+
+
+def _steps(record: dict[str, Any], where: str) -> tuple[str, ...]:
+    value = record.get("steps") or []
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ValueError(f"{where}: `steps` is {value!r:.80}. It must be a list of texts, one after each step.")
+    return tuple(value)
 
 
 def _mapping(record: dict[str, Any], key: str, where: str) -> dict[str, Any]:

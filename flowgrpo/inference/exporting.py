@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ..configs.schema import TextRecipe
+from ..configs.schema import Recipe
 from ..training.folder.leftovers import RESULTS
 from ..weights.saving import new_folder
 from .checkpoints import hint_of
@@ -34,14 +34,14 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
     if out.exists():
         raise ValueError(f"{out} exists; name a new folder with --out")
     run = Path(model)
-    recipe = recipe_of(model) if task_of(model) == "text" else image_recipe(model)
+    recipe = image_recipe(model) if task_of(model) == "images" else recipe_of(model)
     if checkpoint is None:
         found = result_of(run)
         if found is None:
             raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
         with new_folder(out) as target:
             shutil.copytree(found, target, dirs_exist_ok=True)
-    elif isinstance(recipe, TextRecipe):
+    elif not isinstance(recipe, Recipe):
         open_weights(model, recipe, checkpoint=checkpoint).save(out)
     else:
         open_images(model, recipe, checkpoint=checkpoint).weights.save(out)

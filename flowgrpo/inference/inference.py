@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, Recipe
 from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
 from ..training.checking import reward_specs
@@ -24,7 +24,6 @@ from ..training.recipe_prompts import parts_of, read_heldout, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
-from ..training.text.text_task import TextTask
 from .animations import Animation
 from .opening import ImageModel, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
@@ -218,7 +217,7 @@ def evaluate_model(
     if index is not None:
         done = 0 if base else iterations_done(model, checkpoint)
         records = sample_records(rows, experience, scores)
-        if isinstance(recipe, TextRecipe):
+        if not isinstance(recipe, Recipe):
             write_completions(index, "eval", done, records, experience.samples)
         else:
             _write_images(index, done, records, experience.samples)
@@ -248,10 +247,10 @@ def _evaluated(
 ) -> Any:
     keys = [evaluation_key(row) for row in rows]
     seen = progress(len(rows) * recipe.evaluate.seeds, say)
-    if isinstance(recipe, TextRecipe):
+    if not isinstance(recipe, Recipe):
         say(how_text(recipe))
         task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-        return task.evaluation(rows, keys, Clock(CPU, TextTask.clock_parts), seen)
+        return task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen)
     say(how(recipe))
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
     rows[:] = opened.illustrated(rows, source)

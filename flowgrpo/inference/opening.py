@@ -92,12 +92,14 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
             )
         what = {"name": asked.name, "data": asked.data, "rewards": asked.rewards, "evaluate": asked.evaluate}
         return own.model_copy(update=what)
-    embedded = {"scenes": "default", "arithmetic": "text", "arithmetic:untrained": "text"}
+    embedded = {
+        "scenes": "default", "arithmetic": "text", "arithmetic:untrained": "text", "arithmetic:masked": "masked",
+    }  # fmt: skip
     if source is None and model not in embedded:
         raise ValueError(
             f"{model} is not a run, so it has no prompts and rewards for an evaluation; name a recipe: "
-            f"`flowgrpo evaluate {model} my-run.yaml` (the recipes `default` and `text` have the prompts and rewards "
-            "of the embedded models)"
+            f"`flowgrpo evaluate {model} my-run.yaml` (the recipes `default`, `text` and `masked` have the prompts and "
+            "rewards of the embedded models)"
         )
     return load_recipe(source or embedded[model], overrides)
 

@@ -1,4 +1,7 @@
-"""Sampling of completions outside a run, with a plain model or with the model of a run before or after training."""
+"""Sampling of completions outside a run, with a plain model or with the model of a run before or after training.
+
+The model is a causal language model or a masked one.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from typing import Any, Literal
 import torch
 
 from ..configs.load import load_recipe
-from ..configs.schema import TextRecipe
+from ..configs.schema import MaskedModelConfig, MaskedRecipe, Recipe, TextRecipe
 from ..configs.yaml_text import read_yaml_mapping
 from ..core.addressing import address
 from ..intake.json_text import parse_json
 from ..rewards.runner import RewardBatch
+from ..text.masked_model import load_masked_model
 from ..text.model import LanguageModel, LanguageWeights, load_language_model, reinitialise
+from ..text.model_folder import is_masked_folder
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.folder.run_folder import write_text
 from ..training.lora_start import begin
-from ..training.model_paths import DTYPES, UNTRAINED, language_folder, quiet_libraries
+from ..training.masked.masked_policy import MaskedPolicy, UnmaskedTexts
+from ..training.masked.masked_task import MaskedTask
+from ..training.model_paths import DTYPES, MASKED, UNTRAINED, language_folder, masked_folder, quiet_libraries
+from ..training.planning import steps_of
 from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy, complete_seeded
@@ -28,9 +36,11 @@ from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 from .opening import is_run, run_config
 
+WordsRecipe = TextRecipe | MaskedRecipe
 
-def task_of(model: str) -> Literal["images", "text"] | None:
-    """What a model makes, images or text; None for a hub id, because only its files would tell.
+
+def task_of(model: str) -> Literal["images", "text", "masked"] | None:
+    """The task of a model; None for a hub id, because only its files would tell.
 
     Args:
         model: a run folder, a model folder, a hub id or an embedded model.
@@ -38,26 +48,32 @@ def task_of(model: str) -> Literal["images", "text"] | None:
     folder = Path(model)
     if is_run(model):
         settings = read_yaml_mapping(run_config(model), "the recipe of the run, or train again")
-        return "text" if settings.get("task") == "text" else "images"
+        task = settings.get("task")
+        return "text" if task == "text" else "masked" if task == "masked" else "images"
     if model in ("arithmetic", UNTRAINED):
         return "text"
+    if model == MASKED:
+        return "masked"
     if model == "scenes" or (folder / "model_index.json").is_file():
         return "images"
-    return "text" if (folder / "config.json").is_file() else None
+    if not (folder / "config.json").is_file():
+        return None
+    return "masked" if is_masked_folder(folder) else "text"
 
 
-def recipe_of(model: str, overrides: Sequence[str] = ()) -> TextRecipe:
+def recipe_of(model: str, overrides: Sequence[str] = ()) -> WordsRecipe:
     """The recipe of a run of text; for another model, a recipe whose model and lengths are the schema's defaults.
 
     Raises:
         ValueError: the model is a run of images, or the schema refuses an override.
     """
-    plain = ["model={}", "generation={}", "evaluate.batch=64"]
     if is_run(model):
         recipe = load_recipe(run_config(model), overrides, rewards=False)
+    elif task_of(model) == "masked":
+        recipe = load_recipe("masked", ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64", *overrides])
     else:
-        recipe = load_recipe("text", [*plain, *overrides])
-    if not isinstance(recipe, TextRecipe):
+        recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
+    if isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of images, and makes no completions; name a run or a model of text")
     return recipe
 
@@ -80,29 +96,36 @@ def open_language_model(
     return open_weights(model, recipe, base=base, checkpoint=checkpoint).pipe  # type: ignore[no-any-return]
 
 
+def _loaded(path: str, recipe: WordsRecipe) -> Any:
+    """A language model or a masked language model from a folder, with the precision of the recipe."""
+    settings = recipe.model
+    dtype = DTYPES[settings.dtype]
+    if isinstance(settings, MaskedModelConfig):
+        return load_masked_model(path, dtype=dtype, attention=settings.attention)
+    return load_language_model(
+        path, dtype=dtype, attention=settings.attention, chat=settings.chat, system=settings.system
+    )
+
+
 def open_weights(
-    model: str, recipe: TextRecipe, *, base: bool = False, checkpoint: str | None = None
+    model: str, recipe: WordsRecipe, *, base: bool = False, checkpoint: str | None = None
 ) -> LanguageWeights:
     """Load a language model as `open_language_model` does; returns it with its trained weights."""
     quiet_libraries()
-    settings, run = recipe.model, Path(model)
+    run, find = Path(model), masked_folder if isinstance(recipe, MaskedRecipe) else language_folder
     kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
-    options: dict[str, Any] = {
-        "dtype": DTYPES[settings.dtype], "attention": settings.attention, "chat": settings.chat,
-        "system": settings.system,
-    }  # fmt: skip
     weights = None
     if not is_run(model):
         if base:
             raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
-        language = load_language_model(language_folder(model), **options)
+        language = _loaded(find(model), recipe)
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
     elif (run / "model").is_dir() and not base and kept is None:
-        language = load_language_model(str(run / "model"), **options)
+        language = _loaded(str(run / "model"), recipe)
     elif (run / "lora").is_dir() or base or kept is not None:
         trained = recipe_of(model)
-        language = load_language_model(language_folder(trained.model.path), **options)
+        language = _loaded(find(trained.model.path), recipe)
         # The same setting as in the run, because torch chooses kernels by it, see `TrainedWeights.given`.
         language.model.requires_grad_(trained.model.train == "full")
         if trained.model.path == UNTRAINED:
@@ -123,15 +146,24 @@ def open_weights(
     return weights
 
 
-def text_task(model: str, recipe: TextRecipe, *, base: bool = False, checkpoint: str | None = None) -> TextTask:
+def text_task(
+    model: str, recipe: WordsRecipe, *, base: bool = False, checkpoint: str | None = None
+) -> TextTask | MaskedTask:
     """A language model as a task that samples; see `open_language_model`."""
-    language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
+    language: Any = open_weights(model, recipe, base=base, checkpoint=checkpoint).pipe
     weights = LanguageWeights(language, language.components, "full")
+    if isinstance(recipe, MaskedRecipe):
+        return MaskedTask(recipe, MaskedPolicy(language, weights, recipe))
     return TextTask(recipe, TextPolicy(language, weights, recipe))
 
 
-def how_text(recipe: TextRecipe) -> str:
+def how_text(recipe: WordsRecipe) -> str:
     """One line that says how completions are made in evaluations."""
+    if isinstance(recipe, MaskedRecipe):
+        return (
+            f"{recipe.model.dtype}, {recipe.generation.tokens} tokens in {steps_of(recipe, evaluation=True)} steps, "
+            f"the likeliest tokens, batch {recipe.rollout.batch}"
+        )
     return (
         f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
         f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
@@ -149,7 +181,7 @@ def sample_texts(
     overrides: Sequence[str] = (),
     base: bool = False,
     checkpoint: str | None = None,
-) -> tuple[Path, Completions]:
+) -> tuple[Path, Completions | UnmaskedTexts]:
     """Complete prompts, and write the completions with the fields of a run's `samples/index.jsonl`.
 
     A completion depends only on the model, the place of its prompt and its seed. For example, the completion with seed
@@ -176,12 +208,17 @@ def sample_texts(
     """
     index = new_index(out)
     recipe = recipe_of(model, overrides)
-    language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
     seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
-    found = complete_seeded(
-        language, rows, seeds, count, recipe.generation, batch=recipe.evaluate.batch or recipe.rollout.batch,
-        temperature=recipe.generation.temperature if temperature is None else temperature,
-    )  # fmt: skip
+    heat = recipe.generation.temperature if temperature is None else temperature
+    found: Completions | UnmaskedTexts
+    if isinstance(recipe, MaskedRecipe):
+        task = text_task(model, recipe, base=base, checkpoint=checkpoint)
+        assert isinstance(task, MaskedTask)
+        found = task.seeded(rows, seeds, count, heat)
+    else:
+        language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
+        batch = recipe.evaluate.batch or recipe.rollout.batch
+        found = complete_seeded(language, rows, seeds, count, recipe.generation, batch=batch, temperature=heat)
     nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})
     records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
     write_completions(index, "sample", 0 if base else iterations_done(model, checkpoint), records, found.samples)

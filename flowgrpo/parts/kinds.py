@@ -107,6 +107,10 @@ _ALL = (
         "solver(velocity, x, sigma, sigma_next, history, *, ...) -> x_next",
     ),
     Kind(
+        "order", "sampler.order", "flowgrpo.samplers.unmasking:ORDERS",
+        "order(chance [N, L], uniform [N, L] or None, *, ...) -> priority [N, L]",
+    ),
+    Kind(
         "combination", "combine", "flowgrpo.training.credit.combining:COMBINATIONS",
         "combination(rewards [L, K], *, ...) -> [L]",
     ),
@@ -141,6 +145,14 @@ _ALL = (
     Kind(
         "text objective", "objective", "flowgrpo.training.text.answer_objective:TEXT_OBJECTIVES",
         "a class objective(recipe, policy, controls, *, ...) with the methods of TextObjective",
+    ),
+    Kind(
+        "masked objective", "objective", "flowgrpo.training.masked.estimated:MASKED_OBJECTIVES",
+        "a class objective(recipe, policy, controls, *, ...) with the methods of losses.objective.Objective",
+    ),
+    Kind(
+        "likelihood", "objective.likelihood", "flowgrpo.core.likelihoods:LIKELIHOODS",
+        "likelihood(length, generator, *, ...) -> passes",
     ),
     Kind(
         "answer loss", "objective.loss", "flowgrpo.core.answer_losses:ANSWER_LOSSES",

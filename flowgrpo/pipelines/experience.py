@@ -23,7 +23,8 @@ class Experience:
         rollout: the trees.
         plan: the plan of the rollout.
         prompts: P texts.
-        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]), in the order of the leaves, on the CPU.
+        samples: images [L, 3, H, W] in [0, 1] (videos [L, F, 3, H, W]) on the CPU, or L texts, in the order of the
+            leaves.
         updates: number of parts into which the prompts are cut, one for each update.
         keys: P numbers; each addresses the noise of one prompt.
         cuts: the first prompt of each part except the first part. Without it, the parts are nearly equal.
@@ -35,7 +36,7 @@ class Experience:
     rollout: Rollout
     plan: Plan
     prompts: tuple[str, ...]
-    samples: Tensor
+    samples: Tensor | list[str]
     updates: int
     keys: tuple[int, ...] = ()
     cuts: tuple[int, ...] | None = None
@@ -191,10 +192,13 @@ def join_experiences(chunks: list[Experience]) -> Experience:
     if len(chunks) == 1:
         return chunks.pop()
     rollouts, samples = [chunk.rollout for chunk in chunks], [chunk.samples for chunk in chunks]
+    texts = [text for part in samples if isinstance(part, list) for text in part]
     # No reference to the states is kept here, so that their memory is freed while they are joined.
     first = replace(chunks[0], rollout=replace(rollouts[0], transitions=()))
     chunks.clear()
-    return replace(first, rollout=join_rollouts(rollouts), samples=torch.cat(samples))
+    images = [part for part in samples if isinstance(part, Tensor)]
+    samples.clear()
+    return replace(first, rollout=join_rollouts(rollouts), samples=torch.cat(images) if images else texts)
 
 
 def part_of(prompts: int, updates: int, update: int) -> tuple[int, int]:

@@ -30,7 +30,13 @@ class Moved:
 
 
 class Moves(Protocol):
-    """The first states of a rollout, and one step of some states. All randomness follows from the keys."""
+    """The first states of a rollout, and one step of some states. All randomness follows from the keys.
+
+    Attributes:
+        keeps_states: whether a rollout keeps the state of every node, because states are small.
+    """
+
+    keeps_states: bool
 
     def start(self, keys: Sequence[int], common: Sequence[int], spread: float | None) -> Tensor:
         """[len(keys), ...] first states.
@@ -91,6 +97,8 @@ class GaussianMoves:
         device: device of the states.
         initial_std: standard deviation of the initial noises.
     """
+
+    keeps_states = False
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, initial_std: float) -> None:
         self.shape, self.dtype, self.device, self.initial_std = tuple(shape), dtype, device, initial_std

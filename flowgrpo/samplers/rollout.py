@@ -170,6 +170,7 @@ class RolloutRunner:
             [(1,)] * len(roots),
         )
         transitions: list[Transitions] = []
+        states = [front.x] if self.moves.keeps_states else []
         evaluations = 0
         for i in range(plan.num_steps):
             if plan.main_line_ends(i):
@@ -180,8 +181,9 @@ class RolloutRunner:
             batches = self._batches(i, front, len(due))
             v = torch.cat([self._evaluate(front, i, due[rows]) for rows in batches])
             evaluations += len(due)
-            front, trained = self._advance(front, v, i, tree, batches)
+            front, trained, reached = self._advance(front, v, i, tree, batches)
             transitions += trained
+            states += reached if self.moves.keeps_states else []
         order = sorted(range(len(front.node)), key=lambda k: (front.prompt[k], front.node[k]))
         leaves = _select(front, order, main=0)
         return Rollout(
@@ -196,6 +198,7 @@ class RolloutRunner:
             x=self.store(leaves.x),
             transitions=tuple(transitions),
             evaluations=evaluations,
+            states=torch.cat(states) if states else None,
         )
 
     def _batches(self, i: int, front: _Front, due: int) -> list[slice]:
@@ -218,7 +221,7 @@ class RolloutRunner:
 
     def _advance(
         self, front: _Front, v: Tensor, i: int, tree: _Tree, batches: list[slice]
-    ) -> tuple[_Front, list[Transitions]]:
+    ) -> tuple[_Front, list[Transitions], list[Tensor]]:
         plan, step_plan = self.plan, self.plan.steps[i]
         main_coefficients, side_coefficients = plan.coefficients(i)
         parts: list[_Part] = []
@@ -277,7 +280,7 @@ class RolloutRunner:
             for stride, after in onward(strides):
                 rows = [row for row in due[front.main :] if front.strides[row] == strides]
                 deterministic(rows, stride, after=after)
-        return self._next_front(front, v, i, parts, main_width), trained
+        return self._next_front(front, v, i, parts, main_width), trained, [part.x for part in parts]
 
     def _next_front(self, front: _Front, v: Tensor, i: int, parts: list[_Part], main: int) -> _Front:
         """The front after step `i`: first the states that moved, then the states that wait."""

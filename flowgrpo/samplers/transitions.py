@@ -121,6 +121,7 @@ class Rollout:
         x: [L, ...] final states, storage dtype.
         transitions: trained edges, by denoising step.
         evaluations: number of states on which the denoiser was called.
+        states: [N, ...] the state of each node, where the moves keep them; else None.
     """
 
     parent: Tensor
@@ -134,6 +135,7 @@ class Rollout:
     x: Tensor
     transitions: tuple[Transitions, ...]
     evaluations: int
+    states: Tensor | None = None
 
     @property
     def leaf_prompt(self) -> Tensor:
@@ -240,6 +242,7 @@ def join_rollouts(chunks: list[Rollout]) -> Rollout:
         x=concatenated([chunk.x for chunk in chunks]),
         transitions=(),
         evaluations=sum(chunk.evaluations for chunk in chunks),
+        states=_joined([chunk.states for chunk in chunks]),
     )
     chunks.clear()
     return replace(

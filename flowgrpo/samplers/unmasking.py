@@ -123,6 +123,8 @@ class MaskMoves:
         device: device of the states.
     """
 
+    keeps_states = True
+
     def __init__(self, length: int, mask: int, order: Order, device: torch.device | str = "cpu") -> None:
         self.length, self.mask, self.order, self.device = length, mask, order, torch.device(device)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ..weights.pipeline_folders import from_hub
 from ..weights.saving import new_folder, put_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
 from .model_folder import check_language_folder
+
+if TYPE_CHECKING:
+    from .masked_model import MaskedLanguageModel
 
 _COMPONENT = "model"
 
@@ -134,7 +137,7 @@ class LanguageWeights(TrainedWeights):
     """The trained part of a language model; made by `LanguageWeights.adapter` or `LanguageWeights.whole`."""
 
     @classmethod
-    def adapter(cls, language: LanguageModel, spec: LoraSpec, *, seed: int) -> LanguageWeights:
+    def adapter(cls, language: LanguageModel | MaskedLanguageModel, spec: LoraSpec, *, seed: int) -> LanguageWeights:
         """Freeze the model, and add a LoRA adapter to every linear layer but the output layer.
 
         Raises:
@@ -145,7 +148,7 @@ class LanguageWeights(TrainedWeights):
         return cls.lora(language, spec, seed=seed, modules=language.components)
 
     @classmethod
-    def whole(cls, language: LanguageModel, *, keep_reference: bool = False) -> LanguageWeights:
+    def whole(cls, language: LanguageModel | MaskedLanguageModel, *, keep_reference: bool = False) -> LanguageWeights:
         """Train every weight."""
         return cls.full(language, keep_reference=keep_reference, modules=language.components)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..configs.schema import AnyRecipe, Recipe, RewardConfig
+from ..configs.schema import AnyRecipe, Recipe, RewardConfig, TextRecipe
 from ..parts.choice import value_at
 from ..pipelines.arguments import argument_faults, size_faults
 from ..rewards.base import Reward, RewardSpec
@@ -18,7 +18,15 @@ from .data import columns_of, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .lora_start import with_start
-from .model_paths import RECOMMENDED, call_arguments, check_folder, language_folder, model_folder, recommended_arguments
+from .model_paths import (
+    RECOMMENDED,
+    call_arguments,
+    check_folder,
+    language_folder,
+    masked_folder,
+    model_folder,
+    recommended_arguments,
+)
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
@@ -79,9 +87,13 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     note_shared_prompts(found, rows, source)
 
 
+FOLDERS: dict[str, Callable[[str], str]] = {"images": model_folder, "text": language_folder, "masked": masked_folder}
+"""The function that finds the folder of a model, for each task."""
+
+
 def _model(found: Checked) -> None:
     recipe, path = found.recipe, found.recipe.model.path
-    resolve = model_folder if isinstance(recipe, Recipe) else language_folder
+    resolve = FOLDERS[recipe.task]
     found.folder = found.attempt("model.path", resolve, path) or ""
     if not found.folder:
         return
@@ -137,13 +149,13 @@ def _combinations(found: Checked) -> None:
     balance = value_at(recipe, "objective.balance")
     if balance is not None:
         checks.append(lambda: Balance(balance))
-    if isinstance(recipe, Recipe):
-        checks.append(lambda: check_plans(recipe))
-    else:
+    if isinstance(recipe, TextRecipe):
         checks.append(lambda: tried(recipe))
+    else:
+        checks.append(lambda: check_plans(recipe))
     for one in checks:
         found.attempt("", one)
-    if isinstance(recipe, Recipe) and not found.texts("fault"):
+    if not isinstance(recipe, TextRecipe) and not found.texts("fault"):
         found.findings += [Fault("note", note, "sampler.plan") for note in idle_plan_options(recipe)]
 
 

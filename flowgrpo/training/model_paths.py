@@ -19,6 +19,7 @@ from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub
 from ..weights.saving import left_out
 
+MASKED = "arithmetic:masked"
 UNTRAINED = "arithmetic:untrained"
 RECOMMENDED = "flowgrpo.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -75,7 +76,7 @@ def check_folder(path: str, task: str) -> type | None:
 
     Args:
         path: as `model_folder` or `language_folder` returns it.
-        task: "images" or "text".
+        task: "images", "text" or "masked".
 
     Returns:
         The class of the pipeline; None if the folder does not say it.
@@ -87,7 +88,7 @@ def check_folder(path: str, task: str) -> type | None:
         return None
     if task == "images":
         return check_pipeline_folder(Path(path))
-    check_language_folder(Path(path))
+    check_language_folder(Path(path), masked=task == "masked")
     return None
 
 
@@ -107,6 +108,23 @@ def language_folder(path: str) -> str:
     if path == "scenes":
         raise ValueError(f"model.path {path!r} is a pipeline, for a recipe of task images; give a model or arithmetic")
     return _folder_or_id(path, "config.json", "a transformers model", "a model folder", "arithmetic")
+
+
+def masked_folder(path: str) -> str:
+    """The folder or hub id of a masked language model: `arithmetic:masked`, a folder or a hub id.
+
+    Raises:
+        ValueError: it looks like a path, but there is no model.
+    """
+    if path == MASKED:
+        folder = Path(str(resources.files("flowgrpo.worlds.arithmetic") / "masked"))
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                "the embedded masked language model is not installed; build it with `flowgrpo build masked --out "
+                "FOLDER`, and give FOLDER/model"
+            )
+        return str(folder)
+    return _folder_or_id(path, "config.json", "a transformers model", "a folder of a masked model", MASKED)
 
 
 def call_arguments(path: str, given: Mapping[str, Any]) -> dict[str, Any]:

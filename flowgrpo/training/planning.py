@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..configs.schema import AnyRecipe, Recipe, SamplerConfig, TextRecipe
+import torch
+
+from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, SamplerConfig, TextRecipe
 from ..core.offpolicy import rec
 from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
@@ -19,6 +21,10 @@ from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
 from ..samplers.schedules import shifted_sigmas
 from ..samplers.solvers import SOLVERS, Solver
+from ..samplers.unmasking import mask_levels, unmask_kernel
+
+Planned = Recipe | MaskedRecipe
+"""Recipes whose rollouts are plans: trees of denoising steps."""
 
 
 def kernel_of(sampler: SamplerConfig) -> Kernel:
@@ -32,22 +38,27 @@ def solver_of(sampler: SamplerConfig) -> str | Solver:
     return sampler.solver.name if sampler.solver.name in SOLVERS else sampler.solver.make()
 
 
-def setting_of(recipe: Recipe, sigmas: Sequence[float]) -> Setting:
+def setting_of(recipe: Planned, sigmas: Sequence[float]) -> Setting:
     """The arguments of the plans of a recipe, for a table of noise levels."""
+    if isinstance(recipe, MaskedRecipe):
+        kernel = unmask_kernel(recipe.generation.temperature)
+        return Setting(tuple(sigmas), kernel, group=recipe.rollout.group, seed=recipe.run.seed)
     sampler = recipe.sampler
     return Setting(
         tuple(sigmas), kernel_of(sampler), solver_of(sampler), group=recipe.rollout.group, seed=recipe.run.seed
     )
 
 
-def steps_of(recipe: Recipe, evaluation: bool = False) -> int:
+def steps_of(recipe: Planned, evaluation: bool = False) -> int:
     """Number of denoising steps of a rollout, or of an evaluation."""
+    if isinstance(recipe, MaskedRecipe):
+        return recipe.evaluate.steps or recipe.sampler.steps if evaluation else recipe.sampler.steps
     sampler = recipe.sampler
     steps = len(sampler.sigmas) - 1 if sampler.sigmas else sampler.steps
     return recipe.evaluate.steps or steps if evaluation else steps
 
 
-def levels_of(recipe: Recipe, own: Sequence[float] | None = None, evaluation: bool = False) -> tuple[float, ...]:
+def levels_of(recipe: Planned, own: Sequence[float] | None = None, evaluation: bool = False) -> tuple[float, ...]:
     """Noise levels of a rollout, or of an evaluation.
 
     Args:
@@ -55,7 +66,11 @@ def levels_of(recipe: Recipe, own: Sequence[float] | None = None, evaluation: bo
             `sigmas`.
         own: the levels of the pipeline; without a model, an unshifted table is taken in their place.
         evaluation: whether the levels are of an evaluation.
+
+    For a masked language model, the levels are the shares of masked positions.
     """
+    if isinstance(recipe, MaskedRecipe):
+        return mask_levels(recipe.generation.tokens, steps_of(recipe, evaluation), recipe.sampler.schedule)
     sampler, steps = recipe.sampler, steps_of(recipe, evaluation)
     if sampler.sigmas is not None and not (evaluation and recipe.evaluate.steps):
         return tuple(sampler.sigmas)
@@ -64,7 +79,7 @@ def levels_of(recipe: Recipe, own: Sequence[float] | None = None, evaluation: bo
     return tuple(own)
 
 
-def planner(recipe: Recipe, sigmas: Sequence[float]) -> Callable[[int], Plan]:
+def planner(recipe: Planned, sigmas: Sequence[float]) -> Callable[[int], Plan]:
     """A function from iterations to plans, for a table of noise levels."""
     chosen, setting = recipe.sampler.plan, setting_of(recipe, sigmas)
     make = chosen.make()
@@ -107,7 +122,7 @@ class Forecast:
 
 
 def forecast(
-    recipe: Recipe, sigmas: Sequence[float] | None = None, elements: int | None = None, most: int | None = None
+    recipe: Planned, sigmas: Sequence[float] | None = None, elements: int | None = None, most: int | None = None
 ) -> Forecast:
     """Count everything that a recipe will do.
 
@@ -150,7 +165,7 @@ class Nfe:
     theta_shared: float
 
 
-def nfe_of(recipe: Recipe, expected: Forecast) -> Nfe:
+def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
     """Evaluations for an image, from the counts of a recipe."""
 
     def total(name: str) -> float:
@@ -158,7 +173,10 @@ def nfe_of(recipe: Recipe, expected: Forecast) -> Nfe:
 
     images = total("images")
     theta, shared = total("trained_edges") / images, total("trained_states") / images
-    if trained(recipe) == "images":
+    if isinstance(recipe, MaskedRecipe):
+        if (likelihood := recipe.objective.get("likelihood")) is not None:
+            theta = shared = float(len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked))
+    elif trained(recipe) == "images":
         levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
         theta = shared = min(recipe.objective.get("times") or levels, levels) * kept_share(recipe)
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
@@ -173,7 +191,7 @@ def kept_share(recipe: Recipe) -> float:
     return min([1.0, *(keep / recipe.rollout.group for keep in kept if keep)])
 
 
-def anchored_share(recipe: Recipe) -> float:
+def anchored_share(recipe: Planned) -> float:
     """Share of the trained states that are evaluated with gradients; below 1 if an objective draws anchors of them."""
     anchors: int | None = recipe.objective.get("anchors")
     return 1.0 if anchors is None else min(anchors / recipe.rollout.group, 1.0)
@@ -190,7 +208,7 @@ def step_ranges(steps: Sequence[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
-def surrogate_of(recipe: Recipe) -> Choice | None:
+def surrogate_of(recipe: Planned) -> Choice | None:
     """The surrogate of a recipe's ratio; None for an objective without one."""
     return next((choice for _, choice in choices(recipe.objective) if choice.kind == "surrogate"), None)
 
@@ -209,7 +227,7 @@ def clip_of(surrogate: Callable[..., Any]) -> tuple[float, float]:
     return (options["low"], options["high"]) if target in (clip, dhpo, gmpo, rec, sspo) else (math.inf, math.inf)
 
 
-def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, float | None]:
+def clip_bounds(recipe: Planned, elements: int | None) -> tuple[float | None, float | None]:
     """The upper clip as (mean-reduced number, nats of the whole latent); None where the value is not known."""
     surrogate = surrogate_of(recipe)
     if surrogate is None:
@@ -223,7 +241,7 @@ def clip_bounds(recipe: Recipe, elements: int | None) -> tuple[float | None, flo
     return high, (high * elements if elements else None)
 
 
-def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
+def _warnings(recipe: Planned, elements: int | None) -> list[str]:
     found = []
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     surrogate = surrogate_of(recipe)
@@ -235,7 +253,7 @@ def _warnings(recipe: Recipe, elements: int | None) -> list[str]:
         found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
     if nats is not None and nats > 5 and clips and steps > 1:
         found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; surrogate clip_nats sets the clip in nats")
-    if recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
+    if isinstance(recipe, Recipe) and recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found
 

@@ -10,7 +10,7 @@ from ..parts.choice import options_model
 from ..parts.traits import trained
 from ..samplers.transitions import edge_bounds
 from .images.critic import check_guide
-from .planning import forecast, levels_of, planner, setting_of
+from .planning import Planned, forecast, levels_of, planner, setting_of
 
 CHECKED_PLANS = 50
 """The check makes the plans of this many iterations."""
@@ -18,11 +18,11 @@ COMPARED_PLANS = 2000
 """Runs of more iterations are not searched for options of the plan that have no effect."""
 
 
-def check_plans(recipe: Recipe) -> None:
+def check_plans(recipe: Planned) -> None:
     """Make the plans of the first iterations, and check that the plans fit the objective and the guide."""
     forecast(recipe, most=CHECKED_PLANS)
     plan, wanted = planner(recipe, levels_of(recipe))(0), trained(recipe)
-    if recipe.sampler.guide is not None:
+    if isinstance(recipe, Recipe) and recipe.sampler.guide is not None:
         check_guide(plan)
     if recipe.optimizer.cut == "edges":
         rollout, steps = recipe.rollout, plan.trained_steps
@@ -39,7 +39,7 @@ def check_plans(recipe: Recipe) -> None:
         )
 
 
-def idle_plan_options(recipe: Recipe) -> list[str]:
+def idle_plan_options(recipe: Planned) -> list[str]:
     """A sentence for each option of the plan that changes no step of the run.
 
     Another choice, such as the number of steps, may take the effect of an option away. So the option is reported, and

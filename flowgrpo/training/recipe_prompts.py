@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, TextRecipe
 from ..rewards.base import RESERVED
 from ..text.cutting import Parts
 from .data import Data, PromptRow, PromptStream, columns_of, read_prompts
@@ -54,7 +54,7 @@ def sound_prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
         )
-    if isinstance(recipe, Recipe):
+    if not isinstance(recipe, TextRecipe):
         refuse_conversations(rows)
     elif recipe.parts is not None:
         columns_of(rows, Parts([], []))
@@ -62,12 +62,12 @@ def sound_prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
 
 
 def refuse_conversations(rows: Sequence[PromptRow]) -> None:
-    """Refuse prompts that are conversations, because pipelines take texts."""
+    """Refuse prompts that are conversations, because pipelines and masked models take texts."""
     for row in rows:
         if row.messages is not None:
             raise ValueError(
-                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only language models "
-                "read; write its words as `prompt`"
+                f"{row.place}: prompt {row.id + 1} is a conversation ({row.text!r:.80}), which only causal "
+                "language models read; write its words as `prompt`"
             )
 
 

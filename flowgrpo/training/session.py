@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from ..configs.load import dump_recipe
-from ..configs.schema import AnyRecipe, LoraConfig, Recipe, TextRecipe
+from ..configs.schema import AnyRecipe, LoraConfig, MaskedRecipe, Recipe, TextRecipe
 from ..configs.trust import remember_run
 from ..parts.traits import keeps_base
 from ..pipelines.acceleration import compile_blocks, use_attention
@@ -20,11 +20,12 @@ from ..pipelines.placement import place
 from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..rewards.runner import RewardSet
+from ..text.masked_model import load_masked_model
 from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
-from .data import Data, columns_of, templated
+from .data import Data, PromptRow, columns_of, templated
 from .distributed.launching import sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
@@ -33,6 +34,8 @@ from .images.conditioning import take_pictures
 from .images.critic import Critic
 from .images.evaluator import Evaluator
 from .lora_start import begin, with_start
+from .masked.masked_policy import MaskedPolicy
+from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import levels_of, planner, steps_of
 from .recipe_findings import Checked
@@ -114,7 +117,8 @@ class Session:
             self.task = load_flow_task(recipe, checked.folder, self.data, device, self._pipe, shard, self._doing)
         else:
             self._doing("loading the model")
-            self.task = load_text_task(recipe, checked.folder, self.data, device)
+            load = load_text_task if isinstance(recipe, TextRecipe) else load_masked_task
+            self.task = load(recipe, checked.folder, self.data, device)  # type: ignore[arg-type]
 
     def _make_rewards(self) -> None:
         """Make the rewards before the model, so that a fault of a reward is reported without a wait."""
@@ -249,16 +253,7 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
     if model.path == UNTRAINED:
         reinitialise(language, recipe.run.seed)
     language.model.to(device)
-    most = recipe.generation.max_prompt_tokens
-    asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
-    for source, rows in ((recipe.data.train, [*data.train.rows, *asked]), (recipe.data.heldout, data.heldout)):
-        for row in rows:
-            length = len(language.encode(row.text, row.messages))
-            if not 0 < length <= most:
-                raise ValueError(
-                    f"{source}: prompt {row.id + 1} has {length} tokens; generation.max_prompt_tokens is {most}: "
-                    "raise it, or leave out the prompt"
-                )
+    check_prompts(recipe, data, lambda row: len(language.encode(row.text, row.messages)))
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
@@ -266,6 +261,43 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
     return TextTask(recipe, TextPolicy(language, weights, recipe))
+
+
+def check_prompts(recipe: TextRecipe | MaskedRecipe, data: Data, tokens: Callable[[PromptRow], int]) -> None:
+    """Check the lengths of all prompts of a run of text; `tokens` gives the length of a prompt.
+
+    Raises:
+        ValueError: a prompt is empty, or longer than the recipe allows.
+    """
+    most = recipe.generation.max_prompt_tokens
+    asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
+    for source, rows in ((recipe.data.train, [*data.train.rows, *asked]), (recipe.data.heldout, data.heldout)):
+        for row in rows:
+            length = tokens(row)
+            if not 0 < length <= most:
+                raise ValueError(
+                    f"{source}: prompt {row.id + 1} has {length} tokens; generation.max_prompt_tokens is {most}: "
+                    "raise it, or leave out the prompt"
+                )
+
+
+def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torch.device) -> MaskedTask:
+    """Load a masked language model, add the trained weights and check that every prompt can be encoded.
+
+    Raises:
+        ValueError: a prompt is longer than the recipe allows.
+    """
+    model = recipe.model
+    language = load_masked_model(folder, dtype=DTYPES[model.dtype], attention=model.attention)
+    language.model.to(device)
+    check_prompts(recipe, data, lambda row: len(language.encode(row.text)[0]))
+    if model.train == "lora":
+        weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
+        begin(weights, recipe)
+    else:
+        weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
+    weights.gradient_checkpointing(model.gradient_checkpointing)
+    return MaskedTask(recipe, MaskedPolicy(language, weights, recipe))
 
 
 def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:

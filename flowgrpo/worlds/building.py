@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ..inference.inference import model_images
+from ..inference.text_inference import recipe_of, text_task
 from ..rewards.registry import RewardSpec
 from ..rewards.runner import RewardSet
 from ..text.model import load_language_model
@@ -21,7 +22,9 @@ from ..training.data import columns_of, read_prompts
 from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import write_text
 from ..training.model_paths import quiet_libraries
+from ..training.reporting.clock import Clock
 from ..weights.json_files import read_json_object
+from .arithmetic.masked_building import COMPLETION, MaskedSettings, build_masked
 from .arithmetic.problems import ArithmeticSettings, build_arithmetic, write_problem_files
 from .scenes.flow import BuildSettings, continue_flow, train_flow
 from .scenes.proxy_training import FULL_STEPS, train_proxy
@@ -133,6 +136,44 @@ def build_arithmetic_all(out: Path, *, seed: int, scale: float, report: Report) 
     share = measure_arithmetic(out)
     report(f"answers {share:.3f} of the held-out problems")
     _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": {"answer": share}})
+
+
+def build_masked_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
+    """Build the embedded masked language model `out/model` and its problems `out/data`, and measure the model.
+
+    The measurement is written to `out/build.json`.
+
+    Args:
+        out: a new or empty folder, or the folder of an unfinished build with the same seed and scale.
+        seed: seed of all random numbers.
+        scale: factor on training steps; 1 makes the shipped model.
+        report: called with lines of progress.
+
+    Raises:
+        ValueError: as in `build_all`.
+    """
+    _check_scale(scale)
+    _claim(out, seed, scale)
+    settings = MaskedSettings(seed=seed, steps=max(2, round(scale * MaskedSettings().steps)))
+    parts: dict[str, Callable[[Path], object]] = {
+        "data": _writing(write_problem_files),
+        "model": lambda folder: build_masked(folder, settings, report),
+    }
+    _make(out, parts, report)
+    share = measure_masked(out)
+    report(f"answers {share:.3f} of the held-out problems")
+    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": {"answer": share}})
+
+
+def measure_masked(out: Path) -> float:
+    """Share of the held-out problems that a built masked model answers correctly, with the likeliest tokens."""
+    model = str(out / "model")
+    recipe = recipe_of(model, [f"generation.tokens={COMPLETION}", f"sampler.steps={COMPLETION}", "rollout.batch=300"])
+    rows = read_prompts(str(out / "data" / "heldout.jsonl"))
+    task = text_task(model, recipe)
+    found = task.evaluation(rows, [evaluation_key(row) for row in rows], Clock(task.device, task.clock_parts))
+    right = [text == row.columns["answer"] for text, row in zip(found.samples, rows)]
+    return sum(right) / len(right)
 
 
 def measure_arithmetic(out: Path) -> float:

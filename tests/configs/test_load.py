@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
-from flowgrpo.configs.schema import Recipe, TextRecipe
+from flowgrpo.configs.schema import SCHEMAS, Recipe
 from flowgrpo.parts.traits import trained
 from flowgrpo.training.planning import forecast
 
@@ -34,14 +34,16 @@ def test_packaged_recipes_are_listed_with_their_first_comment():
 
 
 def test_recipes_are_told_apart_by_task():
-    of_text = recipe_names("text")
-    assert {"text", "text_digits"} <= set(of_text)
-    assert recipe_names("images").keys() | of_text.keys() == recipe_names().keys()
-    for name in of_text:
-        recipe = load_recipe(name)
-        assert isinstance(recipe, TextRecipe)
-        assert recipe.name == name
-        assert TextRecipe.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
+    listed = {task: recipe_names(task) for task in SCHEMAS}
+    assert {"text", "text_digits"} <= set(listed["text"])
+    assert {"masked", "coupled_grpo"} <= set(listed["masked"])
+    assert sum(map(len, listed.values())) == len(recipe_names())
+    for task, schema in SCHEMAS.items():
+        for name in listed[task]:
+            recipe = load_recipe(name)
+            assert type(recipe) is schema
+            assert recipe.name == name
+            assert schema.model_validate(yaml.safe_load(dump_recipe(recipe))) == recipe
 
 
 @pytest.mark.parametrize("name", recipe_names("images"))

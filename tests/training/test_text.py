@@ -300,5 +300,5 @@ def test_conversations_go_through_the_chat_template(
     assert row.text == "45"
     assert language.decode(language.encode(row.text, row.messages)) == "-99+12-3+45="
     assert language.decode(language.encode(plain.text, plain.messages)) == "-99+7="
-    with pytest.raises(ValueError, match="which only language models read"):
+    with pytest.raises(ValueError, match="which only causal language models read"):
         Session(load_recipe("mixgrpo_flash_guard", [f"data.train={prompts}", "data.heldout=null", "rollout.prompts=2"]))

@@ -20,8 +20,8 @@ asks_critic = Need("critic", (SOMETHING,), "asks a critic", task="images", mend=
 
 
 def of_images(mend: str) -> Need:
-    """A need of a rollout of images, for parts that read its states; `mend` says what to use for text."""
-    return Need("task", ("images",), "reads the states of a denoising tree", mend=mend)
+    """A need of a rollout of denoising steps, for parts that read its states; `mend` says what to use for text."""
+    return Need("task", ("images", "masked"), "reads the states of a denoising tree", mend=mend)
 
 
 reads_previews = Need(
@@ -39,7 +39,7 @@ def transitions(recipe: Any, choice: Choice) -> list[str]:
 
 def plan_offers(recipe: Any, what: str) -> bool:
     """Whether the plan of a recipe offers this trait, see `parts.traits.OFFERED`; text has no plan."""
-    return recipe.task == "images" and offering(recipe.sampler.plan, what)
+    return recipe.task != "text" and offering(recipe.sampler.plan, what)
 
 
 def one_tree(recipe: Any, choice: Choice) -> list[str]:
@@ -55,7 +55,7 @@ def one_tree(recipe: Any, choice: Choice) -> list[str]:
 
 def group_of_two(recipe: Any, choice: Choice) -> list[str]:
     """A need of groups in which a sample has another sample to compare with."""
-    if recipe.task == "images" or recipe.rollout.group >= 2 or choice.get("baseline") == "none":
+    if recipe.task != "text" or recipe.rollout.group >= 2 or choice.get("baseline") == "none":
         return []
     free = ", or advantage.baseline none" if "baseline" in choice.options else ""
     return [f"rollout.group is {recipe.rollout.group}: a group of one has no baseline; use 2 or more{free}"]

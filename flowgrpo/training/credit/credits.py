@@ -59,7 +59,7 @@ class Judged:
     scores: RewardBatch
     advantages: Tensor | None
     critic: Critic | None = None
-    task: Literal["images", "text"] = "images"
+    task: Literal["images", "text", "masked"] = "images"
 
     def rewards(self, *, previews: bool = False, across: bool = False) -> Tensor:
         """[L] weighted sums of the rewards; NaN where no reward applies.

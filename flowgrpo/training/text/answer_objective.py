@@ -132,7 +132,7 @@ def _per_answer(loss: Callable[..., Tensor]) -> bool:
     return bool(vars(loss).get("per_answer", False))
 
 
-def compares(recipe: TextRecipe) -> bool:
+def compares(recipe: Any) -> bool:
     """Whether a part of the recipe asks for the log-probs of the reference."""
     kinds = ("token penalty", "answer loss")
     return any("ref_logp" in asked(choice.target) for _, choice in choices(recipe) if choice.kind in kinds)

@@ -75,6 +75,11 @@ class Completions:
         ended = torch.tensor(self.sampled.ended)
         return ended if self.drop_truncated else torch.ones_like(ended)
 
+    def described(self) -> list[str]:
+        """[B] the length of each completion in words."""
+        pairs = zip(self.sampled.ids, self.sampled.ended)
+        return [f"{len(ids)} tokens{'' if ended else ', cut there'}" for ids, ended in pairs]
+
     def origins(self) -> list[dict[str, Any]]:
         """[B] empty: the prompt and the number of a completion say everything."""
         return [{} for _ in self.samples]

@@ -30,7 +30,7 @@ from .text_objective import ScoredTokens, TextObjective
 
 if TYPE_CHECKING:
     # These import the libraries of models, and a recipe is read without them.
-    from ...configs.schema import TextRecipe
+    from ...configs.schema import MaskedRecipe, TextRecipe
     from .text_policy import Completions, TextPolicy
 
 PENALISED = ("logp", "ref_logp", "old_logp", "mask", "adv")
@@ -273,7 +273,7 @@ class TokenObjective(TextObjective):
         return found
 
 
-def penalties_of(recipe: TextRecipe) -> dict[str, tuple[float, Callable[..., Tensor]]]:
+def penalties_of(recipe: TextRecipe | MaskedRecipe) -> dict[str, tuple[float, Callable[..., Tensor]]]:
     """Weight and function of each penalty by the name of its metric, always in the same order."""
     known = list(TOKEN_PENALTIES)
     chosen = sorted(recipe.penalties, key=lambda one: known.index(one.name) if one.name in known else len(known))

@@ -1,0 +1,1 @@
+"""Masked language models as a task of the training loop."""

@@ -1,0 +1,167 @@
+"""A masked language model as a policy: it rolls out a plan of unmasking, and scores tokens again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...configs.schema import MaskedRecipe
+from ...pipelines.experience import Experience, part_bounds
+from ...pipelines.policy import Told, silent
+from ...samplers.plans import Plan
+from ...samplers.rollout import RolloutRunner
+from ...samplers.transitions import Rollout, Transitions, Velocity, replay
+from ...samplers.unmasking import MaskMoves, reveal_log_probs, without_mask
+from ...text.masked_model import Frame, MaskedLanguageModel
+from ...text.model import LanguageWeights
+
+
+@dataclass(frozen=True)
+class UnmaskedTexts(Experience):
+    """A finished rollout whose samples are L texts.
+
+    Attributes:
+        decode: the text of a row of token ids, masks among them.
+    """
+
+    decode: Callable[[Sequence[int]], str] = str
+
+    def described(self) -> list[str]:
+        """[L] how each text was made, in words."""
+        return [f"{self.rollout.x.shape[1]} tokens in {self.plan.num_steps} steps"] * len(self.samples)
+
+    def origins(self) -> list[dict[str, Any]]:
+        """For each of L texts: `path`, as for images, and `steps`, the text after each step of unmasking."""
+        parents, states = self.rollout.parent.tolist(), self.rollout.states
+        assert states is not None
+        shown: dict[int, str] = {}
+        found = []
+        for node, origin in zip(self.rollout.leaf.tolist(), super().origins()):
+            steps: list[str] = []
+            while parents[node] >= 0:
+                if node not in shown:
+                    shown[node] = self.decode(states[node].tolist())
+                steps.append(shown[node])
+                node = parents[node]
+            found.append({"path": origin["path"], "steps": steps[::-1]})
+        return found
+
+
+@dataclass(frozen=True)
+class RevealedTokens:
+    """The tokens that E edges reveal, under the current policy.
+
+    Attributes:
+        log_probs: [E, L] with gradients; 0 where nothing is revealed.
+        old: [E, L] log-probs under the policy that sampled.
+        mask: [E, L] bool: what is revealed.
+        node: [E] the node to which each edge leads.
+        step: the step of unmasking.
+    """
+
+    log_probs: Tensor
+    old: Tensor
+    mask: Tensor
+    node: Tensor
+    step: int
+
+
+class MaskedPolicy:
+    """A masked language model that samples and scores.
+
+    Args:
+        language: the model.
+        weights: its trained weights.
+        recipe: length, temperature, order and batch.
+
+    Attributes:
+        reference: a context in which the model is the reference of the penalties.
+    """
+
+    def __init__(self, language: MaskedLanguageModel, weights: LanguageWeights, recipe: MaskedRecipe) -> None:
+        self.language, self.weights, self.recipe = language, weights, recipe
+        self.device = next(language.model.parameters()).device
+        self.reference: Callable[[], AbstractContextManager[None]] = weights.reference
+        order = recipe.sampler.order.make()
+        self.moves = MaskMoves(recipe.generation.tokens, language.mask, order, self.device)
+        self._frames: dict[str, Frame] = {}
+
+    def frame(self, prompt: str) -> Frame:
+        """The token ids around a completion of a prompt; each prompt is encoded once."""
+        if prompt not in self._frames:
+            self._frames[prompt] = self.language.encode(prompt)
+        return self._frames[prompt]
+
+    def logits_of(self, prompts: Sequence[str]) -> Velocity:
+        """Logits as a function of states, step, and the row of each state's prompt, for the executor."""
+        return lambda x, i, rows: self.language.logits([self.frame(prompts[row]) for row in rows], x)
+
+    def sample(
+        self,
+        prompts: Sequence[str],
+        keys: Sequence[int],
+        plan: Plan,
+        cuts: Sequence[int] = (),
+        chunk: slice | None = None,
+        told: Told = silent,
+        seeds: Sequence[int] | None = None,
+    ) -> Rollout:
+        """Roll out one tree for each prompt.
+
+        Args:
+            prompts: P prompts.
+            keys: P numbers that address the randomness of each prompt.
+            plan: what each step does.
+            cuts: the first prompt of each part after the first.
+            chunk: the prompts that are rolled out; by default all.
+            told: called with the number of evaluated states, and with the number in a rollout of all prompts.
+            seeds: a seed for each root of the chunk, in place of the keys of the prompts.
+        """
+        chosen, each = chunk or slice(0, len(keys)), plan.counts().evaluations
+        logits, done = self.logits_of(prompts), chosen.start * each
+
+        def counted(x: Tensor, i: int, rows: Sequence[int]) -> Tensor:
+            nonlocal done
+            found = logits(x, i, rows)
+            done += len(x)
+            told(done, len(prompts) * each)
+            return found
+
+        runner = RolloutRunner(
+            counted, plan, batch=self.recipe.rollout.batch, moves=self.moves,
+            cuts=part_bounds(len(prompts), len(cuts) + 1, cuts)[1:-1],
+        )  # fmt: skip
+        return runner.run(keys[chosen], chosen.start, seeds)
+
+    def decode(self, rollout: Rollout) -> list[str]:
+        """The texts of the leaves."""
+        return [self.language.decode(ids) for ids in rollout.x.tolist()]
+
+    def score(self, experience: Experience, transitions: Transitions, batch: slice) -> RevealedTokens:
+        """Evaluate one recorded batch of states again. Until the weights move, the log-probs are the recorded ones."""
+        replayed = replay(self.logits_of(experience.prompts), transitions, batch)
+        before = transitions.x[batch][replayed.rows()]
+        after, old = transitions.x_next[replayed.edges], transitions.token_log_prob
+        assert old is not None
+        mask = (before == self.moves.mask) & (after != self.moves.mask)
+        logits = without_mask(replayed.velocity, self.moves.mask)[replayed.rows()]
+        found = reveal_log_probs(logits, after, mask, transitions.coefficients.std)
+        node = transitions.node[replayed.edges]
+        return RevealedTokens(found, old[replayed.edges], mask, node, transitions.step)
+
+    def token_log_probs(self, frames: Sequence[Frame], ids: Tensor, masked: Tensor) -> Tensor:
+        """[N, L] log-probs of the tokens of N completions where they are masked, and 0 elsewhere, with gradients.
+
+        Args:
+            frames: N prompts.
+            ids: [N, L] the completions.
+            masked: [N, L] bool: what the model does not see.
+        """
+        x = torch.where(masked, self.moves.mask, ids)
+        logits = without_mask(self.language.logits(frames, x), self.moves.mask)
+        return reveal_log_probs(logits, ids, masked, self.recipe.generation.temperature)

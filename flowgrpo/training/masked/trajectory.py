@@ -1,0 +1,87 @@
+"""The objective of the steps that a rollout took: each recorded step of unmasking has a log-prob and a ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from ...core.surrogates import clip
+from ...parts.choice import Of
+from ...parts.needs import needs
+from ...samplers.transitions import Transitions
+from .masked_objective import MaskedObjective, ScoredColumns, plain_inputs
+
+if TYPE_CHECKING:
+    from ...configs.schema import MaskedRecipe
+    from ..controls import Controls
+    from .masked_policy import MaskedPolicy, RevealedTokens, UnmaskedTexts
+
+    Batch = tuple[Transitions, slice]
+
+Surrogate = Annotated[Callable[..., Tensor], Of("surrogate", "clip")]
+
+
+@needs(plain_inputs)
+class RevealObjective(MaskedObjective):
+    """A surrogate of the ratio of each step of unmasking that the rollout took. The first ratio is exactly 1.
+
+    The log-prob of a step is the sum of the log-probs of the tokens that it reveals; see `samplers.unmasking` for the
+    orders with which this is the exact density of the step.
+
+    Args:
+        recipe: what to do.
+        policy: samples and scores.
+        controls: coefficients that move; this objective has none.
+        surrogate: The surrogate of the ratio.
+        column: What has a ratio: `step`, all tokens of a step together, or `token`, each of them.
+    """
+
+    trains = "steps"
+
+    def __init__(
+        self,
+        recipe: MaskedRecipe,
+        policy: MaskedPolicy,
+        controls: Controls,
+        *,
+        surrogate: Surrogate = clip,
+        column: Literal["step", "token"] = "token",
+    ) -> None:
+        super().__init__(recipe, policy, surrogate, "token")
+        self.column = column
+
+    def batches(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> Iterator[Batch]:
+        """Recorded batches of states that have a kept edge."""
+        return experience.batches(part, keep)
+
+    def rows(self, experience: UnmaskedTexts, part: int, keep: Tensor | None) -> int:
+        """How many steps one part has, or how many tokens they reveal."""
+        total = 0
+        for transitions, batch in experience.batches(part, keep):
+            node = transitions.node[transitions.edges_of(batch)]
+            edges = len(node) if keep is None else int(keep[node].sum())
+            c, length = transitions.coefficients, transitions.x.shape[1]
+            revealed = round(c.sigma * length) - round(c.sigma_next * length)
+            total += edges * (1 if self.column == "step" else revealed)
+        return total
+
+    def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
+        """The edges of recorded states under the current policy."""
+        found = self.policy.score(experience, *batch)
+
+        def reference() -> Tensor:
+            with torch.no_grad(), self.policy.reference():
+                return self._columns(self.policy.score(experience, *batch)).log_probs
+
+        return replace(self._columns(found), reference=reference)
+
+    def _columns(self, found: RevealedTokens) -> ScoredColumns:
+        log_probs, old, mask = found.log_probs, found.old, found.mask
+        if self.column == "step":
+            log_probs, old, mask = log_probs.sum(1, True), old.sum(1, True), mask.any(1, True)
+        step = torch.full((len(log_probs), 1), found.step, device=log_probs.device)
+        return ScoredColumns(log_probs, old, mask, found.node, step, lambda: log_probs)

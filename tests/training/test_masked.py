@@ -1,0 +1,299 @@
+"""Masked language models on the same loop: first ratios of 1, trees, resuming to the bit, results that load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
+from flowgrpo.text.masked_model import load_masked_model
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.masked.masked_task import MaskedTask
+from flowgrpo.training.reporting.clock import Clock
+from flowgrpo.training.session import Session
+from flowgrpo.training.trainer import Trainer
+from flowgrpo.worlds.arithmetic.masked_building import MASK, build_masked_model
+from flowgrpo.worlds.arithmetic.problems import build_character_tokenizer, save_tokenizer
+from tests.simulated import simulated_device
+from tests.training import ranks
+
+KL = "penalties=[{name: kl, weight: 0.05}]"
+RECIPES = (
+    "masked", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1", "masked_branch", "masked_window",
+)  # fmt: skip
+
+
+def masked_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = build_character_tokenizer()
+    tokenizer.add_special_tokens({"mask_token": MASK})
+    return tokenizer
+
+
+def saved(model: Any, folder: Path) -> Path:
+    """A random model with larger weights than a new one has, so that its distributions are far from uniform."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    model.save_pretrained(folder)
+    save_tokenizer(masked_tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = build_masked_model(len(masked_tokenizer()), width=32, layers=2, heads=2)
+    return saved(model, tmp_path_factory.mktemp("masked") / "model")
+
+
+@pytest.fixture
+def small(folder: Path, tmp_path: Path) -> list[str]:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def nines(completions, prompts, **columns):\n"
+        "    return [text.count('9') - 0.1 * len(text) for text in completions]\n"
+    )
+    return [
+        f"model.path={folder}", f"rewards=[{{name: '{reward}:nines'}}]", "rollout={prompts: 3, group: 16, batch: 8}",
+        "model.train=lora", "evaluate={every: 2, prompts: 5}", "optimizer.learning_rate=0.01", "optimizer.warmup=0",
+        "optimizer.schedule=constant", "run={iterations: 4, checkpoint_every: 1, sample_every: 2}",
+    ]  # fmt: skip
+
+
+def trainer_of(small: list[str], folder: Path, *more: str, recipe: str = "masked") -> Trainer:
+    read = load_recipe(recipe, [*small, *more])
+    return Session(read, RunFolder.create(folder, dump_recipe(read))).trainer(Silent())
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_begins_with_a_ratio_of_one_and_moves(recipe: str, small: list[str], tmp_path: Path) -> None:
+    trainer_of(small, tmp_path / "run", "run.iterations=2", "optimizer.epochs=2", recipe=recipe).train()
+    for line in numbers(tmp_path / "run")[:2]:
+        assert line["ratio/first_error"] == 0.0
+        assert line["grad_norm"] > 0
+        assert line["log_ratio_sq"] > 0 or recipe == "wd1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("column", ["token", "step"])
+def test_the_gradient_is_that_of_the_recorded_log_probs(column: str, small: list[str], tmp_path: Path) -> None:
+    """On-policy, the gradient of the clip is the gradient of -mean(A log p), here by the records of the rollout."""
+    trainer = trainer_of(small, tmp_path / "run", f"objective.column={column}", "model.train=full")
+    task = trainer.task
+    assert isinstance(task, MaskedTask)
+    e = trainer.collect(0)[1]
+    advantages = torch.linspace(-1.0, 1.0, len(e.rollout.parent))
+    objective = trainer.objective
+    objective.prepare(e)
+    count = torch.tensor(float(objective.rows(e, 0, None)))
+    edges = sum(len(t.node) for t in e.rollout.transitions)
+    assert count == edges  # a step reveals one of four tokens here
+    for batch in objective.batches(e, 0, None):
+        objective.backward(e, batch, advantages, None, count)
+    found = [p.grad.clone() for p in task.weights.parameters() if p.grad is not None]
+    trainer.optimizer.zero_grad(set_to_none=True)
+    total = torch.zeros(())
+    for transitions in e.rollout.transitions:
+        for row, (state, node) in enumerate(zip(transitions.state.tolist(), transitions.node.tolist())):
+            x, after = transitions.x[state : state + 1], transitions.x_next[row : row + 1]
+            place = int((x != after).nonzero()[0, 1])
+            frame = task.policy.frame(e.prompts[transitions.prompt[state]])
+            logits = task.policy.language.logits([frame], x)[0, place].clone()
+            logits[task.policy.language.mask] = -torch.inf
+            total = total - advantages[node] * logits.log_softmax(-1)[after[0, place]]
+    wanted = torch.autograd.grad(total / count, task.weights.parameters(), allow_unused=True)
+    for got, want in zip(found, [w for w in wanted if w is not None], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:
+    more = ("optimizer.ema={decay: 0.5}", KL, "optimizer.updates=3", "optimizer.epochs=2")
+    for recipe in ("masked_branch", "uni_grpo"):
+        whole, broken = tmp_path / recipe / "whole", tmp_path / recipe / "broken"
+        trainer_of(small, whole, *more, recipe=recipe).train()
+        trainer_of(small, broken, *more, "run.iterations=2", recipe=recipe).train()
+        for file in (broken / "lora").iterdir():
+            file.unlink()
+        (broken / "lora").rmdir()
+        again = Session(load_recipe(recipe, [*small, *more]), RunFolder(broken)).trainer(Silent())
+        again.resume()
+        assert again.next_iteration == 2
+        again.train()
+        assert numbers(whole) == numbers(broken)
+        one, two = (load_file(run / "lora" / "adapter_model.safetensors") for run in (whole, broken))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert (whole / "samples" / "index.jsonl").read_text() == (broken / "samples" / "index.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_run_of_one(small: list[str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("1+2=\n47-85=\n9\n30+4=\n")
+    words = [
+        "train", "coupled_grpo", *small, f"data={{train: {prompts}, heldout: {prompts}}}", KL, "evaluate.prompts=3",
+        # A batch holds the same states in one process and in two, and with this eps AdamW amplifies no rounding.
+        "rollout.batch=16", "optimizer.eps=1.0e-3", "optimizer.updates=2",
+    ]  # fmt: skip
+    for count in (1, 2):
+        job = {"words": [*words, "--out", str(tmp_path / str(count))], "count": count, "environment": {}}
+        ranks.run_all([{**job, "log": str(tmp_path / f"log{count}")}], patience=300)
+        printed = [(tmp_path / f"log{count}-{rank}.txt").read_text() for rank in range(count)]
+        assert json.loads((tmp_path / f"log{count}.json").read_text()) == [0] * count, "\n".join(printed)
+    one, two = tmp_path / "1", tmp_path / "2"
+    assert (one / "samples" / "index.jsonl").read_text() == (two / "samples" / "index.jsonl").read_text()
+    for mine, theirs in zip(numbers(one), numbers(two), strict=True):
+        for name in mine:
+            if name != "steps":
+                assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.slow
+def test_a_run_on_another_device_leaves_no_tensor_behind(
+    small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import Accelerator
+
+    with simulated_device() as device:
+        monkeypatch.setattr(Accelerator, "device", property(lambda self: device.device))
+        for recipe in ("masked_branch", "gdpo_masked"):
+            trainer = trainer_of(small, tmp_path / recipe, KL, "optimizer.updates=2", recipe=recipe)
+            trainer.train()
+            assert all(p.device == device.device for p in trainer.task.weights.parameters())
+
+
+@pytest.mark.slow
+def test_the_result_and_the_record_of_a_run(small: list[str], tmp_path: Path, command: Any) -> None:
+    run = tmp_path / "run"
+    trainer_of(small, run, "model.train=full").train()
+    plain = AutoModelForMaskedLM.from_pretrained(run / "model")
+    ids = torch.tensor([[4, 5, 6, 7]])
+    assert not torch.equal(plain(ids).logits, AutoModelForMaskedLM.from_pretrained(small[0][11:])(ids).logits)
+    samples = [json.loads(line) for line in (run / "samples" / "index.jsonl").read_text().splitlines()]
+    for sample in samples:
+        assert len(sample["steps"]) == 4
+        assert sample["steps"][-1] == sample["completion"]
+    status, out, errors = command("evaluate", str(run), "--trust")
+    assert status == 0, errors
+    last = numbers(run)[-1]["eval/nines"]
+    assert f"nines: {last:.4f}" in out
+
+
+@pytest.mark.slow
+def test_samples_depend_on_their_seeds_alone(folder: Path, tmp_path: Path) -> None:
+    from flowgrpo.inference.text_inference import sample_texts
+    from flowgrpo.training.data import PromptRow
+
+    rows = [PromptRow(0, "1+2="), PromptRow(1, "47-85=")]
+    how = ["generation.tokens=4", "sampler.steps=3"]
+    found = sample_texts(str(folder), rows, tmp_path / "all", count=4, overrides=how)[1].samples
+    later = sample_texts(str(folder), rows, tmp_path / "later", seed=3, overrides=how)[1].samples
+    assert [found[3], found[7]] == later
+    assert len(set(found)) > 2
+    greedy = sample_texts(str(folder), rows, tmp_path / "greedy", count=2, temperature=0.0, overrides=how)[1].samples
+    assert greedy[0] == greedy[1]
+
+
+def real_models() -> dict[str, Any]:
+    import transformers as t
+
+    size = {"vocab_size": len(masked_tokenizer()), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    size |= {"num_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    return {
+        "bert": lambda: t.BertForMaskedLM(t.BertConfig(**size)),
+        "roberta": lambda: t.RobertaForMaskedLM(t.RobertaConfig(**size, max_position_embeddings=64)),
+        "modernbert": lambda: t.ModernBertForMaskedLM(t.ModernBertConfig(**size, cls_token_id=1, sep_token_id=1)),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert"])
+def test_classes_of_published_models_load_by_path_and_train(name: str, small: list[str], tmp_path: Path) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        path = saved(real_models()[name](), tmp_path / "model")
+    trainer_of([*small, f"model.path={path}"], tmp_path / "run", "run.iterations=1").train()
+    line = numbers(tmp_path / "run")[0]
+    assert line["ratio/first_error"] == 0.0
+    assert line["grad_norm"] > 0
+
+
+def test_a_row_depends_on_its_own_prompt_alone(folder: Path) -> None:
+    """Prompts of several lengths share a batch: padding and neighbours do not reach a row's logits."""
+    language = load_masked_model(str(folder))
+    frames = [language.encode(text) for text in ("1+2=", "47-85=", "9")]
+    x = torch.tensor([[5, language.mask, 7], [language.mask] * 3, [8, 9, language.mask]])
+    together = language.logits(frames, x)
+    for k in range(3):
+        torch.testing.assert_close(together[k : k + 1], language.logits(frames[k : k + 1], x[k : k + 1]))
+    ids = torch.tensor([[*frames[1][0], *x[1].tolist()]])
+    torch.testing.assert_close(together[1:2], language.model(input_ids=ids).logits[:, len(frames[1][0]) :])
+
+
+def test_a_text_ends_at_its_end_token_and_shows_masks(folder: Path) -> None:
+    language = load_masked_model(str(folder))
+    one, two, end = (language.tokenizer.convert_tokens_to_ids(token) for token in ("1", "2", "<eos>"))
+    assert language.decode([one, two, end, one]) == "12"
+    assert language.decode([one, language.mask, language.mask, two]) == "1__2"
+    assert language.decode([end, one]) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["sampler.steps=5"], "at most 4 steps"),
+        (["evaluate.steps=9"], "evaluate.steps is 9"),
+        (["sampler.plan={name: ode}"], "all completions of a prompt would be equal"),
+        (["sampler.plan.shared_noise=false"], "every sample begins as the same masks"),
+        (["sampler.plan={name: spine, splits: [1]}"], "rollout.group: 1"),
+        (["sampler.order={name: blocks, size: 0}"], "greater than or equal to 1"),
+        (["objective={name: estimated, likelihood: doubled}"], "there is no likelihood 'doubled'"),
+        (["objective.surrogate={name: sspo}"], "asks for"),
+        (["credit=prefix"], "reads the tokens of completions"),
+        (["task=mask"], "is not a task"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_a_reason(changes: list[str], reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason):
+        load_recipe("masked", changes)
+
+
+def test_a_model_that_is_not_masked_and_code_of_a_model_are_refused(
+    folder: Path, random_language_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="not a masked language model"):
+        load_masked_model(str(random_language_folder))
+    config = json.loads((folder / "config.json").read_text())
+    copy = tmp_path / "own-code"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModelForMaskedLM": "own.Model"}}))
+    with pytest.raises(ValueError, match="brings its own code"):
+        load_masked_model(str(copy))
+
+
+def test_an_evaluation_takes_the_likeliest_tokens_and_counts_them(small: list[str], tmp_path: Path) -> None:
+    task = trainer_of(small, tmp_path / "run", "evaluate.steps=2", "evaluate.seeds=2").task
+    assert isinstance(task, MaskedTask)
+    rows = Session(load_recipe("masked", small)).data.heldout[:3]
+    seen: list[int] = []
+    found = task.evaluation(rows, [1, 2, 3], Clock(task.device, task.clock_parts), seen.append)
+    assert found.samples[0::2] == found.samples[1::2]
+    assert found.plan.num_steps == 2
+    assert seen[-1] == 6
