@@ -192,6 +192,16 @@ def test_completions_are_compared_word_by_word(tmp_path: Path, see: Callable[...
     assert [tag for tag, _ in page.tags].count("script") == 1
 
 
+def test_the_steps_of_unmasking_are_listed(tmp_path: Path, see: Callable[..., Page]) -> None:
+    steps = ["__", f"{HOSTILE}_", f"{HOSTILE}7"]
+    run = write_run(tmp_path / "run", [written(at, 1, steps[-1], steps=steps) for at in (0, 5)])
+    page = see(build_gallery(run).as_uri())
+    listed = [text for (tag, _), text in zip(page.tags, page.texts) if tag == "bdi" and text in steps]
+    assert listed == steps * 2
+    assert [text for (tag, _), text in zip(page.tags, page.texts) if tag == "summary"].count("Unmasked in 3 steps") == 2
+    assert [tag for tag, _ in page.tags].count("script") == 1
+
+
 def test_a_spoiled_folder_says_what_to_do(run: Path, see: Callable[..., Page]) -> None:
     page = build_gallery(run)
     (page.parent / "data" / "r0-pairs.js").unlink()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flowgrpo.gallery.run_reading import read_metrics, read_run
+from flowgrpo.gallery.samples import read_samples
 from flowgrpo.votes.lines import check_image
 from tests.gallery.folders import HOSTILE, add_records, picture, record, write_run, written
 
@@ -191,3 +192,12 @@ def test_malformed_record_names_file_line_and_field(tmp_path: Path, key: str, va
     run = write_run(tmp_path / "run", [record(0, 1, 7, 1.0), record(0, 2, 7, 1.0) | {key: value}])
     with pytest.raises(ValueError, match=rf"index\.jsonl, line 2: `{key}` is .*must be"):
         read_run(run)
+
+
+def test_steps_of_unmasking_are_texts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [written(0, 1, "7", steps=["_", "7"])])
+    index = run / "samples" / "index.jsonl"
+    assert read_samples(index)[0][0].steps == ("_", "7")
+    add_records(run, [written(0, 2, "7", steps=["_", 7])])
+    with pytest.raises(ValueError, match=r"line 2: `steps` is"):
+        read_samples(index)

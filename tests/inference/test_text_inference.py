@@ -213,7 +213,7 @@ def test_the_command_evaluates_a_run_by_its_own_recipe(command: Command, finishe
         (["sample", "a star", "--top-p", "0.5"], "--top-p is not for images"),
         (["sample", "a star", "--model", "some/model", "--max-tokens", "3"], "write --task text as well"),
         (["sample", "a star", "--task", "text"], "--task is text, but scenes makes images"),
-        (["sample", "a star", "--task", "sound"], "use images or text"),
+        (["sample", "a star", "--task", "sound"], "use images, text or masked"),
         (["sample", "1+1=", "--model", "arithmetic", "--base"], "is not a run"),
         (["sample", "a star", "--base"], "is not a run"),
         (["sample", "1+1=", "--model", "arithmetic", "--dtype", "int8"], "model.dtype"),
