@@ -88,7 +88,7 @@ def gallery(
     if voting:
         file = _votes_file(runs, votes)
         if vote:
-            _serve_votes(runs, file, sets, session, again, port)
+            _serve_votes(runs, file, sets, session, again, port, fps)
         if vote_dataset is not None:
             _write_votes(runs, file, vote_dataset)
         if report or vote:
@@ -109,13 +109,15 @@ def _votes_file(runs: list[Path], votes: Path | None) -> Path:
     return runs[0] / "votes.jsonl" if votes is None else votes
 
 
-def _serve_votes(runs: list[Path], file: Path, sets: str, session: str | None, again: bool, port: int) -> None:
+def _serve_votes(
+    runs: list[Path], file: Path, sets: str, session: str | None, again: bool, port: int, fps: float | None
+) -> None:
     from ..gallery.build import read_runs
     from ..gallery.vote_pairs import sources_of
     from ..gallery.vote_server import Booth, VoteServer
 
     read = read_runs(runs)
-    booth = Booth(read, sources_of(read, sets), file, session, again)
+    booth = Booth(read, sources_of(read, sets), file, session, again, fps)
     with VoteServer(booth, port) as server:
         count = booth.progress()
         say(f"{count['total']} pairs, {count['voted']} of them done in session {booth.session}; choices go to {file}")

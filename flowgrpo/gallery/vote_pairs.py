@@ -35,6 +35,11 @@ class Candidate:
         """The sample's image file; None for a completion."""
         return self.source.run.samples / self.shot.image if self.shot.image else None
 
+    @property
+    def film(self) -> bool:
+        """Whether the sample is a video."""
+        return self.file is not None and self.shot.frames > 1
+
     def side(self, home: Path) -> Side:
         """The sample as a file of votes records it.
 

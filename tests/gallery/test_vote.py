@@ -270,6 +270,7 @@ def test_command_serves_and_an_interrupt_prints_the_report(run: Path, monkeypatc
 
 # In a browser
 
+SCRIPT = vote_server.PARTS["vote.js"]
 DRIVER = """
 (async () => {
   for (const key of KEYS) {
@@ -288,8 +289,8 @@ def see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Elemen
         assert CHROMIUM is not None
         driver = tmp_path / "driver.js"
         driver.write_text(f"const KEYS = {json.dumps(keys)};{DRIVER}")
-        kind, files = vote_server.PARTS["vote.js"]
-        monkeypatch.setitem(vote_server.PARTS, "vote.js", (kind, (*files[:3], str(driver))))
+        kind, files = SCRIPT
+        monkeypatch.setitem(vote_server.PARTS, "vote.js", (kind, (*files, str(driver))))
         words = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
             "--virtual-time-budget=120000", "--dump-dom", address,
