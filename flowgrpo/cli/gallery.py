@@ -43,7 +43,10 @@ def gallery(
     ] = None,
     vote_dataset: Annotated[Path | None, typer.Option(help="Write the choices as a folder of preferences.")] = None,
     sets: Annotated[
-        str, typer.Option(help="--vote: evaluations to compare, with commas: base, last or their numbers.")
+        str,
+        typer.Option(
+            help="--vote: evaluations to compare, with commas: base, last or numbers; one alone: its samples."
+        ),
     ] = "base,last",
     session: Annotated[
         str | None, typer.Option(help="--vote: name of the voter's session; by default the last in the file.")

@@ -226,7 +226,8 @@ async function showResults(turn) {
   const ended = state.progress.next === null;
   const parts = [el("h2", { id: "results-title" }, ended ? "All pairs are done" : "Results so far")];
   if (ended) parts.push(el("p", { class: "muted" }, "Every choice is saved. You can close this page and end the command."));
-  if (report.comparisons.length) parts.push(el("div", { class: "scroll" }, resultTable(report)));
+  const { wins, losses, ties, skipped } = report.position;
+  if (wins + losses + ties + skipped) parts.push(el("div", { class: "scroll" }, resultTable(report)));
   else parts.push(el("p", {}, "No votes yet."));
   parts.push(...report.notes.map((note) => el("p", { class: "muted small" }, `${note}.`)));
   if (ended) parts.push(button("Back to the last pair", () => show(state.at ?? state.progress.total - 1)));

@@ -132,7 +132,7 @@ class Booth:
                     session=self.session,
                     time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     prompt=ballot.left.shot.prompt,
-                    seed=ballot.left.shot.seed,
+                    seed=ballot.seed,
                     columns=ballot.left.shot.columns,
                     left=ballot.left.side(home),
                     right=ballot.right.side(home),
