@@ -59,6 +59,7 @@ class Candidate:
             image=f"samples/{self.shot.image}" if self.shot.image else None,
             completion=self.shot.completion,
             sha256=hashlib.sha256(content).hexdigest(),
+            frames=self.shot.frames if self.film else None,
         )
 
 

@@ -119,10 +119,15 @@ def _sides(preferences: Sequence[Preference]) -> dict[Key, dict[str, Any]]:
 
 def _pictures(preferences: Sequence[Preference]) -> list[Material]:
     found: list[LabelledPicture] = []
+    frames = {
+        str(file): side.frames or 1
+        for one in preferences
+        for file, side in zip((one.chosen, one.rejected), one.vote.preferred or ())
+    }
     for (file, prompt), columns in _sides(preferences).items():
         if not Path(file).is_file():
             raise ValueError(f"{file}, which was voted on, is missing; put it back, or vote on another run")
-        found.append(picture_of(Path(file), prompt, columns))
+        found.append(picture_of(Path(file), prompt, columns, frames[file]))
     return list(materials(found))
 
 

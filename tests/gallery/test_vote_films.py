@@ -169,7 +169,8 @@ def test_videos_play_in_step_and_a_key_stops_both(
     page.wait("state.ready && state.at === 1 && films().length === 2 && films()[0].currentTime > 0")
     page.press("t")
     page.wait("state.results")
-    assert [vote.choice for vote in read_votes(run / "votes.jsonl")[0]] == ["left", "tie"]
+    votes = read_votes(run / "votes.jsonl")[0]
+    assert [(vote.choice, vote.left.frames, vote.right.frames) for vote in votes] == [("left", 12, 12), ("tie", 12, 12)]
     assert page.value("byId('results-title').textContent") == "All pairs are done"
 
 
