@@ -30,6 +30,7 @@ class Agreement:
         wrong: pairs whose chosen sample it scores lower.
         equal: pairs whose two samples get the same score.
         absent: pairs of which it scores only one sample, or no sample.
+        report: what the reward says of itself; "" for nothing.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Agreement:
     wrong: int
     equal: int
     absent: int
+    report: str = ""
 
     @property
     def share(self) -> float | None:
@@ -45,9 +47,10 @@ class Agreement:
         return self.right / told if told else None
 
     def text(self) -> str:
-        """The agreement as a line of text."""
+        """The agreement as a line of text, and what the reward says of itself as another line."""
         told = self.right + self.wrong
         rest = f"; {self.equal} with equal scores, {self.absent} not scored"
+        rest += f"\n  it says of itself: {self.report}" if self.report else ""
         if self.share is None:
             return f"{self.name}: tells no pair apart{rest}"
         low, high = wilson(self.right, told)
@@ -105,6 +108,7 @@ def _agreement(trial: Trial, parts: Sequence[Material], preferences: Sequence[Pr
         wrong=sum(gap < 0 for gap in gaps),
         equal=sum(gap == 0 for gap in gaps),
         absent=sum(math.isnan(gap) for gap in gaps),
+        report=trial.reward.report,
     )
 
 

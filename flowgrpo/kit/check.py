@@ -90,6 +90,8 @@ def check_on(
     name, material = next(iter(sets.items()))
     trial.require_columns(material)
     few = material.few()
+    if trial.reward.report:
+        report.lines.append(f"it says of itself: {trial.reward.report}")
     tell("repetition, order, other samples in the call, cost")
     first = check_contract(trial, few, report)
     if first.failed:

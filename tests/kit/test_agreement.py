@@ -71,6 +71,15 @@ def test_agreement_with_videos(tmp_path: Path, source: Path) -> None:
     assert (shape.right, shape.wrong) == (1, 0)
 
 
+def test_what_a_reward_says_of_itself_is_shown(tmp_path: Path, source: Path) -> None:
+    vote_on_pictures(tmp_path, 0, 200, 10, "left")
+    source.write_text(REWARDS + "\nred.report = 'seen on a stove'\nflat.report = print\n")
+    specs = [RewardSpec(f"{source}:{name}") for name in ("red", "flat")]
+    red, flat = agreement_with(specs, tmp_path / "votes.jsonl")
+    assert red.text().splitlines()[1] == "  it says of itself: seen on a stove"
+    assert len(flat.text().splitlines()) == 1
+
+
 def test_agreement_with_pictures(tmp_path: Path, source: Path) -> None:
     for number, (left, right, choice) in enumerate(
         [(200, 10, "left"), (10, 200, "right"), (10, 200, "left"), (255, 0, "left"), (50, 60, "tie"), (5, 6, "skip")]

@@ -122,6 +122,14 @@ def test_scores_outside_of_the_declared_range_are_a_fault(scenes: Material):
     assert report.count(FAULT) == 1
 
 
+def test_what_a_reward_says_of_itself_is_shown(scenes: Material, tmp_path: Path):
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "def red(images, prompts):\n    return images[:, 0].mean(dim=(1, 2))\n\nred.report = 'as on a stove'\n"
+    )
+    assert "it says of itself: as on a stove" in examine(RewardSpec(f"{source}:red"), scenes).text()
+
+
 def test_a_constant_reward_teaches_nothing(scenes: Material):
     right = scenes.take([row for row in range(24) if not row % 2])
     assert examine(RewardSpec("gold"), right).convictions == {"constant"}
