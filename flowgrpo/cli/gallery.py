@@ -74,7 +74,7 @@ def gallery(
     if sheet is not None:
         exports.append(write_sheet(runs, sheet, reward, order, count))
     if animation is not None:
-        exports.append(write_animation(runs, animation, reward, order, count))
+        exports.append(write_animation(runs, animation, reward, order, count, fps))
     if single is not None:
         exports.append(write_single(runs, single, fps))
     if dataset is not None:
