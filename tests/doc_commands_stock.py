@@ -18,6 +18,7 @@ from tests.doc_commands_checkout import Checkout, make_checkout
 
 SMALL = ("rollout.prompts=2", "rollout.group=4", "evaluate.prompts=4", "evaluate.seeds=1")
 WORDS = ' with the words "to be read"'
+ASKED = ("evaluate.prompts=6", "evaluate.seeds=2")  # two samples of a prompt, so that people can choose between them
 LENGTH = ("run.iterations=2", "run.checkpoint_every=1", "run.sample_every=1")
 
 
@@ -57,7 +58,7 @@ def make_stock(folder: Path) -> Stock:
     """Make the stock: train the runs, and vote on the pictures."""
     stock = Stock(folder / "pictures", folder / "text", make_checkout(folder / "checkout"))
     rewards = "evaluate.rewards=[{name: gold}, {name: proxy}]"
-    flowgrpo("train", "default", *SMALL, *LENGTH, "evaluate.prompts=6", rewards, "--out", str(stock.pictures))
+    flowgrpo("train", "default", *SMALL, *LENGTH, *ASKED, rewards, "--out", str(stock.pictures))
     flowgrpo("train", "text", *SMALL, *LENGTH, "generation.max_tokens=4", "--out", str(stock.text))
     _let_one_cheat(RunFolder(stock.pictures).index)
     runs = read_runs([stock.pictures])
@@ -71,7 +72,9 @@ def make_stock(folder: Path) -> Stock:
 def _let_one_cheat(index: Path) -> None:
     """Change the last evaluation of a prompt as if the proxy had been gained at the cost of gold."""
     rows = [json.loads(line) for line in index.read_text(encoding="utf-8").splitlines()]
-    (last,) = (row for row in rows if (row["phase"], row["iteration"], row["prompt_id"]) == ("eval", 2, 0))
+    (last,) = (
+        row for row in rows if (row["phase"], row["iteration"], row["prompt_id"], row["seed"]) == ("eval", 2, 0, 0)
+    )
     last["rewards"] = {"gold": -1.0, "proxy": 2.0}
     index.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 

@@ -43,7 +43,10 @@ def gallery(
     ] = None,
     vote_dataset: Annotated[Path | None, typer.Option(help="Write the choices as a folder of preferences.")] = None,
     sets: Annotated[
-        str, typer.Option(help="--vote: evaluations to compare, with commas: base, last or their numbers.")
+        str,
+        typer.Option(
+            help="--vote: evaluations to compare, with commas: base, last or numbers; one alone: its samples."
+        ),
     ] = "base,last",
     session: Annotated[
         str | None, typer.Option(help="--vote: name of the voter's session; by default the last in the file.")
@@ -71,7 +74,7 @@ def gallery(
     if sheet is not None:
         exports.append(write_sheet(runs, sheet, reward, order, count))
     if animation is not None:
-        exports.append(write_animation(runs, animation, reward, order, count))
+        exports.append(write_animation(runs, animation, reward, order, count, fps))
     if single is not None:
         exports.append(write_single(runs, single, fps))
     if dataset is not None:
@@ -88,7 +91,7 @@ def gallery(
     if voting:
         file = _votes_file(runs, votes)
         if vote:
-            _serve_votes(runs, file, sets, session, again, port)
+            _serve_votes(runs, file, sets, session, again, port, fps)
         if vote_dataset is not None:
             _write_votes(runs, file, vote_dataset)
         if report or vote:
@@ -109,13 +112,15 @@ def _votes_file(runs: list[Path], votes: Path | None) -> Path:
     return runs[0] / "votes.jsonl" if votes is None else votes
 
 
-def _serve_votes(runs: list[Path], file: Path, sets: str, session: str | None, again: bool, port: int) -> None:
+def _serve_votes(
+    runs: list[Path], file: Path, sets: str, session: str | None, again: bool, port: int, fps: float | None
+) -> None:
     from ..gallery.build import read_runs
     from ..gallery.vote_pairs import sources_of
     from ..gallery.vote_server import Booth, VoteServer
 
     read = read_runs(runs)
-    booth = Booth(read, sources_of(read, sets), file, session, again)
+    booth = Booth(read, sources_of(read, sets), file, session, again, fps)
     with VoteServer(booth, port) as server:
         count = booth.progress()
         say(f"{count['total']} pairs, {count['voted']} of them done in session {booth.session}; choices go to {file}")

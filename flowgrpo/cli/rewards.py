@@ -124,6 +124,9 @@ def check_reward_command(
         float | None, typer.Option(help="Seconds that one call may take; no limit if left out.")
     ] = None,
     task: Annotated[str | None, typer.Option(help="images or text, if the reward does not say.")] = None,
+    frames: Annotated[
+        int | None, typer.Option(min=2, help="For a reward of videos: each picture becomes a video of so many frames.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="JSON file for the report.")] = None,
     optimise: Annotated[bool, typer.Option("--optimise", help="Train for it; show what it prefers.")] = False,
     iterations: Annotated[int, typer.Option(min=1, help="--optimise: number of iterations.")] = 30,
@@ -138,12 +141,14 @@ def check_reward_command(
     output_folder(out)
     if optimise and out is not None and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; name a new folder with --out")
+    if optimise and frames is not None:
+        raise ValueError("the embedded model makes no videos; leave out --optimise, or --frames")
     if task not in (None, "images", "text"):
         raise ValueError(f"--task is {task!r}; use images or text")
     spec = parse_reward(reward, _options(options or []), time_limit)
     plan = CheckPlan(
         images, metadata, data, prompts, seeds, most, [parse_reward(word) for word in against or []],
-        None if declared is None else parse_range(declared), accept or [], task,
+        None if declared is None else parse_range(declared), accept or [], task, frames,
     )  # fmt: skip
     _quiet()
     # The status is shown only on a terminal, and disappears afterwards.

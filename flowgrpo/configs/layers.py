@@ -142,8 +142,20 @@ def parts_of(source: str | Path | None) -> list[Part]:
 
 
 def machine_of(source: str | Path | None) -> dict[str, Any]:
-    """`Part.machine` of the hardware part that a source names; an empty mapping without hardware."""
-    return next((part.machine for part in parts_of(source) if part.machine), {})
+    """`Part.machine` of the hardware part that a source names, or a recipe on which its file builds; {} if none does.
+
+    Raises:
+        RecipeError: the source cannot be read.
+    """
+    own = next((part.machine for part in parts_of(source) if part.machine), None)
+    if own is not None:
+        return own
+    place = str(source or "").partition("@")[0]
+    if not Path(place).is_file():
+        return {}
+    name, text = _read(place)
+    base = _parse(name, text).get("base")
+    return {} if base is None else machine_of(_base(name, base, ()))
 
 
 def prompt_file_note(source: str) -> str | None:

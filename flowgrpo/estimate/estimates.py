@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 
 from ..configs.layers import prompts_of_file
 from ..configs.schema import Recipe
@@ -192,7 +191,6 @@ def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
     return met if most is None else min(met, most)
 
 
-@cache
 def _prompt_count(source: str, most: int | None = None) -> tuple[int, bool]:
     """Number of prompts of a file, or of the published file of the same name; and whether the number is known."""
     try:

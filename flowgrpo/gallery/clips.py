@@ -55,22 +55,21 @@ def make_videos(
     return [_videos_of(out, run, images, fps) for run, images in zip(runs, thumbnails)]
 
 
-def _videos_of(out: Path, run: Run, images: Mapping[str, Thumbnail | None], fps: float | None) -> dict[str, str]:
+def rate_of_run(run: Run, fps: float | None) -> float:
+    """Frames a second of the videos of a run: `fps` if it is given, or else as the call of the run's recipe says."""
     model = run.config.get("model")
-    rate = fps if fps is not None else rate_of(model.get("call") if isinstance(model, dict) else None)
-    found = {}
-    for image, frames in frame_counts(run).items():
-        thumbnail = images.get(image)
-        if thumbnail is None or thumbnail.width % frames:
-            continue
-        name = hashlib.sha256(f"{_FORMAT} {frames} {rate} {thumbnail.name}".encode()).hexdigest()[:24]
-        if (out / video_file(name)).is_file() or _write(out / video_file(name), run.samples / image, frames, rate):
-            found[image] = name
-    return found
+    return fps if fps is not None else rate_of(model.get("call") if isinstance(model, dict) else None)
 
 
-def _write(path: Path, source: Path, frames: int, rate: float) -> bool:
-    """Whether a video could be written."""
+def write_clip(path: Path, source: Path, frames: int, rate: float) -> bool:
+    """Write the video of a picture whose frames stand side by side.
+
+    Returns:
+        Whether it could be written: the picture may be damaged, or may not be cut into so many frames.
+
+    Raises:
+        OSError: the disk has no room for the video.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with Image.open(source) as opened:
@@ -81,3 +80,16 @@ def _write(path: Path, source: Path, frames: int, rate: float) -> bool:
             raise
         return False
     return True
+
+
+def _videos_of(out: Path, run: Run, images: Mapping[str, Thumbnail | None], fps: float | None) -> dict[str, str]:
+    rate = rate_of_run(run, fps)
+    found = {}
+    for image, frames in frame_counts(run).items():
+        thumbnail = images.get(image)
+        if thumbnail is None or thumbnail.width % frames:
+            continue
+        name = hashlib.sha256(f"{_FORMAT} {frames} {rate} {thumbnail.name}".encode()).hexdigest()[:24]
+        if (out / video_file(name)).is_file() or write_clip(out / video_file(name), run.samples / image, frames, rate):
+            found[image] = name
+    return found

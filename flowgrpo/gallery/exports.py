@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..media.video import check_video, frames_of, write_video
 from .build import make_thumbnails, places_from, read_runs, render
-from .clips import make_videos, video_file
+from .clips import make_videos, rate_of_run, video_file
 from .export_rows import Row, choose, rows_of
 from .page_files import write_new
 from .pages import names, site_files
@@ -21,6 +21,7 @@ from .samples import Sample
 from .thumbnails import Thumbnails
 
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text
+Cells = list[Image.Image]  # an image, or the frames of a video, each in a square of CELL pixels
 PAPER, INK, QUIET = "#ffffff", "#1b2023", "#5c666c"
 
 
@@ -35,28 +36,18 @@ def write_sheet(folders: Sequence[Path], path: Path, reward: str | None, order: 
     if path.suffix.lower() != ".png":
         raise ValueError(f"a contact sheet is a PNG file; name it {path.with_suffix('.png')}")
     runs, rows = _chosen(folders, reward, order, count)
-    labels = ["base", *(_label(run) for run in runs)]
-    width = GAP + len(labels) * (CELL + GAP)
-    height = GAP + LINE + len(rows) * (CELL + 3 * LINE + GAP)
-    sheet = Image.new("RGB", (max(width, 420), height), PAPER)
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
-    for column, label in enumerate(labels):
-        pen.text((GAP + column * (CELL + GAP), GAP // 2), _fit(pen, label, CELL, font), INK, font)
-    top = GAP + LINE
-    for row in rows:
-        pen.text((GAP, top), _fit(pen, row.first.prompt, sheet.width - 2 * GAP, font), INK, font)
-        for column, (shot, run) in enumerate(zip(row.shots, [runs[0], *runs])):
-            left = GAP + column * (CELL + GAP)
-            sheet.paste(_cell(shot, run), (left, top + LINE))
-            pen.text((left, top + LINE + CELL + 2), _fit(pen, _scores_line(shot), CELL, font), QUIET, font)
-        top += CELL + 3 * LINE + GAP
+    sheet = _sheet(runs, rows, _cells(runs, rows), 0)
     return write_new(path, lambda file: sheet.save(file, "PNG"))
 
 
-def write_animation(folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int) -> Path:
-    """Write an animated comparison (WebP, GIF, MP4 or WebM) of the chosen prompts and seeds, in a grid.
+def write_animation(
+    folders: Sequence[Path], path: Path, reward: str | None, order: str, count: int, fps: float | None = None
+) -> Path:
+    """Write an animated comparison (WebP, GIF, MP4 or WebM) of the chosen prompts and seeds.
 
-    The first frame shows the samples of the base model. Then each run has a frame with its last samples.
+    Of images, the first frame shows the samples of the base model in a grid. Then each run has a frame with its last
+    samples. Of videos, it is the contact sheet with all videos playing, at `fps` frames a second; by default as the
+    call of the first run's recipe says.
 
     Raises:
         ValueError: see `choose`; or the runs are of text; or the file exists or has another suffix.
@@ -64,21 +55,13 @@ def write_animation(folders: Sequence[Path], path: Path, reward: str | None, ord
     """
     check_video(path)
     runs, rows = _chosen(folders, reward, order, count)
-    labels = ["base", *(_label(run) for run in runs)]
-    across = min(len(rows), 6)
-    size = (GAP + across * (CELL + GAP), LINE + 2 * GAP + -(-len(rows) // across) * (CELL + GAP))
-    font = ImageFont.load_default(14)
-    frames = []
-    for column, (label, run) in enumerate(zip(labels, [runs[0], *runs])):
-        frame = Image.new("RGB", size, PAPER)
-        pen = ImageDraw.Draw(frame)
-        pen.text((GAP, GAP // 2), _fit(pen, label, size[0] - 2 * GAP, font), INK, font)
-        for place, row in enumerate(rows):
-            left, top = place % across * (CELL + GAP), place // across * (CELL + GAP)
-            frame.paste(_cell(row.shots[column], run), (GAP + left, GAP + LINE + top))
-        frames.append(frame)
+    cells = _cells(runs, rows)
+    length = max(len(cell) for of_row in cells for cell in of_row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_video(path, frames, rate=1)
+    if length > 1:
+        write_video(path, [_sheet(runs, rows, cells, at) for at in range(length)], rate_of_run(runs[0], fps))
+    else:
+        write_video(path, _turns(runs, cells), rate=1)
     return path
 
 
@@ -166,17 +149,65 @@ def _label(run: Run) -> str:
     return f"{run.name}, iteration {run.iterations('eval')[-1]}"
 
 
-def _cell(shot: Sample | None, run: Run) -> Image.Image:
-    """The image, or the first frame of a video, within a square; an empty square if there is no readable image."""
-    cell = Image.new("RGB", (CELL, CELL), "#eef1f2")
+def _sheet(runs: Sequence[Run], rows: Sequence[Row], cells: Sequence[Sequence[Cells]], at: int) -> Image.Image:
+    """The contact sheet, with frame number `at` of every video; a shorter video stays at its last frame."""
+    labels = ["base", *(_label(run) for run in runs)]
+    width = GAP + len(labels) * (CELL + GAP)
+    height = GAP + LINE + len(rows) * (CELL + 3 * LINE + GAP)
+    sheet = Image.new("RGB", (max(width, 420), height), PAPER)
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(12)
+    for column, label in enumerate(labels):
+        pen.text((GAP + column * (CELL + GAP), GAP // 2), _fit(pen, label, CELL, font), INK, font)
+    top = GAP + LINE
+    for row, of_row in zip(rows, cells):
+        pen.text((GAP, top), _fit(pen, row.first.prompt, sheet.width - 2 * GAP, font), INK, font)
+        for column, (shot, cell) in enumerate(zip(row.shots, of_row)):
+            left = GAP + column * (CELL + GAP)
+            sheet.paste(cell[min(at, len(cell) - 1)], (left, top + LINE))
+            pen.text((left, top + LINE + CELL + 2), _fit(pen, _scores_line(shot), CELL, font), QUIET, font)
+        top += CELL + 3 * LINE + GAP
+    return sheet
+
+
+def _turns(runs: Sequence[Run], cells: Sequence[Sequence[Cells]]) -> list[Image.Image]:
+    """A grid of the base model's samples, then a grid of each run's samples."""
+    labels = ["base", *(_label(run) for run in runs)]
+    across = min(len(cells), 6)
+    size = (GAP + across * (CELL + GAP), LINE + 2 * GAP + -(-len(cells) // across) * (CELL + GAP))
+    font = ImageFont.load_default(14)
+    frames = []
+    for column, label in enumerate(labels):
+        frame = Image.new("RGB", size, PAPER)
+        pen = ImageDraw.Draw(frame)
+        pen.text((GAP, GAP // 2), _fit(pen, label, size[0] - 2 * GAP, font), INK, font)
+        for place, of_row in enumerate(cells):
+            left, top = place % across * (CELL + GAP), place // across * (CELL + GAP)
+            frame.paste(of_row[column][0], (GAP + left, GAP + LINE + top))
+        frames.append(frame)
+    return frames
+
+
+def _cells(runs: Sequence[Run], rows: Sequence[Row]) -> list[list[Cells]]:
+    """For each row, the cells of the base model and of every run."""
+    return [[_frames(shot, run) for shot, run in zip(row.shots, [runs[0], *runs])] for row in rows]
+
+
+def _frames(shot: Sample | None, run: Run) -> Cells:
+    """The image, or each frame of a video, within a square; an empty square if there is no readable image."""
     if shot is None or shot.image is None:
-        return cell
+        return [_square(None)]
     try:
         with Image.open(run.samples / shot.image) as opened:
             image = opened.convert("RGBA")
-        if not image.width % shot.frames:
-            image = frames_of(image, shot.frames)[0]
+        shown = [image] if image.width % shot.frames else frames_of(image, shot.frames)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return [_square(None)]
+    return [_square(frame) for frame in shown]
+
+
+def _square(image: Image.Image | None) -> Image.Image:
+    cell = Image.new("RGB", (CELL, CELL), "#eef1f2")
+    if image is None:
         return cell
     scale = CELL / max(image.size)
     how = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS

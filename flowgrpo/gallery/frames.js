@@ -2,7 +2,7 @@
 // The picture of a sample: its thumbnail, or with `file` the image itself. A video plays.
 function picture(row, cell, file = null, controls = false) {
   const alt = `${sourceName(cell.set)}, seed ${row.seed}: ${row.prompt}`;
-  if (videoOf(cell)) return player(cell, alt, controls);
+  if (videoOf(cell)) return film(cell, alt, controls);
   const source = file && !store.thumbs ? store.site.runs[cell.set.run].base + file : thumbOf(cell);
   if (!source) return el("span", { class: "absent" }, "no image");
   const image = el("img", { loading: "lazy", decoding: "async", alt, draggable: "false" });
@@ -14,6 +14,21 @@ function picture(row, cell, file = null, controls = false) {
   });
   image.src = source;
   return image;
+}
+
+// The video of a sample. If it cannot be played, its first frame is shown.
+function film(cell, alt, controls) {
+  const poster = thumbOf(cell);
+  const video = player(videoOf(cell), poster, alt, controls, () => (poster
+    ? el("img", { alt, src: poster, draggable: "false" })
+    : el("span", { class: "absent" }, "the video file is missing")));
+  if (poster) {
+    const first = new Image();
+    first.addEventListener("load", () => video.classList.toggle("pixels", first.naturalWidth <= 160));
+    first.src = poster;
+  }
+  watched.observe(video);
+  return video;
 }
 
 function caption(cell, scored = true) {

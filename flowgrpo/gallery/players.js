@@ -13,11 +13,11 @@ const watched = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "80px" });
 
-// The video of a sample. If it cannot be played, its first frame is shown.
-function player(cell, alt, controls) {
-  const poster = thumbOf(cell);
+// A video that repeats without a sound. It starts when `watched` observes it. If it cannot be played, `fallback` makes
+// what stands in its place.
+function player(source, poster, alt, controls, fallback) {
   const video = el("video", { loop: true, muted: true, playsinline: true, controls, preload: "metadata", poster,
-    "aria-label": `Video. ${alt}`, src: videoOf(cell) });
+    "aria-label": `Video. ${alt}`, src: source });
   video.muted = true; // the attribute alone does not silence an element that a script has made
   video.wanted = !calm.matches;
   video.addEventListener("play", () => { video.wanted = true; });
@@ -25,23 +25,15 @@ function player(cell, alt, controls) {
     if (!video.leaving) video.wanted = false;
     video.leaving = false;
   });
-  video.addEventListener("error", () => {
-    if (poster) video.replaceWith(el("img", { alt, src: poster, draggable: "false" }));
-    else video.replaceWith(el("span", { class: "absent" }, "the video file is missing"));
-  });
-  if (poster) {
-    const first = new Image();
-    first.addEventListener("load", () => video.classList.toggle("pixels", first.naturalWidth <= 160));
-    first.src = poster;
-  }
-  watched.observe(video);
+  video.addEventListener("error", () => video.replaceWith(fallback()));
   return video;
 }
 
-// Keeps a video at the time of another one, where one lies over the other.
+// Keeps a video at the time of another one that is equally long.
 function inStep(leader, other) {
   if (leader.tagName !== "VIDEO" || other.tagName !== "VIDEO") return;
   leader.addEventListener("timeupdate", () => {
+    if (leader.duration !== other.duration) return;
     if (Math.abs(leader.currentTime - other.currentTime) > 0.12) other.currentTime = leader.currentTime;
   });
 }

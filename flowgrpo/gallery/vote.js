@@ -59,11 +59,63 @@ async function picture(address, side) {
   try {
     await image.decode();
   } catch {
-    byId("sides").dataset.missing = "yes";
-    return el("span", { class: "absent" }, "the image cannot be shown; skip this pair");
+    return lost("image");
   }
   image.classList.toggle("pixels", image.naturalWidth <= 160);
   return image;
+}
+
+// The video of a side once its first frame is there. It is fetched whole, so that it can start again without a request.
+async function film(address, side) {
+  try {
+    const answer = await fetch(address);
+    if (!answer.ok) throw new Error("the server has no video");
+    const source = URL.createObjectURL(await answer.blob());
+    const video = player(source, null, `${side} video`, false, () => lost("video"));
+    await new Promise((done, fail) => {
+      video.addEventListener("loadeddata", done);
+      video.addEventListener("error", fail);
+      video.preload = "auto";
+    });
+    for (const event of ["play", "pause"]) video.addEventListener(event, showMotion);
+    return video;
+  } catch {
+    return lost("video");
+  }
+}
+
+function lost(kind) {
+  byId("sides").dataset.missing = "yes";
+  return el("span", { class: "absent" }, `the ${kind} cannot be shown; skip this pair`);
+}
+
+const films = () => [...byId("sides").querySelectorAll("video")];
+
+function showMotion() {
+  byId("motion").hidden = films().length === 0;
+  byId("motion").firstChild.data = films().every((video) => video.paused) ? "Play" : "Pause";
+}
+
+// Starts the two videos of a pair together, each from its beginning, or stops both.
+function toggleMotion() {
+  const shown = films();
+  const still = shown.every((video) => video.paused);
+  for (const video of shown) {
+    if (still) video.play().catch(() => null);
+    else video.pause();
+  }
+}
+
+function showSides(figures) {
+  for (const video of films()) {
+    watched.unobserve(video);
+    URL.revokeObjectURL(video.src);
+  }
+  byId("sides").replaceChildren(...figures);
+  const shown = films();
+  if (shown.length === 2) inStep(...shown);
+  for (const video of shown) watched.observe(video);
+  showMotion();
 }
 
 async function figure(pair, side, name) {
@@ -73,7 +125,7 @@ async function figure(pair, side, name) {
     text.dir = "auto";
     return el("figure", { class: chosen, "aria-label": name }, el("figcaption", {}, name), text);
   }
-  const shown = await picture(pair[side].picture, name);
+  const shown = pair[side].video ? await film(pair[side].video, name) : await picture(pair[side].picture, name);
   const frame = button("", () => choose(side), { class: "frame", tabindex: -1, "data-choice": side, "data-needs": "both" });
   frame.append(shown);
   return el("figure", { class: chosen }, frame);
@@ -89,7 +141,7 @@ async function showNumber(turn, number) {
   state.at = number;
   document.body.classList.toggle("text", pair.left.completion !== undefined);
   byId("prompt").textContent = pair.prompt;
-  byId("sides").replaceChildren(...figures);
+  showSides(figures);
   for (const node of byId("choices").querySelectorAll("[data-choice]")) {
     node.setAttribute("aria-pressed", String(node.dataset.choice === pair.choice));
   }
@@ -100,8 +152,12 @@ async function showNumber(turn, number) {
   state.ready = true;
   // A screen reader reads the new prompt. If the focus stayed on a button, the space bar would choose again.
   byId("prompt").focus({ preventScroll: true });
-  if (state.at + 1 < state.progress.total && pair.left.picture) {
-    for (const side of ["left", "right"]) new Image().src = `pictures/${state.at + 1}/${side}`;
+  if (state.at + 1 < state.progress.total && pair.left.completion === undefined) {
+    for (const side of ["left", "right"]) {
+      // The next sample may be a video where this one is a picture, if the runs differ; then it is fetched later.
+      if (pair[side].video) fetch(`videos/${state.at + 1}/${side}`).then((answer) => answer.blob()).catch(() => null);
+      else new Image().src = `pictures/${state.at + 1}/${side}`;
+    }
   }
 }
 
@@ -170,7 +226,8 @@ async function showResults(turn) {
   const ended = state.progress.next === null;
   const parts = [el("h2", { id: "results-title" }, ended ? "All pairs are done" : "Results so far")];
   if (ended) parts.push(el("p", { class: "muted" }, "Every choice is saved. You can close this page and end the command."));
-  if (report.comparisons.length) parts.push(el("div", { class: "scroll" }, resultTable(report)));
+  const { wins, losses, ties, skipped } = report.position;
+  if (wins + losses + ties + skipped) parts.push(el("div", { class: "scroll" }, resultTable(report)));
   else parts.push(el("p", {}, "No votes yet."));
   parts.push(...report.notes.map((note) => el("p", { class: "muted small" }, `${note}.`)));
   if (ended) parts.push(button("Back to the last pair", () => show(state.at ?? state.progress.total - 1)));
@@ -188,8 +245,8 @@ function pressed(event) {
   const key = event.key.toLowerCase();
   const choice = CHOICES.find(([, , , keys]) => keys.includes(key));
   const node = choice ? byId("choices").querySelector(`[data-choice="${choice[0]}"]`)
-    : key === "b" || key === "backspace" ? byId("back") : null;
-  if (!node) return;
+    : key === "b" || key === "backspace" ? byId("back") : key === "p" ? byId("motion") : null;
+  if (!node || node.hidden) return;
   event.preventDefault();
   node.click();
 }
@@ -203,8 +260,9 @@ byId("choices").append(
   ...CHOICES.map(([choice, text, sign]) => button(text, () => choose(choice), { "data-choice": choice, disabled: true,
     "data-needs": choice === "skip" ? "none" : "both" })),
   button("Back", () => show(state.at - 1), { id: "back", disabled: true }),
+  button("Pause", toggleMotion, { id: "motion", hidden: true }),
 );
-[...CHOICES.map(([, , sign]) => sign), "b"].forEach((sign, at) => {
+[...CHOICES.map(([, , sign]) => sign), "b", "p"].forEach((sign, at) => {
   byId("choices").children[at].append(" ", el("kbd", { "aria-hidden": "true" }, sign));
 });
 byId("switch").addEventListener("click", () => toggle());

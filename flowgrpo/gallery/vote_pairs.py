@@ -35,6 +35,11 @@ class Candidate:
         """The sample's image file; None for a completion."""
         return self.source.run.samples / self.shot.image if self.shot.image else None
 
+    @property
+    def film(self) -> bool:
+        """Whether the sample is a video."""
+        return self.file is not None and self.shot.frames > 1
+
     def side(self, home: Path) -> Side:
         """The sample as a file of votes records it.
 
@@ -54,20 +59,27 @@ class Candidate:
             image=f"samples/{self.shot.image}" if self.shot.image else None,
             completion=self.shot.completion,
             sha256=hashlib.sha256(content).hexdigest(),
+            frames=self.shot.frames if self.film else None,
         )
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """Two samples of one prompt and seed, and the side of each."""
+    """Two samples of one prompt, and the side of each: of one seed and two sets, or of two seeds and one set."""
 
     left: Candidate
     right: Candidate
 
+    @property
+    def seed(self) -> str:
+        """The seed of both samples, or the two seeds in their order in the run."""
+        sides = sorted((self.left, self.right), key=lambda its: its.shot.sample)
+        return ", ".join(dict.fromkeys(its.shot.seed for its in sides))
+
     def key(self, home: Path) -> Key:
         """The same key as `Vote.key` of a vote on these samples."""
         return frozenset(
-            (folder_of(its.source.run, home), its.source.iteration, its.shot.prompt_id, its.shot.sample, its.shot.seed)
+            (folder_of(its.source.run, home), its.source.iteration, its.shot.prompt_id, its.shot.sample, self.seed)
             for its in (self.left, self.right)
         )
 
@@ -78,15 +90,18 @@ def folder_of(run: Run, home: Path) -> str:
 
 
 def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
-    """The sets that are compared with each other.
+    """The sets that are compared with each other, or the one set whose samples are compared with each other.
 
     Args:
         runs: at least one.
         chosen: words separated by commas. `base` is the first evaluation of the first run. `last` is the last
             evaluation of every run. A number is the evaluation after that many iterations, of every run that has it.
 
+    Returns:
+        Two or more sets; one set only if a single word asks for it.
+
     Raises:
-        ValueError: an unknown word, a number that no run has, a run without evaluations, or fewer than two sets.
+        ValueError: an unknown word, a number that no run has, a run without evaluations, or several words for one set.
     """
     evaluated = [run.iterations("eval") for run in runs]
     for run, iterations in zip(runs, evaluated):
@@ -106,16 +121,19 @@ def sources_of(runs: Sequence[Run], chosen: str) -> list[Source]:
                 raise ValueError(f"--sets: no set {name!r} to vote on; use base, last, or an evaluation: {known}")
             found += [Source(run, int(name)) for run in having]
     sources = list({(source.run.folder, source.iteration): source for source in found}.values())
-    if len(sources) < 2:
+    if len(sources) < 2 and "," in chosen:
         raise ValueError(
             f"only one set to vote on, {sources[0].run.name}, iteration {sources[0].iteration}; "
-            f"name another run, or other evaluations with --sets"
+            "name another run, or other evaluations with --sets. `--sets base` compares samples of a prompt with each "
+            "other"
         )
     return sources
 
 
 def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int]:
-    """All pairs of samples of every two sets. The seed `order` gives their order and their sides.
+    """All pairs of samples of every two sets, or of one set. The seed `order` gives their order and their sides.
+
+    Two samples of two sets have one prompt and seed. Two samples of one set have one prompt and different seeds.
 
     The pairs of two sets are shuffled. Among each four successive pairs, each set is on the left twice. So a voter who
     stops early has still seen both sets on both sides. If there are more than two sets, the pairs of sets take turns.
@@ -132,9 +150,10 @@ def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int
     """
     dice = random.Random(order)
     queues, same = [], 0
-    for first, second in combinations(sources, 2):
-        pairs, equal = _pairs(first, second)
-        same += equal
+    groups = [_across(*two) for two in combinations(sources, 2)] if len(sources) > 1 else [_within(sources[0])]
+    for group in groups:
+        pairs = [pair for pair in group if not _equal(*pair)]
+        same += len(group) - len(pairs)
         dice.shuffle(pairs)
         turned = _sides(len(pairs), dice)
         queues.append([Ballot(b, a) if turn else Ballot(a, b) for (a, b), turn in zip(pairs, turned)])
@@ -144,18 +163,36 @@ def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int
         dice.shuffle(going)
         ballots += [queue.pop() for queue in going]
     if not ballots:
-        why = f"all {same} pairs are of equal samples" if same else "no prompt and seed has samples in two of the sets"
+        if same:
+            why = f"all {same} pairs are of equal samples"
+        elif len(sources) > 1:
+            why = "no prompt and seed has samples in two of the sets"
+        else:
+            why = "no prompt has two samples in this set (`evaluate.seeds` of a run is their number)"
         raise ValueError(f"nothing to vote on: {why}; choose other sets with --sets, or other runs")
     return ballots, same
 
 
-def _pairs(first: Source, second: Source) -> tuple[list[tuple[Candidate, Candidate]], int]:
-    """The pairs of two sets whose samples differ, and the number of pairs whose samples are equal."""
+def _across(first: Source, second: Source) -> list[tuple[Candidate, Candidate]]:
+    """The pairs of two sets that have something to show."""
     shots = [samples_at(source.run, source.iteration) for source in (first, second)]
     both = [(Candidate(first, shots[0][key]), Candidate(second, shots[1][key])) for key in shots[0] if key in shots[1]]
-    there = [pair for pair in both if all(its.shot.image or its.shot.completion is not None for its in pair)]
-    different = [pair for pair in there if not _equal(*pair)]
-    return different, len(there) - len(different)
+    return [pair for pair in both if all(_there(its.shot) for its in pair)]
+
+
+def _within(source: Source) -> list[tuple[Candidate, Candidate]]:
+    """The pairs of samples of one prompt in a set that have something to show."""
+    by_prompt: dict[str, list[Candidate]] = {}
+    for (prompt, *_), shot in samples_at(source.run, source.iteration).items():
+        if _there(shot):
+            by_prompt.setdefault(prompt, []).append(Candidate(source, shot))
+    pairs = (pair for candidates in by_prompt.values() for pair in combinations(candidates, 2))
+    # The number of the sample tells the two samples apart in the file of votes.
+    return [(one, two) for one, two in pairs if one.shot.sample != two.shot.sample]
+
+
+def _there(shot: Sample) -> bool:
+    return bool(shot.image) or shot.completion is not None
 
 
 def _equal(a: Candidate, b: Candidate) -> bool:

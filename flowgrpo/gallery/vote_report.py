@@ -56,6 +56,7 @@ class VoteReport:
 
     comparisons: tuple[VoteComparison, ...]
     position: Tally  # a vote for the left side is a win
+    within: int  # votes between two samples of one set, which count in `position` only
     sessions: int
     elsewhere: int  # votes on other runs, not counted
     unreadable: int  # lines of the file that could not be read
@@ -89,6 +90,8 @@ class VoteReport:
         if not low <= 0.5 <= high:
             side = "left" if low > 0.5 else "right"
             found.append(f"the {side} side was chosen more often than chance explains")
+        if self.within:
+            found.append(f"{self.within} votes are between samples of one evaluation, and tell no evaluations apart")
         if self.elsewhere:
             found.append(f"{self.elsewhere} votes in the file are on other runs and do not count here")
         if self.unreadable:
@@ -101,7 +104,7 @@ class VoteReport:
         for one in self.comparisons:
             found.append(f"{one.second} against {one.first}: {_words(one.tally)}")
             found += [f"  {column} {value}: {_words(tally)}" for (column, value), tally in one.parts.items()]
-        if not found:
+        if not self.position.votes and not self.position.skipped:
             return ["no votes yet", *self.notes()]
         return [*found, f"left against right: {_words(self.position)}", *self.notes()]
 
@@ -129,8 +132,12 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
     places = {folder_of(run, home): place for place, run in enumerate(runs)}
     here = [vote for vote in counted if vote.left.folder in places and vote.right.folder in places]
     found: dict[tuple[tuple[int, int], ...], VoteComparison] = {}
-    position = Tally()
+    position, within = Tally(), 0
     for vote in here:
+        _count(position, vote, vote.choice == "left")
+        if vote.left.source == vote.right.source:
+            within += 1
+            continue
         sides = {side: (places[side.folder], side.iteration) for side in (vote.left, vote.right)}
         first, second = sorted(sides, key=lambda side: sides[side])
         one = found.setdefault(
@@ -138,7 +145,6 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
         )
         won = vote.preferred and vote.preferred[0] is second
         _count(one.tally, vote, won)
-        _count(position, vote, vote.choice == "left")
         for column in vote.columns.items():
             _count(one.parts.setdefault(column, Tally()), vote, won)
     for one in found.values():
@@ -146,6 +152,7 @@ def make_report(votes: Iterable[Vote], runs: Sequence[Run], home: Path, unreadab
     return VoteReport(
         comparisons=tuple(found[key] for key in sorted(found)),
         position=position,
+        within=within,
         sessions=len({vote.session for vote in here}),
         elsewhere=len(counted) - len(here),
         unreadable=unreadable,

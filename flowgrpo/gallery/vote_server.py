@@ -21,23 +21,24 @@ from typing import Any
 
 from ..votes.file import CHOICES, Vote, append_vote, read_votes
 from .run_reading import Run
-from .vote_pairs import Ballot, Source, ballots_of
+from .vote_films import VoteFilms
+from .vote_pairs import Ballot, Candidate, Source, ballots_of
 from .vote_report import report_on
 
 LONGEST = 1024  # bytes of a request's body
 DRAINED = 1 << 20  # a body that is too long is still read up to this number of bytes, so that the answer arrives
 TYPES = {
     ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
-    ".avif": "image/avif",
+    ".avif": "image/avif", ".webm": "video/webm",
 }  # fmt: skip
 POLICY = (
-    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; img-src 'self'; style-src 'self'; script-src 'self'; connect-src 'self'; media-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PARTS = {
     "": ("text/html; charset=utf-8", ("vote.html",)),
     "vote.css": ("text/css; charset=utf-8", ("style.css", "vote.css")),
-    "vote.js": ("text/javascript; charset=utf-8", ("elements.js", "texts.js", "vote.js")),
+    "vote.js": ("text/javascript; charset=utf-8", ("elements.js", "texts.js", "players.js", "vote.js")),
 }
 
 
@@ -59,6 +60,7 @@ class Booth:
         path: Path,
         session: str | None = None,
         again: bool = False,
+        fps: float | None = None,
     ) -> None:
         """Read the file, and continue the session where it stopped.
 
@@ -69,9 +71,11 @@ class Booth:
             session: name of the session, which seeds the order. The default is the session of the last vote in the
                 file, or a new session.
             again: also show pairs that the session has voted on.
+            fps: frames a second of videos; by default as the call of each run's recipe says.
 
         Raises:
             ValueError: there is nothing to vote on, or the file holds something that is not a vote.
+            ImportError: some samples are videos, and the package that encodes them is not there.
         """
         if session is not None and not re.fullmatch(r"[\w.-]{1,64}", session):
             raise ValueError(f"the session is {session!r}; use up to 64 letters, digits, '_', '.' and '-'")
@@ -83,6 +87,8 @@ class Booth:
         keys = [] if again else [ballot.key(path.parent) for ballot in self.ballots]
         self.choices = {number: past[key] for number, key in enumerate(keys) if key in past}
         self._turn = threading.Lock()
+        sides = (side for ballot in self.ballots for side in (ballot.left, ballot.right))
+        self._films = VoteFilms(fps) if any(side.film for side in sides) else None
 
     def progress(self) -> dict[str, Any]:
         """Number of ballots, of ballots that were voted on, and of equal pairs; and the next ballot (None: no more)."""
@@ -94,16 +100,23 @@ class Booth:
         ballot = self._ballot(number)
         sides: dict[str, Any] = {}
         for side, its in (("left", ballot.left), ("right", ballot.right)):
-            text = its.shot.completion
-            sides[side] = {"picture": f"pictures/{number}/{side}"} if text is None else {"completion": text}
+            text, kind = its.shot.completion, "video" if its.film else "picture"
+            sides[side] = {kind: f"{kind}s/{number}/{side}"} if text is None else {"completion": text}
         return {"number": number, "prompt": ballot.left.shot.prompt, **sides, "choice": self.choices.get(number)}
 
     def picture(self, number: int, side: str) -> Path:
         """The image file of a side."""
-        ballot = self._ballot(number)
-        file = {"left": ballot.left, "right": ballot.right}[side].file if side in ("left", "right") else None
+        file = self._side(number, side).file
         if file is None:
             raise VoteRefused(404, "there is no such picture")
+        return file
+
+    def video(self, number: int, side: str) -> Path:
+        """The video of a side as WebM; it is made when it is first asked for."""
+        its = self._side(number, side)
+        file = self._films.file(its) if self._films is not None and its.film else None
+        if file is None:
+            raise VoteRefused(404, "there is no such video, or its frames cannot be read")
         return file
 
     def choose(self, number: int, choice: str) -> None:
@@ -119,7 +132,7 @@ class Booth:
                     session=self.session,
                     time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     prompt=ballot.left.shot.prompt,
-                    seed=ballot.left.shot.seed,
+                    seed=ballot.seed,
                     columns=ballot.left.shot.columns,
                     left=ballot.left.side(home),
                     right=ballot.right.side(home),
@@ -132,6 +145,12 @@ class Booth:
                     500, f"the choice was not saved: {error.strerror or 'the disk may be full'}"
                 ) from error
             self.choices[number] = choice
+
+    def _side(self, number: int, side: str) -> Candidate:
+        ballot = self._ballot(number)
+        if side not in ("left", "right"):
+            raise VoteRefused(404, "a pair has a left and a right side only")
+        return ballot.left if side == "left" else ballot.right
 
     def _ballot(self, number: int) -> Ballot:
         if not 0 <= number < len(self.ballots):
@@ -220,12 +239,12 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json(200, report_on(booth.runs, booth.path).as_json())
             case ["pairs", number]:
                 self._send_json(200, booth.show(_number(number)))
-            case ["pictures", number, side]:
-                file = booth.picture(_number(number), side)
+            case ["pictures" | "videos" as kind, number, side]:
                 try:
+                    file = (booth.picture if kind == "pictures" else booth.video)(_number(number), side)
                     content = file.read_bytes()
                 except OSError as error:
-                    raise VoteRefused(404, "the image file is missing") from error
+                    raise VoteRefused(404, f"the sample cannot be shown: {error.strerror}") from error
                 self._send(200, TYPES[file.suffix.lower()], content, kept=True)
             case _:
                 raise VoteRefused(404, "there is nothing at this address")

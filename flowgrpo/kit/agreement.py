@@ -30,6 +30,7 @@ class Agreement:
         wrong: pairs whose chosen sample it scores lower.
         equal: pairs whose two samples get the same score.
         absent: pairs of which it scores only one sample, or no sample.
+        report: what the reward says of itself; "" for nothing.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Agreement:
     wrong: int
     equal: int
     absent: int
+    report: str = ""
 
     @property
     def share(self) -> float | None:
@@ -45,9 +47,10 @@ class Agreement:
         return self.right / told if told else None
 
     def text(self) -> str:
-        """The agreement as a line of text."""
+        """The agreement as a line of text, and what the reward says of itself as another line."""
         told = self.right + self.wrong
         rest = f"; {self.equal} with equal scores, {self.absent} not scored"
+        rest += f"\n  it says of itself: {self.report}" if self.report else ""
         if self.share is None:
             return f"{self.name}: tells no pair apart{rest}"
         low, high = wilson(self.right, told)
@@ -105,6 +108,7 @@ def _agreement(trial: Trial, parts: Sequence[Material], preferences: Sequence[Pr
         wrong=sum(gap < 0 for gap in gaps),
         equal=sum(gap == 0 for gap in gaps),
         absent=sum(math.isnan(gap) for gap in gaps),
+        report=trial.reward.report,
     )
 
 
@@ -119,10 +123,15 @@ def _sides(preferences: Sequence[Preference]) -> dict[Key, dict[str, Any]]:
 
 def _pictures(preferences: Sequence[Preference]) -> list[Material]:
     found: list[LabelledPicture] = []
+    frames = {
+        str(file): side.frames or 1
+        for one in preferences
+        for file, side in zip((one.chosen, one.rejected), one.vote.preferred or ())
+    }
     for (file, prompt), columns in _sides(preferences).items():
         if not Path(file).is_file():
             raise ValueError(f"{file}, which was voted on, is missing; put it back, or vote on another run")
-        found.append(picture_of(Path(file), prompt, columns))
+        found.append(picture_of(Path(file), prompt, columns, frames[file]))
     return list(materials(found))
 
 

@@ -35,6 +35,7 @@ class CheckPlan:
         declared: least and greatest score that the author declares.
         accepted: codes of findings that the author intends.
         task: "images" or "text"; by default what the reward's signature says.
+        frames: for a reward of videos, how many frames each picture becomes; see `panned`.
     """
 
     images: Path | None = None
@@ -47,6 +48,7 @@ class CheckPlan:
     declared: tuple[float, float] | None = None
     accepted: Collection[str] = ()
     task: str | None = None
+    frames: int | None = None
 
 
 def _say_nothing(text: str) -> None:
@@ -69,7 +71,7 @@ def check_reward(spec: RewardSpec, plan: CheckPlan, tell: Callable[[str], object
         MissingDependency: the reward needs a package that is not installed.
     """
     tell("making the reward")
-    trial = Trial(spec, plan.task)
+    trial = Trial(spec, plan.task, plan.frames)
     try:
         report = Report(trial.name, trial.task, plan.accepted)
         tell("getting samples to try it on")
@@ -90,6 +92,8 @@ def check_on(
     name, material = next(iter(sets.items()))
     trial.require_columns(material)
     few = material.few()
+    if trial.reward.report:
+        report.lines.append(f"it says of itself: {trial.reward.report}")
     tell("repetition, order, other samples in the call, cost")
     first = check_contract(trial, few, report)
     if first.failed:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from PIL import Image, UnidentifiedImageError
+from torch import Tensor
 
-from ..rewards.pixels import load_picture
+from ..rewards.pixels import load_frames, load_picture
 from ..training.data import read_prompts
 from .material import Material, groups_of
 
@@ -22,13 +23,17 @@ _FILE_KEYS = ("file_name", "file", "image", "path")
 
 @dataclass(frozen=True)
 class LabelledPicture:
-    """A file, its prompt and columns, its size as (height, width) in pixels, and whether parts are transparent."""
+    """A file, its prompt and columns, its size as (height, width) in pixels, and whether parts are transparent.
+
+    The `frames` of a video stand side by side in the file; `size` is the size of a frame.
+    """
 
     path: Path
     prompt: str
     columns: dict[str, Any]
     size: tuple[int, int]
     transparent: bool
+    frames: int = 1
 
 
 def read_folder(folder: Path, metadata: Path | None = None) -> list[LabelledPicture]:
@@ -76,14 +81,14 @@ def chosen(pictures: list[LabelledPicture], most: int) -> list[LabelledPicture]:
 
 
 def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Material]:
-    """The pictures as material, in parts of about `most` pictures of one size; a prompt is not divided.
+    """The pictures as material, in parts of about `most` pictures of one size and length; a prompt is not divided.
 
     Parts of the most frequent size come first.
     """
-    by_size: dict[tuple[int, int], list[LabelledPicture]] = {}
+    by_size: dict[tuple[int, int, int], list[LabelledPicture]] = {}
     for picture in pictures:
-        by_size.setdefault(picture.size, []).append(picture)
-    for (height, width), same in sorted(by_size.items(), key=lambda item: -len(item[1])):
+        by_size.setdefault((*picture.size, picture.frames), []).append(picture)
+    for (height, width, frames), same in sorted(by_size.items(), key=lambda item: -len(item[1])):
         ids, how = groups_of([picture.prompt for picture in same])
         rows = sorted(range(len(same)), key=lambda row: ids[row])
         start = 0
@@ -94,12 +99,12 @@ def materials(pictures: list[LabelledPicture], most: int = 64) -> Iterator[Mater
             part = [same[row] for row in rows[start:end]]
             names = dict.fromkeys(name for picture in part for name in picture.columns)
             yield Material(
-                torch.stack([load_picture(picture.path) for picture in part]),
+                torch.stack([_load(picture) for picture in part]),
                 [picture.prompt for picture in part],
                 {name: [picture.columns.get(name) for picture in part] for name in names},
                 [ids[row] for row in rows[start:end]],
                 [str(picture.path) for picture in part],
-                f"{len(part)} pictures of {width}×{height}, {how}",
+                f"{len(part)} {'pictures' if frames == 1 else f'videos of {frames} frames'} of {width}×{height}, {how}",
             )
             start = end
 
@@ -123,8 +128,12 @@ def _listed(metadata: Path) -> list[LabelledPicture]:
     return pictures
 
 
-def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> LabelledPicture:
-    """A file as a picture to score.
+def _load(picture: LabelledPicture) -> Tensor:
+    return load_picture(picture.path) if picture.frames == 1 else load_frames(picture.path, picture.frames)
+
+
+def picture_of(path: Path, prompt: str, columns: dict[str, Any], frames: int = 1) -> LabelledPicture:
+    """A file as a picture to score, or as a video whose frames stand side by side.
 
     Raises:
         ValueError: the file is not a picture.
@@ -133,6 +142,8 @@ def picture_of(path: Path, prompt: str, columns: dict[str, Any]) -> LabelledPict
         with Image.open(path) as image:
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             width, height = reversed(image.size) if turned else image.size
-            return LabelledPicture(path, prompt, columns, (height, width), image.has_transparency_data)
+            return LabelledPicture(
+                path, prompt, columns, (height, width // frames), image.has_transparency_data, frames
+            )
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} is not a picture: {error}") from None

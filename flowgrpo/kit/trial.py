@@ -96,6 +96,7 @@ class Trial:
     Args:
         spec: a recipe's entry.
         task: "images" or "text"; by default "text" if the reward's signature has `completions`, and else "images".
+        frames: for a reward of videos, how many frames; see `panned`. None gives the reward pictures.
 
     Attributes:
         reward: the scorer.
@@ -108,8 +109,8 @@ class Trial:
         MissingDependency: the reward needs a package that is not installed.
     """
 
-    def __init__(self, spec: RewardSpec, task: str | None = None) -> None:
-        self.spec = spec
+    def __init__(self, spec: RewardSpec, task: str | None = None, frames: int | None = None) -> None:
+        self.spec, self.frames = spec, frames
         with PeakMemory() as memory:
             self.reward = build(spec)
         self.loaded_bytes = memory.peak_bytes
@@ -118,6 +119,10 @@ class Trial:
         wrong = "images" if self.task == "text" else "completions"
         if wrong in needed:
             raise ValueError(f"reward {self.reward.name!r} scores `{wrong}`, and cannot be checked on {self.task}")
+        if frames is not None and self.task == "text":
+            raise ValueError(
+                f"reward {self.reward.name!r} scores completions, which have no frames; leave out --frames"
+            )
         self.watch = Watch(self.reward.function)
         self.reward.function = self.watch
         self._set = RewardSet([self.reward])
@@ -146,7 +151,10 @@ class Trial:
                 warnings.simplefilter("ignore")
                 # A reward that writes into its columns must not spoil what is scored after it.
                 columns = copy.deepcopy(self._columns(material))
-                batch = self._set.score(material.samples, material.prompts, columns, material.groups)
+                samples = material.samples
+                if self.frames is not None and isinstance(samples, Tensor):
+                    samples = panned(samples, self.frames)
+                batch = self._set.score(samples, material.prompts, columns, material.groups)
         except MissingDependency:
             raise
         except RewardError as error:
@@ -168,11 +176,16 @@ class Trial:
 
     def another(self) -> Trial:
         """The same reward, made anew."""
-        return Trial(self.spec, self.task)
+        return Trial(self.spec, self.task, self.frames)
 
     def close(self) -> None:
         """Release what the reward holds."""
         self._set.close()
+
+
+def panned(images: Tensor, frames: int) -> Tensor:
+    """Videos [B, F, 3, H, W] of pictures [B, 3, H, W] that move to the right by a pixel a frame, and wrap around."""
+    return torch.stack([images.roll(at, dims=-1) for at in range(frames)], dim=1)
 
 
 class PeakMemory:

@@ -180,6 +180,8 @@ class Reward:
         self.whole_group = bool(getattr(self._owner, "whole_group", False))
         self.remote = bool(getattr(self._owner, "remote", False))
         self.device: Any = getattr(self._owner, "device", None)
+        report = getattr(self._owner, "report", "")
+        self.report = report if isinstance(report, str) else ""
         self.batch_size: int | None = getattr(self._owner, "batch_size", None)
         size = self.batch_size
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):

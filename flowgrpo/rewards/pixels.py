@@ -33,6 +33,18 @@ def load_picture(path: Path) -> Tensor:
     return torch.from_numpy(pixels.copy()).permute(2, 0, 1).float() / 255
 
 
+def load_frames(path: Path, frames: int) -> Tensor:
+    """Load a video whose frames stand side by side in a picture, as [F, 3, H, W] in [0, 1]; a picture is one frame.
+
+    Raises:
+        ValueError: the file cannot be read, or the picture cannot be cut into so many frames of equal width.
+    """
+    strip = load_picture(path)
+    if frames < 1 or strip.shape[-1] % frames:
+        raise ValueError(f"{path} is {strip.shape[-1]} pixels wide and cannot hold {frames} frames of equal width")
+    return strip.unflatten(-1, (frames, -1)).movedim(-2, 0)
+
+
 def as_frames(images: Tensor, most: int | None = None) -> Tensor:
     """Return images as videos of one frame, and videos as they are or with fewer frames.
 

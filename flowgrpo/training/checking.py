@@ -33,6 +33,9 @@ from .recipe_plans import check_plans, idle_plan_options
 from .recipe_prompts import check_data, note_shared_prompts, parts_of, sound_prompts
 from .text.answer_objective import tried
 
+HIGHEST_FULL_RATE = 2e-4
+"""On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
+
 
 def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
     """Check everything that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
@@ -47,6 +50,7 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
     found.data = check_data(found)
     found.attempt("model.lora.start", with_start, recipe)
     _model(found)
+    _rate(found)
     _combinations(found)
     _rewards(found)
     _test_prompts(found, reads_test)
@@ -140,6 +144,18 @@ def call_faults(folder: Path, parameters: Parameters, call: Any, place: str = "m
     """The faults of the arguments of a pipeline's call."""
     yield from argument_faults(parameters, call, place, "the pipeline")
     yield from size_faults(folder, call, place)
+
+
+def _rate(found: Checked) -> None:
+    """Note a learning rate for a LoRA in a run that trains all weights, because such a run soon ruins its model."""
+    recipe = found.recipe
+    rate = recipe.optimizer.learning_rate
+    if isinstance(recipe, Recipe) and recipe.model.train == "full" and rate > HIGHEST_FULL_RATE:
+        text = (
+            f"model.train is full and moves every weight, but optimizer.learning_rate {rate:g} is a rate for a LoRA; "
+            "begin with 1e-5 to 1e-4"
+        )
+        found.findings.append(Fault("note", text, "optimizer.learning_rate"))
 
 
 def _combinations(found: Checked) -> None:

@@ -245,14 +245,16 @@ def _warnings(recipe: Planned, elements: int | None) -> list[str]:
     found = []
     steps = recipe.optimizer.updates * recipe.optimizer.epochs
     surrogate = surrogate_of(recipe)
-    clips = surrogate is not None and surrogate.name in ("clip", "clip_nats")
+    kind = None if surrogate is None else surrogate.name
+    clips = kind in ("clip", "clip_nats")
     if steps == 1 and clips and recipe.objective.get("old") is None:
         found.append("one optimizer step per rollout is strictly on-policy: the ratio is 1 and the clip never binds")
     high, nats = clip_bounds(recipe, elements)
     if high is not None and high < 2e-8:
         found.append(f"the clip {high:.1e} is below the resolution of float32 log-ratios (2e-8)")
     if nats is not None and nats > 5 and clips and steps > 1:
-        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; surrogate clip_nats sets the clip in nats")
+        way = "lower objective.surrogate.nats" if kind == "clip_nats" else "surrogate clip_nats sets the clip in nats"
+        found.append(f"a clip of ±{nats:.1f} nats per latent hardly binds; {way}")
     if isinstance(recipe, Recipe) and recipe.objective.get("ratio") == "guard" and recipe.sampler.kernel.name == "cps":
         found.append("guard with cps uses the true density of the CPS transition, not the released log-prob")
     return found

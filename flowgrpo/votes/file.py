@@ -32,6 +32,7 @@ class Side:
     image: str | None  # path relative to the folder of the run, with forward slashes; None for text
     completion: str | None  # None for images
     sha256: str  # hash of the image's file, or of the completion in UTF-8
+    frames: int | None = None  # videos: number of frames, which stand side by side in the image
 
     @property
     def source(self) -> tuple[str, int]:
@@ -178,8 +179,11 @@ def _vote(record: dict[str, Any], home: Path, where: str, line: int) -> Vote:
 def _side(record: dict[str, Any], home: Path, where: str) -> Side:
     image = _typed(record, "image", str) if "image" in record else None
     completion = _typed(record, "completion", str) if "completion" in record else None
+    frames = _typed(record, "frames", int) if "frames" in record else None
     if (image is None) == (completion is None):
         raise ValueError(f"{where}: a side must have either an image or a completion")
+    if frames is not None and (frames < 2 or image is None):
+        raise ValueError(f"{where}: `frames` is {frames}; a video has two frames or more, side by side in its image")
     folder = _typed(record, "folder", str)
     if image is not None:
         if not image.startswith("samples/"):
@@ -194,6 +198,7 @@ def _side(record: dict[str, Any], home: Path, where: str) -> Side:
         image=image,
         completion=completion,
         sha256=_typed(record, "sha256", str),
+        frames=frames,
     )
 
 

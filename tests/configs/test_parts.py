@@ -38,6 +38,15 @@ def test_there_are_parts_for_the_standard_runs_and_each_says_what_it_is():
     assert {machine_of(f"flow_grpo+{name}")["gpus"] for name in OF["hardware"]} == {1, 8, 32}
 
 
+def test_a_file_has_the_hardware_of_the_recipe_on_which_it_builds(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("base: flow_grpo+sd35_medium+gpus1_24gb\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\nname: two\n")
+    (tmp_path / "none.yaml").write_text("base: flow_grpo+sd35_medium\n")
+    for source in ("one.yaml", "two.yaml", "two.yaml@published"):
+        assert machine_of(tmp_path / source) == parts()["gpus1_24gb"].machine
+    assert machine_of(tmp_path / "none.yaml") == machine_of("default") == machine_of(None) == {}
+
+
 def kl_of(recipe: Recipe) -> float:
     """The weight of its only penalty."""
     [penalty] = recipe.penalties

@@ -1,6 +1,7 @@
 """Estimates of memory and time, on the embedded pipeline's shapes: by hand, and what each setting changes."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +225,18 @@ def test_recipes_for_a_card_fit_on_it(source: str):
     found = estimate(load_image_recipe(source), machine["gpu"], machine["gpus"], prompts=machine.get("prompts"))
     assert found.peak < 0.92 * GPUS[machine["gpu"]].gib * GIB
     assert math.isfinite(found.run_seconds)
+
+
+def test_a_prompt_file_is_read_again_when_it_has_changed(tmp_path: Path):
+    prompts, sizes = tmp_path / "prompts.txt", []
+    for count in (20, 40):
+        prompts.write_text("".join(f"prompt {number}\n" for number in range(count)))
+        sizes.append(
+            of(model={"release_text_encoders": True}, data={"train": str(prompts), "heldout": None}).resting[
+                "prompt embeddings"
+            ]
+        )
+    assert sizes[1] == 2 * sizes[0] > 0
 
 
 def test_what_waits_in_host_memory_is_on_the_card_while_it_is_used():

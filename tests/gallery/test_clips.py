@@ -115,10 +115,17 @@ def test_a_single_file_holds_its_videos(run: Path, tmp_path: Path) -> None:
     assert "media-src data:;" in policy
 
 
-def test_a_sheet_shows_first_frames_and_an_animation_may_be_a_video(run: Path, tmp_path: Path) -> None:
+def test_a_sheet_shows_first_frames_and_an_animation_plays_the_videos(run: Path, tmp_path: Path) -> None:
     with Image.open(write_sheet([run], tmp_path / "sheet.png", None, "file", 1)) as sheet:
         assert sheet.getpixel((GAP + CELL // 2, GAP + LINE + LINE + CELL // 2)) == (0, 0, 0)
     path = write_animation([run], tmp_path / "new" / "a.mp4", None, "file", 2)
-    assert length(path) == (2, 1.0)
+    assert length(path) == (12, 16.0)
+    assert length(write_animation([run], tmp_path / "b.webm", None, "file", 2, fps=4)) == (12, 4.0)
+    with Image.open(write_animation([run], tmp_path / "c.webp", None, "file", 1)) as moving:
+        place, levels = (GAP + CELL // 2, GAP + LINE + LINE + CELL // 2), []
+        for at in range(moving.n_frames):
+            moving.seek(at)
+            levels.append(moving.convert("RGB").getpixel(place))
+    assert levels == [(20 * at,) * 3 for at in range(12)]
     with pytest.raises(ValueError, match="exists"):
         write_animation([run], path, None, "file", 2)

@@ -1,4 +1,4 @@
-"""People's choices: what is asked and in which order, the server, the page, and the command."""
+"""People's choices: the server, the page, and the command."""
 
 import http.client
 import json
@@ -6,7 +6,6 @@ import re
 import subprocess
 import threading
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,13 +14,11 @@ from typer.testing import CliRunner
 
 from flowgrpo.cli.app import app
 from flowgrpo.gallery import vote_server
-from flowgrpo.gallery.build import read_runs
-from flowgrpo.gallery.vote_pairs import ballots_of, sources_of
 from flowgrpo.gallery.vote_server import LONGEST, Booth, VoteServer
 from flowgrpo.votes.file import latest, read_votes
-from tests.gallery.folders import HOSTILE, Elements, picture, write_run, written
+from tests.gallery.folders import HOSTILE, Elements, write_run, written
 from tests.gallery.test_browser import CHROMIUM, needs_chromium
-from tests.gallery.voting import Client, asked, booth, write_mine, write_other
+from tests.gallery.voting import Client, booth, write_mine, write_other
 
 
 @pytest.fixture
@@ -47,55 +44,6 @@ def serve() -> Iterator[Callable[[Booth], Client]]:
     for server in servers:
         server.shutdown()
         server.server_close()
-
-
-# Which pairs, in which order
-
-
-def test_order_is_seeded_and_sides_are_balanced(run: Path, tmp_path: Path) -> None:
-    votes = tmp_path / "votes.jsonl"
-    orders = [asked(booth([run], votes, session)) for session in ("ann", "ann", "bob")]
-    assert orders[0] == orders[1] != orders[2]
-    for order in orders:
-        assert sorted(prompt for prompt, *_ in order) == sorted(map(str, range(12)))
-        assert {(left, right) for _, left, right in order} == {(0, 10), (10, 0)}
-        for end in range(0, 13, 4):
-            assert sum(left == 10 for _, left, _ in order[:end]) == end // 2
-    first = Counter(asked(booth([run], votes, f"voter-{number}"))[0] for number in range(200))
-    assert len(first) == 24  # any prompt, either side
-    assert 70 < sum(count for (_, left, _), count in first.items() if left == 10) < 130
-
-
-def test_all_pairs_of_the_chosen_sets_take_turns(run: Path, other: Path, tmp_path: Path) -> None:
-    found = asked(booth([run], tmp_path / "votes.jsonl", sets="base,5, last"))
-    kinds = [frozenset(sides) for _, *sides in found]
-    assert Counter(kinds) == {frozenset(kind): 12 for kind in ((0, 5), (0, 10), (5, 10))}
-    assert all(len(set(kinds[at : at + 3])) == 3 for at in range(0, 36, 3))
-
-    runs = read_runs([run, other])
-    ballots, _ = ballots_of(sources_of(runs, "base,last"), "ann")
-    names = Counter(frozenset((b.left.source.run.folder.name, b.right.source.run.folder.name)) for b in ballots)
-    # Base and last of the first; either against the last of the other, on the 9 prompts that both have.
-    assert names == {frozenset({"run"}): 12, frozenset({"run", "other"}): 18}
-    assert all(b.left.shot.prompt == b.right.shot.prompt for b in ballots)
-
-
-def test_pairs_without_a_difference_or_an_image_are_not_asked(run: Path, tmp_path: Path) -> None:
-    picture(run / "samples/iter-000000/eval-3-0-0.png", (1, 2, 3))
-    picture(run / "samples/iter-000010/eval-3-0-0.png", (1, 2, 3))
-    (run / "samples/iter-000010/eval-4-0-0.png").unlink()
-    one = booth([run], tmp_path / "votes.jsonl")
-    assert one.progress() == {"total": 10, "voted": 0, "next": 0, "same": 1}
-    assert not {"3", "4"} & {prompt for prompt, *_ in asked(one)}
-
-
-@pytest.mark.parametrize(
-    ("sets", "words"),
-    [("base", "only one set"), ("7", "use base, last, or an evaluation: 0, 5, 10"), ("best", "no set 'best'")],
-)
-def test_sets_that_are_none_are_refused(run: Path, sets: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        sources_of(read_runs([run]), sets)
 
 
 # The server
@@ -270,6 +218,7 @@ def test_command_serves_and_an_interrupt_prints_the_report(run: Path, monkeypatc
 
 # In a browser
 
+SCRIPT = vote_server.PARTS["vote.js"]
 DRIVER = """
 (async () => {
   for (const key of KEYS) {
@@ -288,8 +237,8 @@ def see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Elemen
         assert CHROMIUM is not None
         driver = tmp_path / "driver.js"
         driver.write_text(f"const KEYS = {json.dumps(keys)};{DRIVER}")
-        kind, files = vote_server.PARTS["vote.js"]
-        monkeypatch.setitem(vote_server.PARTS, "vote.js", (kind, (*files[:3], str(driver))))
+        kind, files = SCRIPT
+        monkeypatch.setitem(vote_server.PARTS, "vote.js", (kind, (*files, str(driver))))
         words = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
             "--virtual-time-budget=120000", "--dump-dom", address,

@@ -59,6 +59,27 @@ def vote_on_pictures(folder: Path, number: int, left: int, right: int, choice: s
     append_vote(folder / "votes.jsonl", type(vote)(**{**vars(vote), "left": record[0], "right": record[1]}))
 
 
+def test_agreement_with_videos(tmp_path: Path, source: Path) -> None:
+    vote_on_pictures(tmp_path, 0, 200, 10, "left")
+    path = tmp_path / "votes.jsonl"
+    path.write_text(path.read_text().replace('"sha256"', '"frames": 2, "sha256"'))
+    source.write_text(
+        REWARDS + "\ndef shape(images, prompts):\n    assert images.shape[1:] == (2, 3, 3, 2)\n"
+        "    return images[:, 0, 0].mean(dim=(1, 2))\n"
+    )
+    (shape,) = agreement_with([RewardSpec(f"{source}:shape")], path)
+    assert (shape.right, shape.wrong) == (1, 0)
+
+
+def test_what_a_reward_says_of_itself_is_shown(tmp_path: Path, source: Path) -> None:
+    vote_on_pictures(tmp_path, 0, 200, 10, "left")
+    source.write_text(REWARDS + "\nred.report = 'seen on a stove'\nflat.report = print\n")
+    specs = [RewardSpec(f"{source}:{name}") for name in ("red", "flat")]
+    red, flat = agreement_with(specs, tmp_path / "votes.jsonl")
+    assert red.text().splitlines()[1] == "  it says of itself: seen on a stove"
+    assert len(flat.text().splitlines()) == 1
+
+
 def test_agreement_with_pictures(tmp_path: Path, source: Path) -> None:
     for number, (left, right, choice) in enumerate(
         [(200, 10, "left"), (10, 200, "right"), (10, 200, "left"), (255, 0, "left"), (50, 60, "tie"), (5, 6, "skip")]

@@ -122,6 +122,35 @@ def test_scores_outside_of_the_declared_range_are_a_fault(scenes: Material):
     assert report.count(FAULT) == 1
 
 
+FILMS = """
+def moving(images, prompts):
+    assert images.shape[1] == 4
+    assert (images[:, 1, ..., 1:] == images[:, 0, ..., :-1]).all()
+    return (images[:, 1] - images[:, 0]).abs().mean(dim=(1, 2, 3))
+"""
+
+
+def test_a_reward_of_videos_gets_videos(tmp_path: Path, scenes: Material):
+    source = tmp_path / "films.py"
+    source.write_text(FILMS)
+    spec = RewardSpec(f"{source}:moving")
+    report = Report("moving", "images", ())
+    check_on(Trial(spec, frames=4), {"drawn": scenes}, CheckPlan(frames=4), report)
+    assert report.count(FAULT) == 0, report.text()
+    (failure,) = [finding for finding in examine(spec, scenes).findings if finding.severity == FAULT]
+    assert failure.advice.endswith("A reward of videos is checked with --frames.")
+    with pytest.raises(ValueError, match="scores completions, which have no frames"):
+        Trial(RewardSpec("math"), "text", frames=4)
+
+
+def test_what_a_reward_says_of_itself_is_shown(scenes: Material, tmp_path: Path):
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "def red(images, prompts):\n    return images[:, 0].mean(dim=(1, 2))\n\nred.report = 'as on a stove'\n"
+    )
+    assert "it says of itself: as on a stove" in examine(RewardSpec(f"{source}:red"), scenes).text()
+
+
 def test_a_constant_reward_teaches_nothing(scenes: Material):
     right = scenes.take([row for row in range(24) if not row % 2])
     assert examine(RewardSpec("gold"), right).convictions == {"constant"}

@@ -26,3 +26,17 @@ def test_what_is_needed_is_a_fault_of_a_run():
         found.require()
     found.excuse({"data.train"})
     assert [finding.kind for finding in found.findings] == ["excused", "fault"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "noted"),
+    [
+        ("default", ["model.train=full"], True),
+        ("default", ["model.train=full", "optimizer.learning_rate=2e-4"], False),
+        ("default", [], False),
+        ("text_digits", [], False),  # trains an untrained model
+    ],
+)
+def test_a_rate_for_a_lora_is_noted_for_full_weights(name: str, words: list[str], noted: bool):
+    notes = check(load_recipe(name, words)).texts("note")
+    assert any("optimizer.learning_rate 0.001 is a rate for a LoRA" in note for note in notes) == noted

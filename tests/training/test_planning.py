@@ -180,7 +180,12 @@ def test_clip_in_nats_and_as_a_mean():
             10**9,
             "below the resolution of float32",
         ),
-        ({"objective": {"surrogate": {"high": 0.1}}, "optimizer": {"epochs": 2}}, 512, "hardly binds"),
+        ({"objective": {"surrogate": {"high": 0.1}}, "optimizer": {"epochs": 2}}, 512, "hardly binds; surrogate clip_"),
+        (
+            {"objective": {"surrogate": {"name": "clip_nats", "nats": 9.0}}, "optimizer": {"epochs": 2}},
+            512,
+            "hardly binds; lower objective.surrogate.nats",
+        ),
         ({"sampler": {"kernel": "cps"}}, None, "true density"),
         ({"objective": {"surrogate": {"name": "clip_nats", "nats": 0.5}}, "optimizer": {"updates": 2}}, 512, None),
     ],

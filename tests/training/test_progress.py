@@ -46,6 +46,7 @@ def trainer(
     samples: int = 96,
     lines: tuple[str, ...] = ("what will be done",),
     rewards: dict[str, float] | None = None,
+    reports: dict[str, str] | None = None,
     past: list[dict[str, Any]] | None = None,
 ) -> Any:
     recipe = Recipe.model_validate(
@@ -60,8 +61,15 @@ def trainer(
     )
     weights = rewards or {"gold": 1.0}
     return SimpleNamespace(
-        rewards=SimpleNamespace(told=None, names=tuple(weights), weights=torch.tensor(list(weights.values()))),
-        run=SimpleNamespace(read_metrics=lambda: past or []), evaluation=SimpleNamespace(names=evaluated, told=None),
+        rewards=SimpleNamespace(
+            told=None, names=tuple(weights), weights=torch.tensor(list(weights.values())),
+            rewards=[SimpleNamespace(name=name, report=(reports or {}).get(name, "")) for name in weights],
+        ),
+        run=SimpleNamespace(read_metrics=lambda: past or []),
+        evaluation=SimpleNamespace(
+            names=evaluated, told=None,
+            rewards=[SimpleNamespace(name=name, report=(reports or {}).get(name, "")) for name in evaluated],
+        ),
         recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
         data=SimpleNamespace(heldout=[None] * 48 if evaluated else []),
     )  # fmt: skip
@@ -203,6 +211,14 @@ def test_the_rewards_are_named_with_their_weights_before_the_first_iteration():
     assert reporter()[1].getvalue().splitlines()[2] == "reward gold"
     several = reporter(rewards={"clip_score": 1.0, "pixels.py:warmth": 0.1, "size": -2.0})[1]
     assert several.getvalue().splitlines()[2] == "rewards clip_score, 0.1 × pixels.py:warmth, -2 × size"
+
+
+def test_what_rewards_say_of_themselves_is_printed_once_before_the_first_iteration():
+    reports = {"choices": "82% of 111 held-out pairs predicted", "guard": "fitted on nothing"}
+    shown = reporter(rewards={"gold": 1.0, "choices": 1.0}, evaluated=("choices", "guard"), reports=reports)[1]
+    assert shown.getvalue().splitlines()[2:] == [
+        "rewards gold, choices", "choices: 82% of 111 held-out pairs predicted", "guard: fitted on nothing",
+    ]  # fmt: skip
 
 
 def test_a_curve_has_its_greatest_value_at_the_top_and_leaves_out_what_is_missing():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..backbones.open_clip_model import open_clip_towers
 from ..backbones.sharing import Lease, borrow
 from ..backbones.towers import TowerReward, Towers, transformers_towers
 from ..options import check_count, check_flag, check_positive
-from ..pixels import load_picture, preprocess_images
+from ..pixels import as_frames, load_frames, preprocess_images
 from ..registry import resolve
 from ..scores import Scores
 from .bradley_terry import Array, HeldOut, Pairs, choose_penalty, fit, shorten, validate
@@ -35,7 +36,7 @@ class Choices(TowerReward):
     """Human preference learned from your own votes: a Bradley-Terry model on the features of a frozen CLIP.
 
     The score is the log-odds that people prefer the picture to a picture whose score is 0. The mean score of the
-    pictures that were voted on is 0. Videos cannot be scored.
+    pictures that were voted on is 0. The score of a video is the mean over its frames, so motion does not matter.
 
     Args:
         votes: a file of votes, the folder of a run that has such a file (`votes.jsonl`), or a list of files and
@@ -52,6 +53,7 @@ class Choices(TowerReward):
         device: where to score.
         dtype: data type of the weights of the model that gives the features.
         batch_size: largest number of images in one call.
+        frames: largest number of frames of a video that count, evenly spaced; None takes all.
 
     Attributes:
         held_out: how well the model predicts choices on which it was not fitted.
@@ -76,6 +78,7 @@ class Choices(TowerReward):
         device: str = "cpu",
         dtype: str = "float32",
         batch_size: int = 32,
+        frames: int | None = None,
     ) -> None:
         check_flag(self.name, "agreement", agreement)
         check_flag(self.name, "allow_chance", allow_chance)
@@ -89,7 +92,7 @@ class Choices(TowerReward):
             voted = read_voted(names, least)
         except ValueError as error:
             raise ValueError(f"choices: {error}") from None
-        super().__init__(_towers(features, device, dtype), batch_size=batch_size, frames=None)
+        super().__init__(_towers(features, device, dtype), batch_size=batch_size, frames=frames)
         try:
             self._fit(voted, agreement, regularisation)
             self._judge(allow_chance)
@@ -102,26 +105,21 @@ class Choices(TowerReward):
         """Score of each picture.
 
         Args:
-            images: [B, 3, H, W] in [0, 1].
+            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
             prompts: B strings; they have no effect with `agreement: false`.
             columns: ignored.
 
         Returns:
             B scores. Each score is the sum of two sub-scores: `picture`, which depends on the picture alone, and
             `agreement` with the prompt. The notes are the report.
-
-        Raises:
-            ValueError: the images are videos.
         """
-        if images.ndim != 4:
-            raise ValueError(f"choices: images have shape {list(images.shape)}; give single images [B, 3, H, W]")
         if not len(images):
             return Scores(images.new_zeros(0))
-        embeddings = self.embeddings(images)[:, 0]
-        picture = (embeddings * self._on_picture).sum(-1) - self._means[0]
+        embeddings = self.embeddings(images)
+        picture = (embeddings * self._on_picture).sum(-1).mean(1) - self._means[0]
         if self._on_agreement is None:
             return Scores(picture, notes=[self.report] * len(images))
-        cosines = (embeddings * self.lease.value.embed_texts(prompts)).sum(-1)
+        cosines = (embeddings * self.lease.value.embed_texts(prompts).unsqueeze(1)).sum(-1).mean(1)
         agreement = cosines * self._on_agreement - self._means[1]
         subs = {"picture": picture.tolist(), "agreement": agreement.tolist()}
         return Scores(picture + agreement, subs, [self.report] * len(images))
@@ -146,23 +144,38 @@ class Choices(TowerReward):
         self._on_agreement = float(heads[1].item()) if agreement else None
 
     def _sides(self, voted: Voted) -> tuple[Array, Array]:
-        """Return the embeddings of the two pictures of each pair [N, 2, D], and of each pair's prompt [N, 1, D]."""
-        towers, contents = self.lease.value, sorted(voted.files)
+        """Return the embeddings of the two samples of each pair [N, 2, D], and of each pair's prompt [N, 1, D]."""
+        contents = sorted(voted.files)
         places = {content: place for place, content in enumerate(contents)}
         prompts = {prompt: place for place, prompt in enumerate(sorted({pair.prompt for pair in voted.pairs}))}
-        images, texts = [], []
-        for start in range(0, len(contents), self.batch_size):
-            some = contents[start : start + self.batch_size]
-            # The pictures in a file of votes may have several sizes, but the encoder's input has one size.
-            pixels = [towers.prepare(load_picture(voted.files[content]).unsqueeze(0)) for content in some]
-            images.append(towers.embed_pixels(torch.cat(pixels)))
-        for start in range(0, len(prompts), self.batch_size):
-            texts.append(towers.embed_texts(list(prompts)[start : start + self.batch_size]))
-        known, words = (torch.cat(parts).double().cpu().numpy() for parts in (images, texts))
+        texts = [
+            self.lease.value.embed_texts(list(prompts)[start : start + self.batch_size])
+            for start in range(0, len(prompts), self.batch_size)
+        ]
+        known, words = self._known(voted, contents), torch.cat(texts).cpu().double().numpy()
         return (
             known[[[places[pair.first], places[pair.second]] for pair in voted.pairs]],
             words[[[prompts[pair.prompt]] for pair in voted.pairs]],
         )
+
+    def _known(self, voted: Voted, contents: Sequence[str]) -> Array:
+        """Return the embeddings of N samples [N, D]; the embedding of a video is the mean over its frames."""
+        towers = self.lease.value
+        videos = (load_frames(voted.files[content], voted.frames.get(content, 1)) for content in contents)
+        stills = (
+            (place, still)
+            for place, video in enumerate(videos)
+            for still in as_frames(video.unsqueeze(0), self.frames)[0]
+        )
+        owners, parts = [], []
+        while some := list(islice(stills, self.batch_size)):
+            owners += [place for place, _ in some]
+            # The pictures in a file of votes may have several sizes, but the encoder's input has one size.
+            pixels = [towers.prepare(still.unsqueeze(0)) for _, still in some]
+            parts.append(towers.embed_pixels(torch.cat(pixels)))
+        frames = torch.cat(parts).cpu().double()
+        sums = frames.new_zeros(len(contents), frames.shape[1]).index_add_(0, torch.tensor(owners), frames)
+        return (sums / torch.tensor(owners).bincount().unsqueeze(1)).numpy()
 
     def _judge(self, allow_chance: bool) -> None:
         """Refuse a model that is not better than chance."""

@@ -47,6 +47,7 @@ class Voted:
         pairs: the different pairs with their counts. They are sorted, so neither the order of the lines nor the sides
             of the pictures have an effect.
         files: a file for each content.
+        frames: number of frames of each content that is a video; the frames stand side by side in its picture.
         units: [N] the number of the unit to which each pair belongs. What is learned from a pair says nothing about the
             pairs of other units.
         shared: what the pairs of a unit have in common, in words.
@@ -54,6 +55,7 @@ class Voted:
 
     pairs: dict[VotedPair, Count]
     files: dict[str, Path]
+    frames: dict[str, int]
     units: NDArray[np.int64]
     shared: str
 
@@ -76,10 +78,12 @@ def read_voted(names: Sequence[str | Path], least: int) -> Voted:
         raise ValueError(f"one file of votes is named twice: {', '.join(map(str, paths))}")
     counts: dict[VotedPair, Count] = {}
     files: dict[str, Path] = {}
+    frames: dict[str, int] = {}
     for path in paths:
         for vote in latest(read_whole(path)):
             if vote.choice != "skip":
                 files |= _files(vote, path, files)
+                frames |= {side.sha256: side.frames for side in (vote.left, vote.right) if side.frames is not None}
                 _add(counts, vote)
     decided = sum(count.first != count.second for count in counts.values())
     if decided < least:
@@ -88,7 +92,7 @@ def read_voted(names: Sequence[str | Path], least: int) -> Voted:
             "needed. Vote on more with `flowgrpo gallery RUN --vote`, or lower `least`"
         )
     pairs = {pair: counts[pair] for pair in sorted(counts)}
-    return Voted(pairs, files, *_units(pairs))
+    return Voted(pairs, files, frames, *_units(pairs))
 
 
 def _files(vote: Vote, path: Path, known: Mapping[str, Path]) -> dict[str, Path]:

@@ -113,6 +113,10 @@ class ConsoleReporter:
             self.say(line, "yellow" if line.startswith("note:") else "")
         names, weights = trainer.rewards.names, trainer.rewards.weights.tolist()
         self.say(f"reward{'s' if len(names) > 1 else ''} {weighted(names, weights)}")
+        reports = {one.name: one.report for of_run in (trainer.rewards, trainer.evaluation) for one in of_run.rewards}
+        for name, report in reports.items():
+            if report:
+                self.say(f"{name}: {report}")
         if trainer.next_iteration:
             self.say(f"resumed before iteration {trainer.next_iteration}")
             self._remember(trainer.run.read_metrics() if self.main else [])
