@@ -18,7 +18,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.configs.schema import Recipe, TextRecipe
 from flowgrpo.rewards.serving.encryption import server_context
 from tests.doc_commands_checkout import ONE_TEST, Checkout, environment, install
-from tests.doc_commands_read import OPERATORS, ROOT, Example
+from tests.doc_commands_read import OPERATORS, ROOT, Example, examples
 from tests.doc_commands_reader import NoRule, Reader
 
 RECIPE_KEYS = {*Recipe.model_fields, *TextRecipe.model_fields, "base", "published"}
@@ -301,7 +301,15 @@ def _run_python(reader: Reader, example: Example) -> None:
 
 
 def _load_yaml(reader: Reader, example: Example) -> None:
-    """Read a recipe, or a part of a recipe of pictures or text; it must have no fault."""
+    """Read a recipe, or a part of a recipe of pictures or text; it must have no fault.
+
+    A file that the page converts is no recipe. The command that converts it tries it.
+    """
+    if example.file is not None and any(
+        other.words[:3] == ("flowgrpo", "convert", example.file) for other in examples(example.page)
+    ):
+        (reader.home / example.file).write_text(example.text, encoding="utf-8")
+        return
     data = yaml.safe_load(example.text)
     if not isinstance(data, dict) or not set(data) <= RECIPE_KEYS:
         raise NoRule("this YAML is no recipe; say in tests/doc_commands_programs.py how it is to be tried")

@@ -34,6 +34,7 @@ from flowgrpo.pipelines.conformance.videos import VIDEOS
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
 from flowgrpo.training.planning import levels_of, planner
+from tests.convert.samples_of_tools import BASE, CONFIGS
 from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
@@ -166,6 +167,20 @@ def _sample(reader: Reader, words: list[str], example: Example) -> list[str]:
         return [*("film" if word == model else word for word in words), *_put_film_model(reader)]
     put = put_model(reader, model)
     return [put if word == model else word for word in words]
+
+
+@rule("convert")
+def _convert(reader: Reader, words: list[str], example: Example) -> list[str] | None:
+    if not words:
+        return None
+    file, _, function = str(given(["convert"], words)["file"]).partition(":")
+    if function:
+        # flow_grpo's own configuration has a file beside it, too.
+        (reader.home / file).parent.mkdir(parents=True, exist_ok=True)
+        named = CONFIGS.replace("def fast(", f"def {function}(")
+        (reader.home / file).write_text(named, encoding="utf-8")
+        (reader.home / file).with_name("base.py").write_text(BASE, encoding="utf-8")
+    return words
 
 
 @rule("export")

@@ -17,6 +17,7 @@ from rich.console import Console
 from ..rewards.given_up import ended_for_sure
 from .adapter import adapter
 from .allocator import keep_freed_memory
+from .convert import convert
 from .export import export
 from .gallery import gallery
 from .output import console, is_first, output_file, output_folder, say, timed_report
@@ -64,6 +65,7 @@ app.add_typer(pipelines_app, name="pipelines")
 app.command()(gallery)
 app.command()(adapter)
 app.command()(parts)
+app.command()(convert)
 
 
 def _version(asked: bool) -> None:

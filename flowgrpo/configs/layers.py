@@ -15,7 +15,13 @@ from .yaml_text import as_mapping, kind_of, parse_yaml, read_text
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used; the message lists every fault found."""
+    """A recipe that cannot be used; the message lists every fault found.
+
+    Attributes:
+        places: dotted key of each fault in a recipe that could be read; empty for a fault of the recipe as a whole.
+    """
+
+    places: tuple[str, ...] = ()
 
 
 KINDS = {"models": "model", "tasks": "task", "hardware": "hardware"}

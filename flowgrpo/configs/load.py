@@ -20,7 +20,16 @@ from .schema import SCHEMAS, AnyRecipe, Recipe
 from .trust import check_acts, config_file, trust_acts
 from .yaml_text import Dumper, kind_of, parse_yaml_value
 
-__all__ = ["RecipeError", "dump_recipe", "load_image_recipe", "load_recipe", "recipe_names", "trust_recipe"]
+__all__ = [
+    "RecipeError",
+    "dump_recipe",
+    "load_image_recipe",
+    "load_recipe",
+    "recipe_names",
+    "recipe_of_keys",
+    "short",
+    "trust_recipe",
+]
 
 
 def recipe_names(task: str | None = None) -> dict[str, str]:
@@ -59,11 +68,29 @@ def load_recipe(source: str | Path | None = None, overrides: Iterable[str] = (),
             raise RecipeError(str(error)) from None
     for assignment in overrides:
         _assign(data, assignment)
+    return recipe_of_keys(name, data)
+
+
+def recipe_of_keys(name: str, data: Mapping[str, Any]) -> AnyRecipe:
+    """The recipe that a mapping of keys describes, without a base.
+
+    Raises:
+        RecipeError: as for `load_recipe`, beginning with the name; `places` has the key of each fault.
+    """
     schema = _schema_of(name, data)
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise RecipeError(f"{name}:\n" + "\n".join(_explain(fault, schema) for fault in error.errors())) from None
+        faults = error.errors()
+        refused = RecipeError(f"{name}:\n" + "\n".join(_explain(fault, schema) for fault in faults))
+        refused.places = tuple(".".join(map(str, place)) for fault in faults for place in _places(fault))
+        raise refused from None
+
+
+def _places(fault: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Where a fault is; a fault of a part may have several places within the part."""
+    inner = fault["ctx"]["faults"] if fault["type"] == "part" else [((), None, None)]
+    return [(*fault["loc"], *place) for place, _, _ in inner]
 
 
 def trust_recipe(source: str | Path | None, rewards: bool = True) -> str | None:

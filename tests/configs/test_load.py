@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names
+from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe, recipe_names, recipe_of_keys
 from flowgrpo.configs.schema import SCHEMAS, Recipe
 from flowgrpo.parts.traits import trained
 from flowgrpo.training.planning import forecast
@@ -257,3 +257,13 @@ def test_a_published_section_builds_on_that_of_another_recipe(tmp_path: Path) ->
     upper.write_text("base: mixgrpo_flash_guard\npublished: {base: default}\n")
     with pytest.raises(RecipeError, match="default has no `published` section"):
         load_recipe(f"{upper}@published")
+
+
+def test_a_refused_recipe_has_the_keys_of_its_faults():
+    keys = {"rewards": [{"name": "gold"}], "optimizer": {"betas": 3}, "sampler": {"kernel": {"eta": "x"}}}
+    with pytest.raises(RecipeError, match="mine:") as caught:
+        recipe_of_keys("mine", keys)
+    assert set(caught.value.places) == {"optimizer.betas", "sampler.kernel.eta"}
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("default", ["rollout.prompts=1", "optimizer.updates=2"])
+    assert caught.value.places == ("",)

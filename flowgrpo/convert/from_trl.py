@@ -1,0 +1,300 @@
+"""A GRPOConfig of TRL as a recipe: a YAML file as `trl grpo --config` takes it, or the JSON of `training_args`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .conversion import Conversion
+from .foreign_settings import ForeignSettings
+from .reward_names import OF_TRL, entry_of
+from .trl_keys import DEFAULTS, IDLE, MISSING, ROWS
+from .trl_losses import comparison, objective
+
+PROMPTS = ("prompts/train.jsonl", "prompts/heldout.jsonl")
+ENDINGS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".txt")
+MODEL = "MODEL_FOLDER"
+"""The path of a model that the file does not name: training_args is about everything else."""
+SCHEDULES = {
+    "linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant",
+}  # fmt: skip
+
+
+def from_trl(path: Path, given: Mapping[str, Any], gpus: int | None) -> Conversion:
+    """Convert a configuration file.
+
+    Args:
+        path: of the file.
+        given: what the file holds.
+        gpus: number of their processes; None if it is not known, and 1 is taken.
+
+    Raises:
+        ValueError: a value has a wrong type.
+    """
+    settings = ForeignSettings(given, DEFAULTS, str(path))
+    conversion = Conversion(settings, settings.text("run_name") or path.stem)
+    conversion.bases = ("text",)
+    conversion.recipe["task"] = "text"
+    conversion.carry_rows(ROWS)
+    _model(conversion)
+    _generation(conversion)
+    updates = _batches(conversion, gpus)
+    comparison(conversion)
+    objective(conversion)
+    _correction(conversion)
+    _optimizer(conversion)
+    _length(conversion, updates)
+    _evaluation(conversion, updates)
+    _rewards(conversion)
+    _data(conversion)
+    conversion.lose_rows(MISSING)
+    conversion.finish(IDLE)
+    return conversion
+
+
+def _model(conversion: Conversion) -> None:
+    settings = conversion.settings
+    name = settings.text("model_name_or_path")
+    if name is None:
+        conversion.follow("not in the file", "model.path", MODEL)
+        conversion.want("the file does not name the model: write model.path, a folder or a hub id")
+    else:
+        conversion.carry("model_name_or_path", "model.path", name)
+    half = settings.flag("fp16")
+    brain = settings.flag("bf16") if settings.value("bf16") is not None else not half
+    dtype = "float16" if half else "bfloat16" if brain else "float32"
+    keys = [key for key in ("bf16", "fp16") if settings.value(key) is not None]
+    note = "computing type; trained weights are moved in float32"
+    if keys:
+        conversion.carry(keys, "model.dtype", dtype, note)
+    else:
+        conversion.follow("bf16 by default", "model.dtype", dtype, note)
+    checkpointing = settings.flag("gradient_checkpointing")
+    note = "prompts are then encoded for every completion; false is faster if memory allows" if checkpointing else ""
+    conversion.carry("gradient_checkpointing", "model.gradient_checkpointing", checkpointing, note)
+    attention = settings.text("attn_implementation")
+    if attention in ("eager", "sdpa", "flash_attention_2"):
+        conversion.carry("attn_implementation", "model.attention", attention)
+    elif attention is not None:
+        conversion.lose("attn_implementation", "model.attention is eager, sdpa or flash_attention_2")
+    if not settings.flag("use_peft"):
+        conversion.carry("use_peft", "model.train", "full")
+        return
+    conversion.carry("use_peft", "model.train", "lora")
+    _adapter(conversion)
+
+
+def _adapter(conversion: Conversion) -> None:
+    settings = conversion.settings
+    rank, alpha = settings.count("lora_r"), settings.number("lora_alpha") or 0.0
+    conversion.carry("lora_r", "model.lora.rank", rank)
+    if settings.flag("use_rslora"):
+        note = "times the root of the rank: use_rslora divides by the root alone"
+        conversion.carry(["lora_alpha", "use_rslora"], "model.lora.alpha", float(f"{alpha * rank**0.5:.6g}"), note)
+    else:
+        conversion.carry("lora_alpha", "model.lora.alpha", alpha)
+        conversion.used("use_rslora")
+    conversion.follow("the beginning of peft", "model.lora.init", "default")
+    if (settings.number("lora_dropout") or 0.0) > 0:
+        conversion.lose("lora_dropout", "an adapter has no dropout: it would change the ratio before the weights move")
+    conversion.used("lora_dropout", "lora_task_type")
+    targets = settings.texts("lora_target_modules")
+    if targets is None:
+        text = "peft chooses layers by the model's class, mostly q_proj and v_proj; here every linear layer has an "
+        conversion.lose("lora_target_modules", text + "adapter: name layers in model.lora.targets to have fewer")
+    elif targets == ["all-linear"]:
+        conversion.used("lora_target_modules")
+    else:
+        conversion.carry("lora_target_modules", "model.lora.targets", targets)
+
+
+def _generation(conversion: Conversion) -> None:
+    settings = conversion.settings
+    top_p, top_k = settings.number("top_p"), settings.whole("top_k")
+    conversion.carry("top_p", "generation.top_p", None if top_p is None or top_p >= 1 else top_p)
+    conversion.carry("top_k", "generation.top_k", top_k if top_k is not None and top_k > 0 else None)
+    if not settings.flag("use_vllm"):
+        conversion.used("use_vllm")
+        return
+    conversion.carry("use_vllm", "generation.engine", "vllm")
+    options = {"gpu_memory_utilization": 0.3} if settings.text("vllm_mode") == "colocate" else {}
+    if settings.text("vllm_mode") == "server":
+        conversion.lose("vllm_mode", "vLLM runs in the processes of the run here")
+    for theirs in ("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size", "vllm_max_model_length"):
+        if (value := settings.number(theirs)) is not None:
+            ours = theirs.removeprefix("vllm_").replace("max_model_length", "max_model_len")
+            options[ours] = value if "gpu" in theirs else int(value)
+        conversion.used(theirs)
+    if options:
+        keys = [key for key in settings.given if key.removeprefix("vllm_").replace("length", "len") in options]
+        conversion.carry(keys or ["vllm_mode"], "generation.engine_options", options)
+    conversion.used("vllm_mode")
+
+
+def _correction(conversion: Conversion) -> None:
+    """The weight of a token or a row by how its probability differs between the engines."""
+    settings = conversion.settings
+    if not settings.flag("use_vllm"):
+        return
+    keys = [f"vllm_importance_sampling_{word}" for word in ("mode", "clip_max", "clip_min")]
+    conversion.used(*keys, "vllm_importance_sampling_correction")
+    if not settings.flag("vllm_importance_sampling_correction"):
+        conversion.carry("vllm_importance_sampling_correction", "objective.correction", "none")
+        return
+    level, _, kind = (settings.text(keys[0]) or "").partition("_")
+    if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
+        raise settings.wrong(keys[0], "token or sequence, then _truncate or _mask")
+    cap, floor = settings.number(keys[1]), settings.number(keys[2])
+    found: dict[str, Any] = {"name": kind, "level": level, "cap": 1e9 if cap is None else cap}
+    if kind == "mask" and floor is not None:
+        found["floor"] = floor
+    elif floor is not None:
+        conversion.lose(keys[2], "a truncated weight has no least value here")
+    conversion.carry(keys[:2], "objective.correction", found)
+
+
+def _batches(conversion: Conversion, gpus: int | None) -> int:
+    """Prompts and updates of an iteration, which is one generation there; returns optimizer steps of an iteration."""
+    settings, many = conversion.settings, gpus or 1
+    if gpus is None:
+        conversion.want(
+            "the file does not say on how many GPUs it ran; say it with --gpus, since it decides rollout.prompts"
+        )
+    device, passes = settings.count("per_device_train_batch_size"), settings.count("gradient_accumulation_steps")
+    group, update = settings.count("num_generations"), device * passes * many
+    keys = ["per_device_train_batch_size", "gradient_accumulation_steps"]
+    if settings.value("generation_batch_size") is not None:
+        keys.append("generation_batch_size")
+        rollout = settings.count("generation_batch_size")
+    elif settings.value("steps_per_generation") is not None:
+        keys.append("steps_per_generation")
+        rollout = device * many * settings.count("steps_per_generation")
+    else:
+        rollout = update
+    conversion.used("generation_batch_size", "steps_per_generation")
+    # Several generations for one update are one rollout here, because the weights do not move between them.
+    images = max(rollout, update)
+    prompts = max(round(images / group), 1)
+    note = f"{device} × {images // max(device * many, 1)} batches × {many} GPUs / {group} completions"
+    note += "" if images == prompts * group else ", rounded"
+    conversion.carry([*keys, "num_generations"], "rollout.prompts", prompts, note)
+    updates = max(min(images // update, prompts), 1)
+    note = "an update takes whole groups here, and a random share of the completions there" if updates > 1 else ""
+    conversion.carry(keys, "optimizer.updates", updates, note)
+    if rollout < update and settings.count("num_iterations") > 1:
+        conversion.lose("num_iterations", "their update holds a generation several times; here it is a further pass")
+    return updates * settings.count("num_iterations")
+
+
+def _optimizer(conversion: Conversion) -> None:
+    settings = conversion.settings
+    betas = [settings.number("adam_beta1"), settings.number("adam_beta2")]
+    conversion.carry(["adam_beta1", "adam_beta2"], "optimizer.betas", betas)
+    conversion.follow("no average of the weights", "optimizer.ema", None)
+    schedule = settings.text("lr_scheduler_type") or "linear"
+    if schedule not in SCHEDULES:
+        conversion.lose(
+            "lr_scheduler_type", f"optimizer.schedule is {', '.join(dict.fromkeys(SCHEDULES.values()))} or inverse"
+        )
+    conversion.carry("lr_scheduler_type", "optimizer.schedule", SCHEDULES.get(schedule, "linear"))
+    name = settings.text("optim") or "adamw_torch"
+    if not name.startswith("adamw") or "bit" in name:
+        conversion.lose("optim", "AdamW in float32 moves the weights here")
+    conversion.used("optim")
+    steps, ratio = settings.number("warmup_steps") or 0.0, settings.number("warmup_ratio") or 0.0
+    total = settings.whole("max_steps") or -1
+    share = ratio or (steps if 0 < steps < 1 else 0.0)
+    conversion.used("warmup_steps", "warmup_ratio")
+    if steps >= 1:
+        conversion.carry("warmup_steps", "optimizer.warmup", int(steps))
+    elif share and total > 0:
+        key = "warmup_ratio" if ratio else "warmup_steps"
+        conversion.carry([key, "max_steps"], "optimizer.warmup", round(share * total))
+    elif share:
+        key = "warmup_ratio" if ratio else "warmup_steps"
+        conversion.lose(key, f"write optimizer.warmup: {share:g} times the number of all optimizer steps")
+
+
+def _length(conversion: Conversion, steps: int) -> None:
+    settings = conversion.settings
+    total, epochs = settings.whole("max_steps") or -1, settings.number("num_train_epochs")
+    if total > 0:
+        note = f"{steps} optimizer steps in an iteration" if steps > 1 else ""
+        conversion.carry("max_steps", "run.iterations", max(-(-total // steps), 1), note)
+        conversion.used("num_train_epochs")
+    else:
+        prompts = conversion.recipe["rollout"]["prompts"]
+        text = (
+            f"write run.iterations: {epochs:g} × the number of training prompts / {prompts}; 1000 stands in its place"
+        )
+        conversion.lose("num_train_epochs", text)
+        conversion.follow("to be written", "run.iterations", 1000)
+        conversion.used("max_steps")
+    saved = settings.number("save_steps") or 0.0
+    if saved >= 1:
+        conversion.carry("save_steps", "run.checkpoint_every", max(round(saved / steps), 1))
+
+
+def _evaluation(conversion: Conversion, steps: int) -> None:
+    settings = conversion.settings
+    conversion.used("eval_strategy", "eval_steps")
+    if settings.text("eval_strategy") in (None, "no"):
+        return
+    if (every := settings.number("eval_steps")) is not None and every >= 1:
+        conversion.carry("eval_steps", "evaluate.every", max(round(every / steps), 1))
+    elif every is not None or settings.text("eval_strategy") == "epoch":
+        conversion.lose(["eval_strategy", "eval_steps"], "write evaluate.every, a number of iterations")
+    conversion.carry(
+        "temperature", "evaluate.temperature", settings.number("temperature"), "as there; 0 is the likeliest answer"
+    )
+    seeds = settings.value("num_generations_eval")
+    key = "num_generations" if seeds is None else "num_generations_eval"
+    conversion.carry(key, "evaluate.seeds", settings.count(key))
+
+
+def _rewards(conversion: Conversion) -> None:
+    settings = conversion.settings
+    names, notes = list(settings.texts("reward_funcs") or []), list[str]()
+    model = settings.text("reward_model_name_or_path")
+    names = ([model] if model else []) + names
+    weights = settings.value("reward_weights")
+    listed = weights if isinstance(weights, list) else []
+    entries: list[dict[str, Any]] = []
+    for number, name in enumerate(names or ["reward"]):
+        weight = listed[number] if number < len(listed) else 1.0
+        share = ForeignSettings({"reward_weights": weight}, {}, settings.place).number("reward_weights") or 0.0
+        entry = entry_of(conversion, name, OF_TRL.get(name), share, notes)
+        if entry["name"] == "length":
+            entry["options"]["tokenizer"] = conversion.recipe["model"]["path"]
+        if entry["name"] in [other["name"] for other in entries]:
+            entry["label"] = f"{entry['name'].rpartition(':')[2]}_{number + 1}"
+        entries.append(entry)
+    keys = [key for key in ("reward_model_name_or_path", "reward_funcs", "reward_weights") if settings.value(key)]
+    if keys:
+        conversion.carry(keys, "rewards", entries, "; ".join(notes))
+    else:
+        conversion.follow("not in the file", "rewards", entries)
+    conversion.used("reward_model_name_or_path", "reward_funcs", "reward_weights")
+
+
+def _data(conversion: Conversion) -> None:
+    """A file of prompts is carried over. A dataset of the hub has to be written into files first."""
+    settings = conversion.settings
+    name = settings.text("dataset_name")
+    evaluates = settings.text("eval_strategy") not in (None, "no")
+    files = name is not None and name.endswith(ENDINGS)
+    conversion.carry("dataset_name", "data.train", name if files else PROMPTS[0])
+    if not files:
+        keys = [key for key in ("dataset_name", "datasets", "dataset_config") if settings.value(key)] or "dataset_name"
+        written = f"`datasets.load_dataset(…, split='train').to_json('{PROMPTS[0]}')`"
+        text = f"write its prompts into {PROMPTS[0]}, such as with {written}; a column `prompt` holds texts or "
+        conversion.lose(keys, f"{text}conversations, and rewards get the other columns")
+    conversion.used("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split")
+    conversion.used("test_split_size")
+    if evaluates:
+        conversion.carry("eval_strategy", "data.heldout", PROMPTS[1])
+        conversion.want(f"write held-out prompts into {PROMPTS[1]}, or give another file as data.heldout")
+    else:
+        note = "no evaluation; a file of held-out prompts shows what a run gains"
+        conversion.carry("eval_strategy", "data.heldout", None, note)

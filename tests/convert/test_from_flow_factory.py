@@ -1,0 +1,201 @@
+"""Flow-Factory: prompts as it rounds them up, averages by iteration, and its algorithms as objectives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.convert.converting import convert_file
+from flowgrpo.parts.choice import value_at
+from tests.convert.samples_of_tools import FLOW_FACTORY
+
+
+def converted(folder: Path, **changes: Any) -> tuple[Any, list[str]]:
+    """The recipe of the small configuration with `section_key` changed, and the lists of the conversion."""
+    given = yaml.safe_load(FLOW_FACTORY)
+    for name, value in changes.items():
+        section, _, key = name.partition("_")
+        if isinstance(given.get(section), dict) and key:
+            given[section] |= {key: value}
+        else:
+            given[name] = value
+    (folder / "theirs.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    found = convert_file(str(folder / "theirs.yaml"))
+    (folder / "ours.yaml").write_text(found.recipe, encoding="utf-8")
+    return load_recipe(folder / "ours.yaml"), found.lines
+
+
+def test_values_worked_out_by_hand(tmp_path: Path) -> None:
+    recipe, _ = converted(tmp_path)
+    # 4 processes × 8 images are 32. Groups of 24 come out even after 32 / gcd(24, 32) = 4 prompts, two updates after 8,
+    # and 8 is a multiple of the 4 processes: 47 becomes 48.
+    assert (recipe.rollout.prompts, recipe.rollout.group, recipe.rollout.batch) == (48, 24, 8)
+    assert recipe.optimizer.updates == 2
+    # An average every 4 iterations of 2 updates.
+    assert (recipe.optimizer.ema.decay, recipe.optimizer.ema.every, recipe.optimizer.ema.rise) == (0.99, 8, None)
+    assert (recipe.model.lora.rank, recipe.model.lora.alpha, recipe.model.lora.targets) == (16, 32.0, None)
+    assert recipe.model.call == {"height": 384, "width": 512, "guidance_scale": 4.5}
+    window = recipe.sampler.plan["window"]
+    assert (window.name, dict(window.options)) == ("subset", {"size": 2, "interval": 1, "start": 1, "stop": 6})
+    assert dict(recipe.sampler.kernel.options) == {"eta": 0.8}
+    surrogate = recipe.objective["surrogate"]
+    assert (surrogate.name, surrogate["low"], surrogate["high"]) == ("clip", 2e-4, 2e-4)
+    assert (value_at(recipe, "objective.ratio"), value_at(recipe, "objective.weight")) == ("gaussian", "none")
+    # `x-based` is the squared distance of the means.
+    assert [(one.name, one["weight"]) for one in recipe.penalties] == [("w2", 0.01)]
+    assert (value_at(recipe, "advantage"), value_at(recipe, "advantage.scale")) == ("group", "batch")
+    assert [(reward.name, reward.weight) for reward in recipe.rewards] == [
+        ("pickscore", 1.0),
+        ("my_rewards.py:nice", 0.25),
+    ]
+    assert (recipe.run.iterations, recipe.evaluate.every, recipe.evaluate.steps) == (50, 10, 40)
+
+
+@pytest.mark.parametrize(
+    ("processes", "batch", "group", "asked", "updates", "prompts"),
+    [
+        (8, 8, 24, 48, 2, 48),
+        (8, 8, 18, 64, 2, 64),
+        (8, 8, 18, 60, 2, 64),
+        (1, 1, 16, 5, 1, 5),
+        (3, 2, 4, 10, 1, 12),
+    ],
+)
+def test_prompts_are_rounded_up_as_there(
+    processes: int, batch: int, group: int, asked: int, updates: int, prompts: int, tmp_path: Path
+) -> None:
+    recipe, _ = converted(
+        tmp_path,
+        num_processes=processes,
+        train_per_device_batch_size=batch,
+        train_group_size=group,
+        train_unique_sample_num_per_epoch=asked,
+        train_gradient_step_per_epoch=updates,
+    )
+    assert recipe.rollout.prompts == prompts
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        ({"train_advantage_aggregation": "gdpo"}, "advantage", "gdpo"),
+        ({"train_global_std": False}, "advantage.scale", "group"),
+        ({"train_adv_clip_range": [-3.0, 3.0]}, "clamp", 3.0),
+        ({"train_ema_decay": 0}, "optimizer.ema", None),
+        ({"train_max_epochs": None}, "run.iterations", 1000),
+        ({"eval_eval_freq": 0}, "data.heldout", None),
+        ({"train_offload_samples_to_cpu": True}, "rollout.store", "host"),
+        ({"scheduler_flow_shift": 3.0}, "sampler.shift", 3.0),
+        ({"scheduler_dynamics_type": "Dance-SDE"}, "sampler.kernel", "dance_sde"),
+        ({"scheduler_dynamics_type": "CPS"}, "objective.ratio", "cps_released"),
+        ({"scheduler_num_sde_steps": None, "scheduler_sde_steps": None}, "sampler.plan.window", "all"),
+        ({"scheduler_num_sde_steps": 5}, "sampler.plan.window", "frozen"),
+        ({"train_trainer_type": "grpo-guard"}, "objective.ratio", "guard"),
+        ({"train_num_frames": 5}, "model.call.num_frames", 5),
+        ({"model_target_modules": ["to_q", "to_k"]}, "model.lora.targets", ["to_q", "to_k"]),
+        ({"model_finetune_type": "full"}, "model.train", "full"),
+        ({"model_attn_backend": "native"}, "model.attention", "native"),
+        ({"train_gradient_accumulation_steps": 18}, "optimizer.updates", 4),
+        ({"log_run_name": None}, "name", "theirs"),
+    ],
+)
+def test_single_settings(changes: dict[str, Any], key: str, value: Any, tmp_path: Path) -> None:
+    recipe, _ = converted(tmp_path, **changes)
+    call = key.removeprefix("model.call.")
+    assert (recipe.model.call[call] if call != key else value_at(recipe, key)) == value
+
+
+def test_nft_samples_with_its_average(tmp_path: Path) -> None:
+    recipe, _ = converted(
+        tmp_path, train_trainer_type="nft", train_nft_beta=0.1, train_off_policy=True, train_kl_beta=1e-4,
+        train_ema_decay_schedule="piecewise_linear", train_ema_decay=0.5, train_ema_update_interval=1,
+        train_ramp_rate=0.001, train_num_train_timesteps=4, scheduler_dynamics_type="ODE",
+    )  # fmt: skip
+    objective = recipe.objective
+    assert (objective.name, objective["times"], objective["noise"]) == ("forward", 4, "image")
+    assert dict(objective["loss"].options) == {"beta": 0.1, "bound": 5.0}
+    # Their share grows by 0.001 in an iteration of 2 optimizer steps.
+    assert (objective["old"].decay, objective["old"].every, objective["old"].rise) == (0.5, 2, 0.0005)
+    assert [(one.name, one["weight"]) for one in recipe.penalties] == [("kl", 1e-4)]
+    assert (recipe.sampler.plan.name, recipe.sampler.solver.name) == ("ode", "euler")
+    # The loss takes whole groups in a call.
+    assert recipe.rollout.batch == 24
+
+
+@pytest.mark.parametrize(("weighting", "power"), [("ghuber", 0.25), ("t", 1.0), ("huber", 0.5)])
+def test_awm_has_the_power_of_its_weighting(weighting: str, power: float, tmp_path: Path) -> None:
+    changes = {"train_trainer_type": "awm", "train_awm_weighting": weighting, "scheduler_dynamics_type": "ODE"}
+    recipe, _ = converted(tmp_path, **changes, train_kl_beta=0, train_ema_kl_beta=0.1)
+    assert recipe.objective["loss"]["power"] == power
+    # Their penalty to the average of the weights: a moving reference, every 4 iterations of 2 steps.
+    assert [(one.name, one["weight"]) for one in recipe.penalties] == [("kl", 0.1)]
+    assert (recipe.reference.decay, recipe.reference.every) == (0.99, 8)
+
+
+def test_dgpo_and_dpo(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, train_trainer_type="dgpo", scheduler_dynamics_type="ODE", train_clip_range=1e-2)
+    objective = recipe.objective
+    assert (objective["loss"].name, objective["loss"]["beta"], objective["noise"]) == ("dgpo", 100.0, "prompt")
+    assert (objective["old"].decay, objective["old"].rise, objective["times"]) == (0.3, 0.001, 6)
+    assert any("samples with guidance there" in line for line in lines)
+    recipe, _ = converted(tmp_path, train_trainer_type="dpo", train_beta=500.0, scheduler_dynamics_type="ODE")
+    assert (recipe.objective["loss"].name, recipe.objective["loss"]["beta"]) == ("flow_dpo", 500.0)
+    assert recipe.objective["times"] == 1
+
+
+def test_evaluation_rewards_that_differ_only_in_their_batch_are_left_out(tmp_path: Path) -> None:
+    one = [{"reward_model": "PickScore", "batch_size": 16}]
+    other = [{"reward_model": "PickScore", "batch_size": 32}]
+    recipe, _ = converted(tmp_path, rewards=one, eval=yaml.safe_load(FLOW_FACTORY)["eval"])
+    assert recipe.evaluate.rewards is None
+    given = yaml.safe_load(FLOW_FACTORY) | {"rewards": one, "eval_rewards": other}
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    assert "evaluate.rewards" not in " ".join(convert_file(str(tmp_path / "theirs.yaml")).lines)
+    given["eval_rewards"] = [{"reward_model": "CLIP"}]
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(given), encoding="utf-8")
+    assert "evaluate.rewards: [{name: clip_score" in " ".join(convert_file(str(tmp_path / "theirs.yaml")).lines)
+
+
+def test_the_prompt_files_that_are_there_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert converted(tmp_path)[0].data.train == "prompts/mine/train.txt"
+    (tmp_path / "prompts" / "mine").mkdir(parents=True)
+    (tmp_path / "prompts" / "mine" / "train.jsonl").touch()
+    assert converted(tmp_path)[0].data.train == "prompts/mine/train.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train_trainer_type": "crd"}, "which has no counterpart here"),
+        ({"train_trainer_type": "my_package.args.Mine"}, "which has no counterpart here"),
+        ({"scheduler_dynamics_type": "ODE"}, "scheduler.dynamics_type is 'ODE'; write Flow-SDE"),
+        ({"train_group_size": "many"}, "train.group_size is 'many'; write a number"),
+        ({"train_learning_rate": [1]}, r"train.learning_rate is \[1\]; write a number"),
+        ({"model_finetune_type": "qlora"}, "write lora or full"),
+        ({"num_processes": 0}, "num_processes is 0; write a whole number of 1 or more"),
+    ],
+)
+def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        converted(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"train_kl_type": "v-based"}, "train.kl_beta 0.01, train.kl_type 'v-based': their KL compares velocities"),
+        ({"scheduler_sde_steps": [1, 3, 5]}, "scheduler.sde_steps [1, 3, 5]: steps are drawn from a range: 1 to 5"),
+        ({"model_target_modules": "all"}, "the attention projections are taken"),
+        ({"train_stg_scale": 1.0}, "train.stg_scale 1.0: this key is not known here"),
+        ({"model_attn_backend": "_flash_3_hub"}, "it would run code that is fetched from the hub"),
+        ({}, "data.max_dataset_size 100: cut the prompt file to this many lines"),
+        ({}, "eval.resolution 1024: evaluations use model.call"),
+        ({}, "log.logging_backend 'wandb': write run.trackers"),
+    ],
+)
+def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    lines = converted(tmp_path, **changes)[1]
+    assert any(says in line for line in lines[lines.index("not carried over:") :])

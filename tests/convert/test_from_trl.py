@@ -1,0 +1,222 @@
+"""TRL: completions of a generation and of an update, the losses with their means, schedules in optimizer steps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.convert.converting import convert_file
+from flowgrpo.parts.choice import value_at
+from flowgrpo.rewards.text.text_format import TextFormat
+from tests.convert.samples_of_tools import TRL
+
+
+def converted(folder: Path, gpus: int | None = 2, **changes: Any) -> tuple[Any, list[str]]:
+    """The recipe of the small configuration with changes (None takes a key out), and the lists of the conversion."""
+    given = {key: value for key, value in (yaml.safe_load(TRL) | changes).items() if value is not None}
+    (folder / "theirs.json").write_text(json.dumps(given), encoding="utf-8")
+    found = convert_file(str(folder / "theirs.json"), gpus=gpus)
+    (folder / "ours.yaml").write_text(found.recipe, encoding="utf-8")
+    return load_recipe(folder / "ours.yaml"), found.lines
+
+
+def test_values_worked_out_by_hand(tmp_path: Path) -> None:
+    recipe, _ = converted(tmp_path)
+    # A generation: 4 completions × 16 batches × 2 GPUs = 128, in groups of 8. An update: 4 × 8 × 2 = 64.
+    assert (recipe.rollout.prompts, recipe.rollout.group) == (16, 8)
+    assert (recipe.optimizer.updates, recipe.optimizer.epochs) == (2, 2)
+    # 4 optimizer steps in an iteration: 400 steps are 100 iterations, and evaluations come every 40 / 4.
+    assert (recipe.run.iterations, recipe.evaluate.every, recipe.optimizer.warmup) == (100, 10, 40)
+    assert recipe.optimizer.schedule == "cosine"
+    assert recipe.optimizer.learning_rate == 1e-5  # YAML 1.1 reads 1e-5 as text
+    assert (recipe.optimizer.weight_decay, recipe.optimizer.ema) == (0.0, None)
+    assert (recipe.model.train, recipe.model.dtype, recipe.model.gradient_checkpointing) == ("full", "bfloat16", True)
+    surrogate = recipe.objective["surrogate"]
+    assert (surrogate.name, surrogate["low"], surrogate["high"], surrogate["dual"]) == ("clip", 0.2, 0.28, None)
+    assert (recipe.objective["reduce"], recipe.objective["constant"]) == ("sum", True)
+    assert (value_at(recipe, "advantage.scale"), recipe.clamp) == ("none", None)
+    assert [(one.name, one["weight"], one["kind"]) for one in recipe.penalties] == [("kl", 0.001, "k3+")]
+    assert (recipe.evaluate.temperature, recipe.evaluate.seeds) == (1.0, 8)
+    assert [(one.name, one.weight) for one in recipe.rewards] == [("text_format", 1.0), ("length", 0.5)]
+    assert recipe.rewards[1].options == {
+        "limit": 1280, "buffer": 256, "unit": "tokens", "tokenizer": "Qwen/Qwen2.5-0.5B-Instruct",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "prompts", "updates"),
+    [
+        ({"steps_per_generation": None}, 8, 1),
+        ({"steps_per_generation": None, "generation_batch_size": 192}, 24, 3),
+        # Four generations for one update: the weights do not move between them.
+        ({"steps_per_generation": 2, "num_iterations": 1}, 8, 1),
+        ({"gradient_accumulation_steps": 1, "steps_per_generation": None}, 1, 1),
+    ],
+)
+def test_completions_of_a_generation_and_of_an_update(
+    changes: dict[str, Any], prompts: int, updates: int, tmp_path: Path
+) -> None:
+    recipe, _ = converted(tmp_path, **changes)
+    assert (recipe.rollout.prompts, recipe.optimizer.updates) == (prompts, updates)
+
+
+@pytest.mark.parametrize(
+    ("loss", "changes", "surrogate", "options"),
+    [
+        ("grpo", {}, {"name": "clip", "low": 0.2, "high": 0.28}, {"reduce": "sequence", "level": "token"}),
+        (
+            "grpo",
+            {"importance_sampling_level": "sequence"},
+            {"name": "clip"},
+            {"reduce": "sequence", "level": "sequence"},
+        ),
+        ("dapo", {"delta": 4.0}, {"name": "clip", "dual": 4.0}, {"reduce": "token", "constant": False}),
+        ("dapo", {"epsilon_high": None}, {"name": "clip", "low": 0.2, "high": 0.2}, {"reduce": "token"}),
+        ("bnpo", {}, {"name": "clip"}, {"reduce": "token"}),
+        ("bnpo", {"per_device_train_batch_size": 1}, {"name": "clip"}, {"reduce": "sequence"}),
+        ("cispo", {"epsilon_high": 5.0}, {"name": "cispo", "low": 1.0, "high": 5.0}, {"reduce": "token"}),
+        ("sapo", {}, {"name": "sapo", "tau_pos": 1.0, "tau_neg": 1.05}, {"reduce": "sequence"}),
+        ("vespo", {"vespo_k_pos": 2.5}, {"name": "vespo", "k_pos": 2.5, "lam_neg": 2.0}, {"reduce": "token"}),
+        ("luspo", {"importance_sampling_level": "sequence"}, {"name": "clip"}, {"reduce": "sum", "constant": False}),
+    ],
+)
+def test_losses(
+    loss: str, changes: dict[str, Any], surrogate: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe, _ = converted(tmp_path, loss_type=loss, **changes)
+    found = recipe.objective["surrogate"]
+    assert {"name": found.name, **{key: found.get(key) for key in surrogate if key != "name"}} == surrogate
+    assert {key: recipe.objective[key] for key in options} == options
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "value"),
+    [
+        ({"scale_rewards": True}, "advantage.scale", "group"),
+        ({"scale_rewards": "batch"}, "advantage.scale", "batch"),
+        ({"multi_objective_aggregation": "normalize_then_sum"}, "advantage", "gdpo"),
+        ({"beta": 0.0}, "penalties", []),
+        ({"top_p": 0.9}, "generation.top_p", 0.9),
+        ({"top_k": 50}, "generation.top_k", 50),
+        ({"fp16": True}, "model.dtype", "float16"),
+        ({"bf16": False}, "model.dtype", "float32"),
+        ({"warmup_ratio": None, "warmup_steps": 30}, "optimizer.warmup", 30),
+        ({"warmup_ratio": None, "warmup_steps": 0.25}, "optimizer.warmup", 100),
+        ({"lr_scheduler_type": "constant_with_warmup"}, "optimizer.schedule", "constant"),
+        ({"mask_truncated_completions": True}, "objective.drop_truncated", True),
+        ({"entropy_coef": 0.01}, "objective.entropy.high", 0.01),
+        ({"eval_strategy": "no"}, "data.heldout", None),
+        ({"dataset_name": "mine.jsonl"}, "data.train", "mine.jsonl"),
+        ({"save_steps": 80}, "run.checkpoint_every", 20),
+        ({"use_vllm": True}, "objective.correction", "mask"),
+        ({"use_vllm": True}, "generation.engine", "vllm"),
+        ({"use_vllm": True, "vllm_importance_sampling_correction": False}, "objective.correction", "none"),
+    ],
+)
+def test_single_settings(changes: dict[str, Any], key: str, value: Any, tmp_path: Path) -> None:
+    assert value_at(converted(tmp_path, **changes)[0], key) == value
+
+
+def test_vllm_gets_its_options_and_the_bounds_of_the_correction(tmp_path: Path) -> None:
+    recipe, _ = converted(
+        tmp_path, use_vllm=True, vllm_gpu_memory_utilization=0.4, vllm_tensor_parallel_size=2,
+        vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=2.5,
+    )  # fmt: skip
+    assert recipe.generation.engine_options == {"gpu_memory_utilization": 0.4, "tensor_parallel_size": 2}
+    correction = recipe.objective["correction"]
+    assert (correction.name, dict(correction.options)) == ("truncate", {"level": "token", "cap": 2.5})
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, use_peft=True, lora_r=16, lora_alpha=8, use_rslora=True)
+    lora = recipe.model.lora
+    # Alpha over the root of the rank is 8 / 4 = 2; alpha over the rank is the same with 32.
+    assert (lora.rank, lora.alpha, lora.targets, lora.init) == (16, 32.0, None, "default")
+    assert any("lora_dropout 0.05" in line for line in lines[lines.index("not carried over:") :])
+    recipe, _ = converted(tmp_path, use_peft=True, lora_target_modules=["q_proj"], lora_dropout=0.0)
+    assert recipe.model.lora.targets == ["q_proj"]
+
+
+def test_a_constant_bonus_of_entropy_stays_constant(tmp_path: Path) -> None:
+    from flowgrpo.core.controllers import entropy_bonus
+
+    section = converted(tmp_path, entropy_coef=0.01)[0].objective["entropy"]
+    bonus = entropy_bonus(section.target, value=section.value, rate=section.rate, high=section.high)
+    assert [bonus.update(entropy) for entropy in (0.0, 2.0, 11.0, 0.5)] == [0.01] * 4
+
+
+def test_the_length_in_epochs_is_left_to_be_counted(tmp_path: Path) -> None:
+    recipe, lines = converted(tmp_path, max_steps=None, num_train_epochs=2, warmup_ratio=0.1)
+    assert recipe.run.iterations == 1000
+    assert any("write run.iterations: 2 × the number of training prompts / 16" in line for line in lines)
+    assert any("write optimizer.warmup: 0.1 times" in line for line in lines)
+
+
+def test_training_args_alone_need_a_model_and_rewards(tmp_path: Path) -> None:
+    gone = {"model_name_or_path": None, "dataset_name": None, "reward_funcs": None, "reward_weights": None}
+    recipe, lines = converted(tmp_path, gpus=None, **gone)
+    assert (recipe.model.path, recipe.rewards[0].name) == ("MODEL_FOLDER", "my_rewards.py:reward")
+    told = lines[lines.index("not carried over:") :]
+    assert any("write model.path" in line for line in told)
+    assert any("say it with --gpus" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("<think>\nwhy\n</think>\nthis", 1.0),
+        ("<think>why</think>", 1.0),
+        ("<think>why", 0.0),
+        ("well <think>why</think> this", 0.0),
+        ("<think>a<think>b</think>c", 0.0),
+    ],
+)
+@pytest.mark.slow
+def test_the_form_of_thinking_is_theirs(text: str, score: float, tmp_path: Path) -> None:
+    reward = TextFormat(**converted(tmp_path)[0].rewards[0].options)
+    assert list(reward([text], ["p"]).values) == [score]
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"loss_type": "mystery"}, "loss_type is 'mystery'; write one of grpo"),
+        ({"scale_rewards": "some"}, "write group, batch or none"),
+        ({"importance_sampling_level": "row"}, "write token or sequence"),
+        ({"use_vllm": True, "vllm_importance_sampling_mode": "row_mask"}, "write token or sequence, then"),
+        ({"reward_weights": ["x"]}, "reward_weights is 'x'; write a number"),
+        ({"per_device_train_batch_size": 0}, "whole number of 1 or more"),
+    ],
+)
+def test_wrong_values_are_named(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        converted(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"min_p": 0.1}, "min_p 0.1: use generation.top_p"),
+        ({"top_entropy_quantile": 0.2}, "top_entropy_quantile 0.2"),
+        ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type 'polynomial': optimizer.schedule is"),
+        ({"optim": "adamw_bnb_8bit"}, "optim 'adamw_bnb_8bit'"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
+        ({"made_up": 3}, "made_up 3: this key is not known here"),
+        ({}, "report_to 'wandb': write run.trackers"),
+        ({}, "dataset_name 'somebody/sums': write its prompts into prompts/train.jsonl"),
+    ],
+)
+def test_what_is_not_carried_over_is_said(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    lines = converted(tmp_path, **changes)[1]
+    assert any(says in line for line in lines[lines.index("not carried over:") :])
+
+
+@pytest.mark.parametrize("changes", [{"min_p": 0}, {"repetition_penalty": 1}, {"optim": "adamw_torch_fused"}])
+def test_what_does_nothing_there_is_not_reported(changes: dict[str, Any], tmp_path: Path) -> None:
+    lines = converted(tmp_path, **changes)[1]
+    (key,) = changes
+    assert not any(line.startswith(f"  {key}") for line in lines[lines.index("not carried over:") :])
