@@ -89,7 +89,7 @@ class Conversion:
     def __init__(self, settings: ForeignSettings, name: str) -> None:
         self.settings, self.name = settings, name
         self.bases: tuple[str, ...] = ()
-        """Recipes on which the recipe may build: those of the same method."""
+        """Recipes of the same method, on which the recipe may build."""
         self.recipe: dict[str, Any] = {}
         self.carried: list[Carried] = []
         self.idle: list[Remark] = []

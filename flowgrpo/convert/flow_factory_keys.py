@@ -100,7 +100,7 @@ IDLE = {
     "train.latent_storage_dtype": STORED,
     "train.gradient_step_per_epoch": "see optimizer.updates",
     "train.per_device_batch_size": "see rollout.batch",
-    "train.time_shift": "noise levels are those of the rollout",
+    "train.time_shift": "the rollout gives the noise levels",
     "*.auto_resize": SIZES,
     "train.switch_ema_ref": "the lagging policy samples from the start",
     "train.guidance_scale": "see model.call",

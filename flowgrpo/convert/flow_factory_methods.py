@@ -142,7 +142,7 @@ def _dpo(conversion: Conversion, updates: int) -> None:
         ["train.trainer_type", "train.beta"], "objective", {"name": "forward", "loss": loss, "noise": "image"}, note
     )
     if settings.has("train.weighting_scheme"):
-        conversion.lose("train.weighting_scheme", "noise levels are those of the rollout, all alike")
+        conversion.lose("train.weighting_scheme", "the rollout gives the noise levels, and all count alike")
     _levels(conversion)
 
 

@@ -97,7 +97,7 @@ def _model(conversion: Conversion, script: Script) -> None:
     conversion.carry("use_lora", "model.train", "lora" if lora else "full")
     start = settings.text("train.lora_path")
     if lora and start is not None:
-        conversion.carry("train.lora_path", "model.lora.start", start, "rank, alpha and layers are those of the LoRA")
+        conversion.carry("train.lora_path", "model.lora.start", start, "the LoRA gives rank, alpha and layers")
     elif lora:
         conversion.follow(script.name, "model.lora.rank", script.rank)
         conversion.follow(script.name, "model.lora.alpha", script.alpha)

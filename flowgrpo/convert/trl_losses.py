@@ -50,7 +50,11 @@ def objective(conversion: Conversion) -> None:
     if coefficient > 0 and not settings.flag("use_adaptive_entropy"):
         entropy = {"target": ENTROPY_IS_BELOW, "value": coefficient, "high": coefficient}
         note = "a target that is never reached keeps the coefficient"
-        note += "" if reduce == {"reduce": "token"} else "; the mean is that of the loss, and there of tokens"
+        note += (
+            ""
+            if reduce == {"reduce": "token"}
+            else "; here the loss says what the mean is over, there it is over tokens"
+        )
         conversion.carry("entropy_coef", "objective.entropy", entropy, note)
     conversion.used("entropy_coef")
     _kl(conversion)

@@ -24,7 +24,7 @@ class Passes:
     Attributes:
         masked: [M, L] bool: the positions that a pass masks.
         weight: [M, L] weight of each masked position in the estimate; 0 elsewhere.
-        counted: [L] bool: the positions of which there is an estimate.
+        counted: [L] bool: the positions that have an estimate.
         prompt: share of the prompt's tokens that a pass masks, in [0, 1).
     """
 
