@@ -98,7 +98,9 @@ def _put_files(reader: Reader, recipe: AnyRecipe) -> None:
     for file in (recipe.data.train, recipe.data.heldout, recipe.data.test):
         if file is not None and ":" not in file and not Path(file).is_absolute():
             read = any(reward.name == "ocr" for reward in recipe.rewards)
-            put_prompts(reader.home / file, text=not isinstance(recipe, Recipe), words=read)
+            # A name without an ending is the folder of a data set.
+            place = reader.home / (file if Path(file).suffix else f"{file}/train.jsonl")
+            put_prompts(place, text=not isinstance(recipe, Recipe), words=read)
 
 
 def put_recipe(reader: Reader, source: str, example: Example) -> None:

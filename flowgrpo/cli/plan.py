@@ -93,7 +93,7 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
     from ..configs.sections import SPLITS
     from ..training.checking import check
 
-    checked = check(recipe, reads_test=True)
+    checked = check(recipe, reads_test=True, fetches=False)
     if checked.texts("fault", "needed") and source is not None and not Path(source.partition("@")[0]).is_file():
         own = load_recipe(source)
         excused = {f"data.{name}" for name in SPLITS if not Path(str(getattr(own.data, name))).exists()}

@@ -56,16 +56,22 @@ SPLITS = ("heldout", "test", "train")
 
 
 class DataConfig(Section):
-    """Prompt files: .txt (a prompt per line), .jsonl, .json, .csv, .tsv, .parquet (`prompt`; rewards get the rest)."""
+    """Prompts: a file (.txt with a prompt per line, .jsonl, .json, .csv, .tsv, .parquet) or a data set of `datasets`.
+
+    A data set is a folder, or `hub:owner/name`. What is read of it follows a `?`, as in
+    `hub:owner/name?split=test&config=main&revision=v1&column=caption`. Rewards get the columns other than the prompt.
+    """
 
     needs = rounds_need("data.templates", "templates")
 
-    train: str = Field("scenes:train", description="A file, `scenes:train` or `arithmetic:train`.")
-    heldout: str | None = Field("scenes:heldout", description="A file, `scenes:heldout` or `arithmetic:heldout`.")
+    train: str = Field("scenes:train", description="A file, a data set, `scenes:train` or `arithmetic:train`.")
+    heldout: str | None = Field(
+        "scenes:heldout", description="A file, a data set, `scenes:heldout` or `arithmetic:heldout`."
+    )
     test: str | None = Field(
         None,
-        description="Prompts that no run reads, for `flowgrpo evaluate RUN --split test`: a file, `scenes:test` or "
-        "`arithmetic:test`. By default, the test prompts of the embedded world of `heldout`.",
+        description="Prompts that no run reads, for `flowgrpo evaluate RUN --split test`: a file, a data set, "
+        "`scenes:test` or `arithmetic:test`. By default, the test prompts of the embedded world of `heldout`.",
     )
     templates: list[str] = Field(
         default_factory=list,

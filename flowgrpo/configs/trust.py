@@ -24,6 +24,7 @@ from typing import Any
 from ..intake import ledger
 from ..parts.kinds import KINDS
 from ..parts.plugins import entry_points, source_of
+from .prompt_source import HUB
 from .yaml_text import parse_yaml
 
 CONFIG = "config.yaml"
@@ -103,6 +104,7 @@ def acts(recipe: Mapping[str, Any], folder: Path, rewards: bool = True) -> list[
     """
     look = _Look(folder, _installed_rewards(), _installed_parts())
     found = list(_of_models(recipe))
+    found += _of_data(recipe) if rewards else ()
     for key, section in recipe.items():
         if key in PLAIN:
             continue
@@ -140,6 +142,15 @@ def _of_models(recipe: Mapping[str, Any]) -> Iterator[Act]:
     options = generation.get("engine_options") if isinstance(generation, Mapping) else None
     if options:
         yield _act(f"give the sampling engine the options {_short(options)}", ["engine_options", options])
+
+
+def _of_data(recipe: Mapping[str, Any]) -> Iterator[Act]:
+    """Data sets that would be downloaded. Only commands that make rewards download prompts."""
+    data = recipe.get("data")
+    for value in data.values() if isinstance(data, Mapping) else ():
+        if isinstance(value, str) and value.startswith(HUB):
+            name = value.removeprefix(HUB).partition("?")[0]
+            yield _act(f"download the data set {_short(name)} from the hub", ["data set", name])
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _cached_prompts(recipe: Recipe, train: int, heldout: int, gpus: int) -> int:
 def _prompt_count(source: str, most: int | None = None) -> tuple[int, bool]:
     """Number of prompts of a file, or of the published file of the same name; and whether the number is known."""
     try:
-        return len(read_prompts(source)), True
+        return len(read_prompts(source, fetch=False)), True
     except ValueError:
         known = prompts_of_file(source)
         count = UNKNOWN_PROMPTS if known is None else known

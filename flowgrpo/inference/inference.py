@@ -15,12 +15,12 @@ from ..core.addressing import address
 from ..rewards.runner import RewardBatch, RewardSet
 from ..training.checking import reward_specs
 from ..training.credit.pooling import asked
-from ..training.data import PromptRow, columns_of
+from ..training.data import PromptRow, column_names
 from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_image, write_text
 from ..training.images.evaluator import company_of
 from ..training.planning import steps_of
-from ..training.recipe_prompts import parts_of, read_heldout, read_split
+from ..training.recipe_prompts import cuts_completions, read_heldout, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
@@ -204,9 +204,9 @@ def evaluate_model(
             f"data.{split}=FILE"
         )
     rewards = RewardSet(reward_specs(recipe.evaluate.rewards or recipe.rewards))
-    parts = parts_of(recipe)
+    columns = column_names(rows, cuts_completions(recipe))
     for reward in rewards.rewards:
-        reward.check("images" if recipe.task == "images" else "completions", columns_of(rows, parts), grouped=True)
+        reward.check("images" if recipe.task == "images" else "completions", columns, grouped=True)
     total = len(rows) * recipe.evaluate.seeds
     names = ", ".join(rewards.names)
     say(f"{_named(model, checkpoint)}: {len(rows)} prompts of {source}, {total} samples, scored by {names}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..rewards.base import Reward, RewardSpec
 from ..rewards.registry import outline
 from .balance import Balance
 from .credit.from_scores import Credit
-from .data import columns_of, prompt_path
+from .data import IMAGE, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
 from .lora_start import with_start
@@ -30,27 +30,32 @@ from .model_paths import (
 from .prompt_lengths import long_prompts
 from .recipe_findings import Checked, Fault
 from .recipe_plans import check_plans, idle_plan_options
-from .recipe_prompts import check_data, note_shared_prompts, parts_of, sound_prompts
+from .recipe_prompts import check_data, cuts_completions, note_left_out, note_shared_prompts, sound_prompts
 from .text.answer_objective import tried
 
 HIGHEST_FULL_RATE = 2e-4
 """On the embedded model, full weights learn at 1e-4; at the LoRA's 1e-3 ten iterations ruin it."""
 
+MOST_ENCODED = 50_000
+"""Number of prompts that can be encoded before a run without a word."""
 
-def check(recipe: AnyRecipe, *, reads_test: bool = False) -> Checked:
+
+def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) -> Checked:
     """Check everything that a recipe names: prompt files, model, arguments of its call, rewards and trackers.
 
-    The check reads no weights, makes no reward that could read weights, and uses no network.
+    The check reads no weights and makes no reward that could read weights. It uses a network only to download prompts.
 
     Args:
         recipe: the recipe.
         reads_test: read the test prompts as well. A run does not read them; it only checks that the file is there.
+        fetches: whether prompts of the hub are downloaded if they are not on this machine.
     """
-    found = Checked(recipe)
+    found = Checked(recipe, fetches=fetches)
     found.data = check_data(found)
     found.attempt("model.lora.start", with_start, recipe)
     _model(found)
     _rate(found)
+    _note_columns(found)
     _combinations(found)
     _rewards(found)
     _test_prompts(found, reads_test)
@@ -78,10 +83,10 @@ def _test_prompts(found: Checked, reads: bool) -> None:
     if not reads:
         found.attempt("data.test", prompt_path, source)
         return
-    rows = found.attempt("data.test", sound_prompts, recipe, source)
+    rows = found.attempt("data.test", sound_prompts, recipe, source, found.fetches)
     if rows is None or found.data is None:
         return
-    columns = columns_of(rows, parts_of(recipe))
+    columns = column_names(rows, cuts_completions(recipe))
     for spec in reward_specs(evaluated(recipe)):
         try:
             reward = outline(spec)
@@ -93,6 +98,17 @@ def _test_prompts(found: Checked, reads: bool) -> None:
 
 FOLDERS: dict[str, Callable[[str], str]] = {"images": model_folder, "text": language_folder, "masked": masked_folder}
 """The function that finds the folder of a model, for each task."""
+
+
+def _note_columns(found: Checked) -> None:
+    """Note the columns of prompts that the run leaves out."""
+    recipe, data = found.recipe, found.data
+    if data is None or found.texts("fault", "needed"):
+        return
+    parameters = call_parameters(found.folder) if isinstance(recipe, Recipe) else {}
+    takes = None if parameters is None else IMAGE in parameters
+    for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
+        note_left_out(found, str(source), rows, takes)
 
 
 def _model(found: Checked) -> None:
@@ -129,6 +145,12 @@ def _call(found: Checked, recipe: Recipe) -> None:
     if call is None or found.data is None:
         return
     data = found.data
+    if recipe.model.release_text_encoders and len(data.train.rows) > MOST_ENCODED:
+        text = (
+            f"all {len(data.train.rows):,} prompts of {recipe.data.train} are encoded before the run starts, and kept, "
+            "because model.release_text_encoders is true; write false to encode prompts when they are drawn"
+        )
+        found.findings.append(Fault("note", text, "model.release_text_encoders"))
     found.attempt("data.train", take_pictures, data, recipe, call, parameters)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         texts = [row.text for row in rows]
@@ -177,7 +199,7 @@ def _combinations(found: Checked) -> None:
 
 def _rewards(found: Checked) -> None:
     recipe, data = found.recipe, found.data
-    parts = parts_of(recipe)
+    parts = cuts_completions(recipe)
     sides = [
         ("rewards", recipe.rewards, recipe.data.train, data and data.train.rows),
         ("evaluate.rewards", evaluated(recipe), recipe.data.heldout, data and data.heldout),
@@ -190,7 +212,7 @@ def _rewards(found: Checked) -> None:
         made = [reward for reward in outlined if reward is not None]
         found.attempt(key, _named_once, made)
         if rows:
-            columns = columns_of(rows, parts)
+            columns = column_names(rows, parts)
             for reward in made:
                 found.attempt(key, _check_reward, found, reward, columns, str(source))
     trained, scored = outlines
@@ -206,7 +228,7 @@ def _named_once(rewards: Sequence[Reward]) -> None:
         raise ValueError(f"two rewards are called {twice[0]!r}; give one of them a `label`")
 
 
-def _check_reward(found: Checked, reward: Reward, columns: dict[str, list[Any]], source: str) -> None:
+def _check_reward(found: Checked, reward: Reward, columns: Collection[str], source: str) -> None:
     kind = "images" if isinstance(found.recipe, Recipe) else "completions"
     try:
         reward.check(kind, columns, grouped=True)

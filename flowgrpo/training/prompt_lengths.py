@@ -10,6 +10,8 @@ from typing import Any
 from ..weights.json_files import read_json_object
 
 _NO_LIMIT = 1_000_000
+MOST = 20_000
+"""Most prompts of a file whose tokens are counted. More prompts would keep a run waiting."""
 
 
 def long_prompts(
@@ -19,7 +21,7 @@ def long_prompts(
     call: Mapping[str, Any],
     parameters: Mapping[str, inspect.Parameter],
 ) -> Iterator[str]:
-    """A line for each tokenizer that cuts off some prompts.
+    """A line for each tokenizer that cuts off some prompts. Of a long file, prompts at equal distances are looked at.
 
     Args:
         folder: of the pipeline.
@@ -29,6 +31,8 @@ def long_prompts(
         parameters: of the call. A parameter `max_sequence_length` is the limit of all tokenizers except CLIP's.
     """
     index = read_json_object(folder / "model_index.json")
+    total, prompts = len(prompts), prompts[:: -(-len(prompts) // MOST) or 1]
+    some = "" if len(prompts) == total else f" (of {total:,}, the others were not looked at)"
     for name in sorted(key for key in index if key.startswith("tokenizer")):
         library_and_class = index[name]
         if not isinstance(library_and_class, list) or library_and_class[-1] is None:
@@ -42,8 +46,8 @@ def long_prompts(
         over = [length for length in lengths if length > limit]
         if over:
             yield (
-                f"{len(over)} of {len(prompts)} prompts of {source} are longer than the {limit} tokens that {name} "
-                f"takes (the longest has {max(over)}); their ends are not seen by its encoder"
+                f"{len(over)} of {len(prompts)} prompts of {source}{some} are longer than the {limit} tokens that "
+                f"{name} takes (the longest has {max(over)}); their ends are not seen by its encoder"
             )
 
 

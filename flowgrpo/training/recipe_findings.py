@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ..configs.schema import AnyRecipe
 from ..rewards.base import MissingDependency
 from .data import Data, MissingPrompts
+from .prompts.hub_sets import NotFetched
 
 Kind = Literal["fault", "needed", "excused", "unknown", "note"]
 
@@ -37,12 +38,14 @@ class Checked:
     Attributes:
         recipe: the checked recipe.
         findings: all findings.
+        fetches: whether prompts of the hub may be downloaded.
         folder: of the model, or its hub id; "" if there is none.
         data: prompts with their pictures; None if they cannot be read.
     """
 
     recipe: AnyRecipe
     findings: list[Fault] = field(default_factory=list)
+    fetches: bool = True
     folder: str = ""
     data: Data | None = None
 
@@ -63,6 +66,8 @@ class Checked:
         """The result of a check; None if the check failed, and then its fault is added to the findings."""
         try:
             return check(*given)
+        except NotFetched as error:
+            self.findings.append(Fault("unknown", str(error), key))
         except (MissingDependency, MissingPrompts) as error:
             self.findings.append(Fault("needed", str(error), key))
         except (ValueError, OSError) as error:

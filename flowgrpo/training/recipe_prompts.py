@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
+from ..configs.prompt_source import HUB, prompt_source
 from ..configs.schema import AnyRecipe, TextRecipe
+from ..configs.sections import SPLITS
 from ..rewards.base import RESERVED
-from ..text.cutting import Parts
-from .data import Data, PromptRow, PromptStream, columns_of, read_prompts
+from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
+from .distributed.processes import Processes
+from .prompts.hub_sets import pinned
+from .prompts.stored_table import StoredColumns
 from .recipe_findings import Checked, Fault
 
 
 def read_heldout(recipe: AnyRecipe) -> list[PromptRow]:
-    """The held-out prompts of a recipe, at most `evaluate.prompts`; empty if the recipe names no file."""
-    return read_split(recipe, "heldout")
+    """The held-out prompts of a recipe that are on this machine; empty if the recipe names none.
+
+    Raises:
+        NotFetched: the prompts are a data set of the hub that is not on this machine.
+        ValueError: see `read_prompts`.
+    """
+    return read_split(recipe, "heldout", fetch=False)
 
 
-def read_split(recipe: AnyRecipe, split: str) -> list[PromptRow]:
-    """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names no file."""
+def read_split(recipe: AnyRecipe, split: str, fetch: bool = True) -> list[PromptRow]:
+    """The prompts of one of `SPLITS`, at most `evaluate.prompts`; empty if the recipe names none."""
     source = recipe.data.source(split)
-    return read_prompts(source)[: recipe.evaluate.prompts] if source else []
+    return read_prompts(source, fetch)[: recipe.evaluate.prompts] if source else []
 
 
-def parts_of(recipe: AnyRecipe) -> Parts | None:
-    """Parts without an entry, for `columns_of`, if the recipe cuts completions into parts; else None."""
-    return Parts([], []) if isinstance(recipe, TextRecipe) and recipe.parts is not None else None
+def cuts_completions(recipe: AnyRecipe) -> bool:
+    """Whether the recipe cuts completions into parts, which rewards get by the name of a column."""
+    return isinstance(recipe, TextRecipe) and recipe.parts is not None
+
+
+def with_revisions(recipe: AnyRecipe, processes: Processes) -> AnyRecipe:
+    """The recipe with the commits of its data sets of the hub, so that the run reads the same prompts when it goes on.
+
+    All processes get the commits of the first process. A data set that cannot be found stays as it is, since the check
+    of the recipe says what is wrong.
+    """
+    found = {}
+    for split in SPLITS:
+        text = getattr(recipe.data, split)
+        if text is not None and text.startswith(HUB):
+            found[split] = text
+            with suppress(ValueError):
+                found[split] = str(pinned(prompt_source(text)))
+    if not found:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=processes.gather(found)[0])})
 
 
 def check_data(found: Checked) -> Data | None:
@@ -33,7 +61,7 @@ def check_data(found: Checked) -> Data | None:
     for name in ("train", "heldout"):
         source = getattr(recipe.data, name)
         if source is not None:
-            rows[name] = found.attempt(f"data.{name}", sound_prompts, recipe, source)
+            rows[name] = found.attempt(f"data.{name}", sound_prompts, recipe, source, found.fetches)
     train = rows["train"]
     if train is not None:
         found.attempt("rollout.prompts", _enough, recipe, train)
@@ -42,22 +70,21 @@ def check_data(found: Checked) -> Data | None:
     return Data(PromptStream(train, recipe.run.seed), rows.get("heldout", [])[: recipe.evaluate.prompts])
 
 
-def sound_prompts(recipe: AnyRecipe, source: str) -> list[PromptRow]:
-    """Read a prompt file, and check that a recipe can use each prompt and each column.
+def sound_prompts(recipe: AnyRecipe, source: str, fetch: bool) -> list[PromptRow]:
+    """Read prompts, and check that a recipe can use each prompt and each column; see `read_prompts`.
 
     Raises:
         ValueError: the file cannot be read, has a column with a reserved name, or has prompts of another task.
     """
-    rows = read_prompts(source)
-    reserved = [name for name in RESERVED if any(name in row.columns for row in rows)]
+    rows = read_prompts(source, fetch)
+    columns = column_names(rows, cuts_completions(recipe))
+    reserved = [name for name in RESERVED if name in columns]
     if reserved:
         raise ValueError(
             f"{source}: the prompts have a column {reserved[0]!r}, which rewards receive anyway; rename it"
         )
     if not isinstance(recipe, TextRecipe):
         refuse_conversations(rows)
-    elif recipe.parts is not None:
-        columns_of(rows, Parts([], []))
     return rows
 
 
@@ -81,9 +108,14 @@ def _enough(recipe: AnyRecipe, train: Sequence[PromptRow]) -> None:
 
 def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str) -> None:
     """Note test prompts that are training or held-out prompts too."""
-    for name in ("train", "heldout"):
+    data = found.data
+    if data is None:
+        return
+    for name, others in (("train", data.train.rows), ("heldout", data.heldout)):
         other = found.recipe.data.source(name)
-        known = {_said(row) for row in read_prompts(other)} if other else set()
+        if len(others) == found.recipe.evaluate.prompts and other:
+            others = read_prompts(other, found.fetches)  # not only those of the evaluations
+        known = {_said(row) for row in others}
         count = sum(_said(row) in known for row in rows)
         if count:
             text = (
@@ -91,6 +123,27 @@ def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str) 
                 "them out of one of the two, or name another file with data.test"
             )
             found.findings.append(Fault("note", text, "data.test"))
+
+
+def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_pictures: bool | None) -> None:
+    """Note the columns of a table that the run leaves out.
+
+    Args:
+        found: gets the note.
+        source: the prompts.
+        rows: its rows.
+        takes_pictures: whether the pipeline takes pictures; None if that is not known.
+    """
+    columns = rows[0].columns if rows else None
+    if not isinstance(columns, StoredColumns):
+        return
+    used = (prompt_source(source).image or IMAGE,) if takes_pictures is not False else ()
+    pictures = [name for name in columns.table.pictures if name not in used]
+    for names, what in ((pictures, "pictures or sounds"), (columns.table.left_out, "bytes, times or other values")):
+        if names:
+            listed = ", ".join(names)
+            text = f"{source} has columns of {what}, which rewards do not get: {listed[:300]}"
+            found.findings.append(Fault("note", text, "data.train"))
 
 
 def _said(row: PromptRow) -> str:

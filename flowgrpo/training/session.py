@@ -25,7 +25,7 @@ from ..text.model import LanguageWeights, load_language_model, reinitialise
 from ..weights.saving import local_folder
 from ..weights.trained import LoraSpec, TrainedWeights, cast_base
 from .checking import check, evaluated, reward_specs
-from .data import Data, PromptRow, columns_of, templated
+from .data import Data, PromptRow, column_names, templated
 from .distributed.launching import sharding_of, zero_of
 from .distributed.processes import Processes, ended_together
 from .extensions.extension import Extensions
@@ -39,7 +39,7 @@ from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import levels_of, planner, steps_of
 from .recipe_findings import Checked
-from .recipe_prompts import parts_of
+from .recipe_prompts import cuts_completions, with_revisions
 from .reporting.reporter import Reporter
 from .stopping import Stop
 from .tasks import FlowTask, Task
@@ -126,11 +126,11 @@ class Session:
         self.rewards = RewardSet(reward_specs(recipe.rewards))
         self.evaluation = RewardSet(reward_specs(evaluated(recipe)))
         self.extensions = Extensions.of(recipe, self.rewards.names, self.evaluation.names)
-        parts = parts_of(recipe)
+        parts = cuts_completions(recipe)
         kind = "images" if isinstance(recipe, Recipe) else "completions"
         for rewards, rows in ((self.rewards, self.data.train.rows), (self.evaluation, self.data.heldout)):
             for reward in rewards.rewards if rows else ():
-                reward.check(kind, columns_of(rows, parts), grouped=True)
+                reward.check(kind, column_names(rows, parts), grouped=True)
 
     def trainer(self, reporter: Reporter, stop: Stop | None = None) -> Trainer:
         """The trainer of this run; `stop` may end it."""
@@ -325,10 +325,12 @@ def start(
     """
     doing("checking the recipe")
     with ended_together():
+        processes = Processes.of_this_run()
+        recipe = with_revisions(recipe, processes)
         checked = check(recipe)
         checked.require()
         recipe = with_start(recipe)
-        run = _shared_folder(folder, dump_recipe(recipe), Processes.of_this_run())
+        run = _shared_folder(folder, dump_recipe(recipe), processes)
     if made is not None:
         made(run.path)
     return Session(recipe, run, checked, doing=doing)

@@ -74,6 +74,18 @@ def test_parts_of_the_package_need_no_trust_unless_they_ask_a_server():
     assert sending == set()
 
 
+def test_a_data_set_of_the_hub_is_downloaded_only_on_trust():
+    recipe = {"data": {"train": "hub:owner/name?split=train", "heldout": "hub:owner/name?split=test", "test": "t.txt"}}
+    (act,) = acts(recipe, Path("run"))
+    assert act.says == "download the data set owner/name from the hub"
+    # The commit, which a run writes into its recipe, is no new thing. Another data set is one.
+    assert acts({"data": {"train": f"hub:owner/name?revision={'a' * 40}"}}, Path("run")) == [act]
+    assert acts({"data": {"train": "hub:owner/names"}}, Path("run")) != [act]
+    # A command that makes no rewards reads no prompts of the hub.
+    assert acts(recipe, Path("run"), rewards=False) == []
+    assert acts({"data": ["hub:owner/name"]}, Path("run")) == acts({"data": {"train": 3}}, Path("run")) == []
+
+
 class Point:
     """An entry point of an installed package."""
 

@@ -227,6 +227,10 @@ FOREIGN: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["MY_SECRET", "http://127.0.0.1:1"],
     ),
+    "a data set of the hub": (
+        {"data": {"train": "hub:evil/set?split=train", "heldout": None}},
+        ["download the data set evil/set from the hub"],
+    ),
     "no box": ({"rewards": [{"name": "code", "options": {"unsafe": True}}]}, ["without a box"]),
 }
 PARTS: dict[str, tuple[dict[str, Any], list[str]]] = {

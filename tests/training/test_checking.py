@@ -1,8 +1,14 @@
 """The check of `plan` and every run: presets pass, and what only a network or a file could show is no fault."""
 
+import io
+from pathlib import Path
+
+import datasets
 import pytest
+from PIL import Image
 
 from flowgrpo.configs.load import RecipeError, load_recipe, recipe_names
+from flowgrpo.training import checking, prompt_lengths
 from flowgrpo.training.checking import check
 
 
@@ -40,3 +46,33 @@ def test_what_is_needed_is_a_fault_of_a_run():
 def test_a_rate_for_a_lora_is_noted_for_full_weights(name: str, words: list[str], noted: bool):
     notes = check(load_recipe(name, words)).texts("note")
     assert any("optimizer.learning_rate 0.001 is a rate for a LoRA" in note for note in notes) == noted
+
+
+ABOUT_PICTURES = ["rewards=[{name: jpeg_compressibility}]", "rollout.prompts=1"]
+
+
+def test_columns_that_are_left_out_are_noted(tmp_path: Path):
+    file = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(file, "PNG")
+    picture = {"bytes": file.getvalue(), "path": None}
+    datasets.Dataset.from_list([{"prompt": "a", "image": picture, "n": 1, "raw": b"x"}]).save_to_disk(tmp_path / "set")
+    found = check(load_recipe("default", [f"data.train={tmp_path / 'set'}", *ABOUT_PICTURES]))
+    assert [text for text in found.texts("note") if "columns of" in text] == [
+        f"{tmp_path / 'set'} has columns of pictures or sounds, which rewards do not get: image",
+        f"{tmp_path / 'set'} has columns of bytes, times or other values, which rewards do not get: raw",
+    ]
+
+
+def test_of_a_long_file_some_prompts_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prompt_lengths, "MOST", 4)
+    monkeypatch.setattr(checking, "MOST_ENCODED", 10)
+    long = "a red star " * 20
+    (tmp_path / "p.txt").write_text("".join(f"{long if k in (3, 4) else 'a'}\n" for k in range(11)))
+    words = [f"data.train={tmp_path / 'p.txt'}", "model.release_text_encoders=true", *ABOUT_PICTURES]
+    recipe = load_recipe("default", words)
+    notes = check(recipe).texts("note")
+    # Prompts 0, 3, 6 and 9 are looked at.
+    assert any("1 of 4 prompts" in note and "(of 11, the others were not looked at)" in note for note in notes)
+    assert any("all 11 prompts" in note and "release_text_encoders" in note for note in notes)
+    (tmp_path / "p.txt").write_text("a\n" * 4)
+    assert not any("others" in note or "encoded" in note for note in check(recipe).texts("note"))

@@ -138,7 +138,7 @@ def sample_records(
                 "sample": sample if numbers is None else numbers[sample],
                 **origins[sample],
                 **scores.record(sample),
-                "columns": row.columns,
+                "columns": dict(row.columns),
             }
         )
     return records

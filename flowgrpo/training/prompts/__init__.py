@@ -1,0 +1,1 @@
+"""Where prompts come from: files, folders and data sets of the hub."""

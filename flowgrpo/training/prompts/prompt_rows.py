@@ -1,0 +1,136 @@
+"""One prompt with its columns, and how it is made from an entry of a file or a row of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...configs.prompt_source import PromptSource
+from ...pipelines.pictures import Picture
+from ..folder.json_lines import unwritable
+from .stored_table import StoredColumns, StoredTable
+
+# DrawBench and UniGenBench have these names for the column `prompt`.
+OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One prompt with the other columns of its file.
+
+    Attributes:
+        id: the position of the prompt in its file, from 0.
+        text: the prompt; for a conversation the content of the last message.
+        columns: the other columns, by name.
+        messages: a conversation, for language models; None for a plain prompt.
+        pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
+        place: file and line of the prompt, for messages.
+    """
+
+    id: int
+    text: str
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    messages: tuple[dict[str, str], ...] | None = None
+    pictures: Picture | tuple[Picture, ...] | None = None
+    place: str = field(default="", compare=False)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt that a pipeline gets: the text, and the pictures if there are any. Each access reads the pictures.
+
+        Raises:
+            ValueError: a picture can no longer be read.
+        """
+        if self.pictures is None:
+            return self.text
+        from ...pipelines.capture import ConditionedPrompt
+
+        if isinstance(self.pictures, Picture):
+            return ConditionedPrompt(self.text, image=self.pictures.read())
+        return ConditionedPrompt(self.text, image=[picture.read() for picture in self.pictures])
+
+
+def row_of(place: str, index: int, entry: Any, column: str | None) -> PromptRow:
+    """The prompt of an entry of a file.
+
+    Args:
+        place: file and line, for messages.
+        index: number of the prompt.
+        entry: a prompt, or a mapping from columns to values.
+        column: name of the column with the prompt; None for `prompt` or one of `OTHER_NAMES`.
+
+    Raises:
+        ValueError: there is no prompt, or a value cannot stand in the files of a run.
+    """
+    if isinstance(entry, str):
+        entry = {"prompt": entry} if column is None else entry
+    key = _prompt_column(place, entry if isinstance(entry, dict) else None, column, type(entry).__name__)
+    for name, value in entry.items():
+        if (why := unwritable(value)) is not None:
+            raise ValueError(f"{place}: `{name}` cannot be kept: {why}; write it as text or a number")
+    columns = {k: v for k, v in entry.items() if k not in (key, None)}
+    return _worded(place, index, key, entry[key], columns)
+
+
+def _prompt_column(place: str, names: Collection[Any] | None, column: str | None, kind: str = "") -> str:
+    """The name of the column that holds the prompts, among the names of an entry; None for an entry without names."""
+    names = [] if names is None else [name for name in names if isinstance(name, str)]
+    if column is not None:
+        if column not in names:
+            raise ValueError(
+                f"{place}: no column {column!r:.80} (it has {', '.join(names)[:200] or kind or 'nothing'})"
+            )
+        return column
+    known = {name.lower(): name for name in names}
+    both = [name for name in names if name.lower() == "prompt"]
+    if len(both) > 1:
+        raise ValueError(f"{place}: {' and '.join(both)} could be the prompt; keep one of them")
+    others = [known[name] for name in OTHER_NAMES if name in known]
+    if "prompt" not in known and len(others) > 1:
+        raise ValueError(f"{place}: {' and '.join(others)} could be the prompt; name one of them `prompt`")
+    if "prompt" not in known and not others:
+        hint = f"; say which column holds the prompts, as in ?column={names[0]}" if names else ""
+        raise ValueError(f"{place}: no `prompt` (it has {', '.join(names)[:200] or kind or 'nothing'}){hint}")
+    return known["prompt"] if "prompt" in known else others[0]
+
+
+def _worded(place: str, index: int, key: str, said: Any, columns: Mapping[str, Any]) -> PromptRow:
+    if isinstance(said, list):
+        messages = _conversation(place, said)
+        return PromptRow(index, messages[-1]["content"], columns, messages, place=place)
+    if not isinstance(said, str) or not said.strip():
+        raise ValueError(f"{place}: `{key}` is {said!r:.80}; write the words of a prompt")
+    if "\0" in said:
+        raise ValueError(f"{place}: `{key}` holds a NUL character; is the file a text?")
+    return PromptRow(index, said, columns, place=place)
+
+
+def stored_rows(table: StoredTable, chosen: range, source: PromptSource) -> list[PromptRow]:
+    """The chosen rows of a table. Their columns stay in the table.
+
+    Raises:
+        ValueError: there is no column of prompts, or a row has no prompt.
+    """
+    places = list(table.places())
+    key = _prompt_column(places[0], table.names, source.column)
+    names = tuple(name for name in table.names if name != key)
+    said = table.values(key)
+    return [
+        _worded(places[row], index, key, said[row], StoredColumns(table, row, names))
+        for index, row in enumerate(chosen)
+    ]
+
+
+def _conversation(place: str, messages: list[Any]) -> tuple[dict[str, str], ...]:
+    for message in messages:
+        keys = ("role", "content")
+        if not isinstance(message, dict) or not all(isinstance(message.get(k), str) and message[k] for k in keys):
+            raise ValueError(
+                f"{place}: `prompt` has the message {message!r:.200}; give objects with `role` and `content`"
+            )
+    if not messages or messages[-1]["role"] == "assistant":
+        raise ValueError(
+            f"{place}: the conversation in `prompt` must end with a message to be answered, with `role` and `content`"
+        )
+    return tuple({"role": message["role"], "content": message["content"]} for message in messages)
