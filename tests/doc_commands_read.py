@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Walkthroughs are followed in a way of their own: see walkthrough.py.
+WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.md"))
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in WALKTHROUGHS),
+]
 
 SHELLS = {"sh", "bash", "shell", "console"}
 # Programs that begin a command in an inline span, or in a fence without a language.
@@ -17,9 +22,9 @@ STARTS = re.compile(r"(\$ )?(flowgrpo|pip|python3?|accelerate|make|pytest|pre-co
 OPERATORS = {";", "&&", "||", "|", "&", ">", ">>", "<", "<<", "2>"}
 Kind = Literal["command", "span", "python", "yaml"]
 
-_FENCE = re.compile(r"^( *)(```+|~~~+)([^\n]*)\n(.*?)^ *\2 *$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)(```+|~~~+)([^\n]*)\n(.*?)^ *\2 *$", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"(?<!`)(`+)(?!`)((?:(?!\n\s*\n).)+?)(?<!`)\1(?!`)", re.DOTALL)
-_FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml|yml))\n")
+FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml|yml))\n")
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Example:
     @property
     def file(self) -> str | None:
         """The name in the first line of a fence that shows a file."""
-        found = _FILE_NAME.match(self.text) if self.kind in ("python", "yaml") else None
+        found = FILE_NAME.match(self.text) if self.kind in ("python", "yaml") else None
         return found[1] if found else None
 
 
@@ -58,9 +63,9 @@ def examples(page: Path) -> list[Example]:
     """All examples of a page, in the order of the page."""
     text = page.read_text(encoding="utf-8")
     found = []
-    for fence in _FENCE.finditer(text):
+    for fence in FENCE.finditer(text):
         found += _of_fence(page, text.count("\n", 0, fence.start(4)) + 1, fence)
-    rest = _FENCE.sub(lambda fence: re.sub(r"[^\n]", " ", fence[0]), text)
+    rest = FENCE.sub(lambda fence: re.sub(r"[^\n]", " ", fence[0]), text)
     for span in _SPAN.finditer(rest):
         words = " ".join(span[2].replace("\\|", "|").split())
         if STARTS.match(words):

@@ -1,0 +1,180 @@
+"""Each walkthrough leads from an empty folder to what it promises, by its own commands in their order."""
+
+import io
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.functional import pil_to_tensor
+
+from flowgrpo.gallery.vote_server import VoteServer
+from flowgrpo.media.video import can_encode
+from flowgrpo.pipelines.conformance.images import sd3_parts
+from flowgrpo.pipelines.conformance.tiny import Tiny
+from flowgrpo.pipelines.conformance.videos import VIDEOS
+from flowgrpo.votes.file import read_votes
+from tests.conftest import Command
+from tests.doc_commands_read import WALKTHROUGHS
+from tests.gallery.voting import Client
+from tests.walkthrough import Walker, scripts
+
+PAGES = {page.stem: page for page in WALKTHROUGHS}
+SD35, WAN = "stabilityai/stable-diffusion-3.5-medium", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+SHORT = (
+    "evaluate.steps=4", "evaluate.every=1", "rollout.prompts=2", "rollout.group=4", "run.iterations=2",
+)  # fmt: skip
+# With so few iterations, only a high rate and no average change a picture.
+OF_SD35 = (
+    *SHORT,
+    "optimizer.learning_rate=0.02",
+    "optimizer.ema=null",
+    "model.dtype=float32",
+    "model.call.height=16",
+    "model.call.width=16",
+)
+SWAPS_OF_SD35 = {"height=512": "height=16", "width=512": "width=16", "steps=40": "steps=4", '"cuda"': '"cpu"'}
+
+
+@pytest.fixture
+def sd35(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Stable Diffusion 3.5 Medium: its first blocks attend twice, as those of the real one."""
+
+    def build() -> Any:
+        parts = sd3_parts()
+        config = parts["transformer"].config
+        parts["transformer"] = type(parts["transformer"]).from_config(config, dual_attention_layers=(0,))
+        return diffusers.StableDiffusion3Pipeline(**parts)
+
+    folder = tmp_path_factory.mktemp("model") / "sd35"
+    Tiny(build).fresh().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def wan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "wan"
+    VIDEOS["WanPipeline"].fresh().save_pretrained(folder)
+    return folder
+
+
+def test_every_walkthrough_is_followed() -> None:
+    assert set(PAGES) == {"own_reward", "video", "full_weights", "votes"}
+    (page, body) = "a\n\nb <<'END'\nflowgrpo\n\nEND\nc\n", "b <<'END'\nflowgrpo\n\nEND"
+    assert list(scripts(page)) == ["a", body, "c"]
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        image.load()
+        return image.size
+
+
+def frames_in(path: Path) -> int:
+    import av
+
+    with av.open(str(path)) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+def more_colourful(left: bytes, right: bytes) -> str:
+    """The side of the picture with the larger spread of colours."""
+    pictures = (pil_to_tensor(Image.open(io.BytesIO(side))).float() for side in (left, right))
+    values = [(picture.amax(0) - picture.amin(0)).mean().item() for picture in pictures]
+    return "left" if values[0] > values[1] else "right"
+
+
+def people(patch: pytest.MonkeyPatch, choose: Callable[[bytes, bytes], str]) -> None:
+    """Let somebody vote on every pair as soon as a page of votes is served, and then press Ctrl-C."""
+    serve = VoteServer.serve_forever
+
+    def voted(server: VoteServer) -> None:
+        answering = threading.Thread(target=serve, args=(server, 0.05))
+        answering.start()
+        try:
+            client = Client(server)
+            for number in range(client.json("progress")["total"]):
+                pair = client.json(f"pairs/{number}")
+                sides = [client.get(next(iter(pair[side].values())))[1] for side in ("left", "right")]
+                assert client.vote(number, choose(*sides))[0] == 200
+        finally:
+            server.shutdown()
+            answering.join()
+        raise KeyboardInterrupt
+
+    patch.setattr(VoteServer, "serve_forever", voted)
+
+
+@pytest.mark.slow
+def test_a_lora_for_a_reward_of_ones_own(tmp_path: Path, command: Command, sd35: Path) -> None:
+    swaps = {**SWAPS_OF_SD35, SD35: str(sd35), "float16": "float32"}
+    Walker(tmp_path, command, swaps, {"colourful.yaml": (*OF_SD35, f"model.path={sd35}")}).follow(PAGES["own_reward"])
+    assert size_of(tmp_path / "colourful.png")[0] > 400
+    before, after = (pil_to_tensor(Image.open(tmp_path / name / "000-0.png")) for name in ("before", "after"))
+    assert before.shape == after.shape == (3, 16, 16)
+    assert not torch.equal(before, after)
+    assert size_of(tmp_path / "lighthouse.png") == (16, 16)
+    assert (tmp_path / "colourful.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not can_encode(), reason="the package av is not installed")
+def test_a_video_model(tmp_path: Path, command: Command, wan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"height=240": "height=32", "width=416": "width=32", "num_frames=33": "num_frames=9", "steps=50": "steps=4"}
+    small = [
+        f"model.path={wan}",
+        "optimizer.ema=null",
+        "optimizer.learning_rate=0.02",
+        *SHORT,
+        *(f"model.call.{word}" for word in list(sizes.values())[:3]),
+    ]
+    walker = Walker(tmp_path, command, {**sizes, WAN: str(wan), '"cuda"': '"cpu"'}, {"steady.yaml": small})
+    people(monkeypatch, lambda left, right: "left" if len(left) > len(right) else "right")
+    walker.follow(PAGES["video"])
+    assert frames_in(tmp_path / "steady.mp4") == frames_in(tmp_path / "boat" / "boat.mp4") == 9
+    assert b"video/webm" in (tmp_path / "steady.html").read_bytes()
+    assert size_of(tmp_path / "boat.gif") == (32, 32)
+    assert list((tmp_path / "runs" / "steady" / "gallery").glob("videos/*/*.webm"))
+    assert len(read_votes(tmp_path / "runs" / "steady" / "votes.jsonl")[0]) == 4
+
+
+@pytest.mark.slow
+def test_full_weights_on_several_processes(tmp_path: Path, command: Command, sd35: Path) -> None:
+    small = {
+        "full.yaml": ("rollout.group=4", "run.iterations=2", "evaluate={every: 2, prompts: 6, quick: null}"),
+        "full-sd35.yaml": (*OF_SD35, f"model.path={sd35}"),
+    }
+    Walker(tmp_path, command, {**SWAPS_OF_SD35, "bfloat16": "float32"}, small).follow(PAGES["full_weights"])
+    assert "2 processes" in (tmp_path / "runs" / "full" / "run.log").read_text(encoding="utf-8")
+    assert "2 processes" in (tmp_path / "runs" / "full-sd35" / "run.log").read_text(encoding="utf-8")
+    assert size_of(tmp_path / "full.png")[0] > 400
+    assert size_of(tmp_path / "circle-and-square.png") == (64, 64)
+    assert size_of(tmp_path / "lighthouse.png") == (16, 16)
+
+
+@pytest.mark.slow
+def test_from_votes_to_a_model(tmp_path: Path, command: Command, sd35: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {
+        "": ("rollout.prompts=2", "evaluate.prompts=40", "evaluate.seeds=2", "evaluate.quick=null"),
+        "chosen.yaml": ("evaluate.prompts=12", "evaluate.every=4", "run.iterations=4", "evaluate.quick=null"),
+        "chosen-sd35.yaml": (*OF_SD35, f"model.path={sd35}", "run.iterations=1"),
+    }
+    files = {name: tmp_path / "runs" / name / "votes.jsonl" for name in ("before", "chosen", "before-sd35")}
+    people(monkeypatch, more_colourful)
+    Walker(tmp_path, command, {}, small).follow(PAGES["votes"])
+    votes = read_votes(files["before"])[0]
+    assert len(votes) == 40
+    assert {(vote.left.iteration, vote.right.iteration) for vote in votes} == {(0, 0)}
+    assert {frozenset({vote.left.iteration, vote.right.iteration}) for vote in read_votes(files["chosen"])[0]} == {
+        frozenset({0, 4})
+    }
+    assert len(read_votes(files["before-sd35"])[0]) == 4 * 6  # six pairs of four pictures, for four prompts
+    rows = (tmp_path / "runs" / "chosen" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    first, last = json.loads(rows[0]), json.loads(rows[-1])
+    assert last["eval/choices"] > first["eval/choices"]
+    assert size_of(tmp_path / "chosen.png")[0] > 400
