@@ -76,6 +76,8 @@ def diagnosis(recipe: Recipe, folder: Path, report: Report, updates: int = 8) ->
     recipe = _changed(recipe, sampler={"plan": {"name": "window", "window": "all"}}, objective={"surrogate": "clip"})
     trainer = _trainer(recipe, folder)
     policy = flow_task(trainer).policy
+    if flow_task(trainer).sized is not None:
+        raise ValueError("this measures rollouts of one size; name prompts without columns height and width")
     rows, experience = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, experience)
     advantages = trainer.advantages(scores, experience, rows)

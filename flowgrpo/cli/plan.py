@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,10 @@ RecipeArgument = Annotated[
     list[str] | None,
     typer.Argument(help="A recipe (name or YAML file), then key=value overrides.", metavar="[RECIPE] [KEY=VALUE]..."),
 ]
+
+
+MOST_SIZES = 12
+"""Most sizes of prompts that `plan` lists."""
 
 
 def split(words: list[str] | None) -> tuple[str | None, list[str]]:
@@ -74,12 +79,13 @@ def plan(
         if draw or svg is not None:
             _draw_tree(recipe, iteration, draw, svg)
         return _print_findings(checked)
+    _print_sizes(checked)
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
     machine = machine_of(source)
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
-        _print_estimate(recipe, card, count, utilisation, machine.get("prompts"), sharding)
+        _print_estimate(_of_largest(recipe, checked), card, count, utilisation, machine.get("prompts"), sharding)
     _print_findings(checked)
 
 
@@ -149,6 +155,37 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         say(f"trained edges: {line}")
     for warning in expected.warnings:
         say(f"note: {warning}")
+
+
+def _print_sizes(checked: Checked) -> None:
+    """Print how many prompts have each size, if prompts have sizes."""
+    from ..training.images.prompt_sizes import size_counts
+
+    data = checked.data
+    for name, rows in () if data is None else (("training", data.train.rows), ("held-out", data.heldout)):
+        counts = size_counts(rows)
+        if set(counts) <= {None}:
+            continue
+        named = [
+            f"{'the size of the call' if size is None else f'{size[0]} × {size[1]}'}: {count:,}"
+            for size, count in counts.items()
+        ]
+        more = f", and {len(named) - MOST_SIZES} more sizes" if len(named) > MOST_SIZES else ""
+        say(f"{name} prompts by size (height × width): {', '.join(named[:MOST_SIZES])}{more}")
+
+
+def _of_largest(recipe: Recipe, checked: Checked) -> Recipe:
+    """The recipe with the largest size of a prompt as the size of the call, for the estimate of memory."""
+    from ..training.images.prompt_sizes import SIDES, largest
+
+    data = checked.data
+    size = None if data is None else largest([*data.train.rows, *data.heldout])
+    own = [side for name in SIDES if type(side := recipe.model.call.get(name)) is int]
+    if size is None or (len(own) == len(SIDES) and math.prod(own) >= math.prod(size)):
+        return recipe
+    say(f"the estimate is for the largest size of a prompt, {size[0]} × {size[1]}, as if all prompts had it")
+    model = recipe.model.model_copy(update={"call": {**recipe.model.call, **dict(zip(SIDES, size))}})
+    return recipe.model_copy(update={"model": model})
 
 
 def _print_estimate(

@@ -134,7 +134,8 @@ def sample(
 
         for path in sample_images(
             model, _plain(rows), out, seed=seed, count=count, noise=noise, overrides=overrides, base=base,
-            checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps, say=say,
+            checkpoint=checkpoint, lora_scale=lora_scale, animation=animation, fps=fps,
+            rows=rows if height is None and width is None else (), say=say,
         ):  # fmt: skip
             say(str(path))
         return

@@ -55,6 +55,18 @@ WORLDS = ("scenes", "arithmetic")
 SPLITS = ("heldout", "test", "train")
 
 
+Side = Annotated[int, Field(ge=1)]
+"""A height or a width, in pixels."""
+Bucket = Annotated[tuple[Side, Side], Field(strict=False)]  # YAML has lists, not tuples
+"""A height and a width."""
+
+
+def _buckets_of_images(recipe: Any, section: DataConfig) -> list[str]:
+    if section.buckets and recipe.task == "text":
+        return ["data.buckets are sizes of images, and this is a recipe of text; leave it out"]
+    return []
+
+
 class DataConfig(Section):
     """Prompts: a file (.txt with a prompt per line, .jsonl, .json, .csv, .tsv, .parquet) or a data set of `datasets`.
 
@@ -62,7 +74,7 @@ class DataConfig(Section):
     `hub:owner/name?split=test&config=main&revision=v1&column=caption`. Rewards get the columns other than the prompt.
     """
 
-    needs = rounds_need("data.templates", "templates")
+    needs = (*rounds_need("data.templates", "templates"), _buckets_of_images)
 
     train: str = Field("scenes:train", description="A file, a data set, `scenes:train` or `arithmetic:train`.")
     heldout: str | None = Field(
@@ -77,6 +89,12 @@ class DataConfig(Section):
         default_factory=list,
         description="Prompt augmentation by texts with `{prompt}` in them. A prompt is sampled with each template, all "
         "its samples are one group, and rewards see only the prompt. Evaluations use the prompt without a template.",
+    )
+
+    buckets: list[Bucket] = Field(
+        default_factory=list,
+        description="Images: sizes, each as height and width, to which the sizes of prompts are rounded. A prompt gets "
+        "the size with the nearest aspect ratio. Prompts have sizes if their file has columns `height` and `width`.",
     )
 
     @field_validator("templates")

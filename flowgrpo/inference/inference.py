@@ -19,13 +19,15 @@ from ..training.data import PromptRow, column_names
 from ..training.evaluating import evaluation_key
 from ..training.folder.run_folder import save_image, write_text
 from ..training.images.evaluator import company_of
+from ..training.images.sized_rollout import chosen, sizes_of
 from ..training.planning import steps_of
+from ..training.prompts.prompt_rows import Size
 from ..training.recipe_prompts import cuts_completions, read_heldout, read_split
 from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
-from .opening import ImageModel, image_recipe, is_run, open_images
+from .opening import ImageModel, check_sizes, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
 
 Say = Callable[[str], None]
@@ -67,6 +69,7 @@ def sample_images(
     lora_scale: float | None = None,
     animation: Path | None = None,
     fps: float | None = None,
+    rows: Sequence[PromptRow] = (),
     say: Say = silent,
 ) -> list[Path]:
     """Sample and write PNG files; existing files are not overwritten.
@@ -88,6 +91,7 @@ def sample_images(
         lora_scale: for a LoRA, the factor of its effect; 1 is as trained.
         animation: file of a video, see `Animation`; the frames of a PNG file stand side by side.
         fps: frames a second of the video; by default as the call says.
+        rows: the prompts with the columns of their file, if images are to have the sizes of the file.
         say: called with lines that say what is done.
 
     Raises:
@@ -103,16 +107,18 @@ def sample_images(
             raise ValueError(f"{path} exists; name another folder with --out")
     moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
+    check_sizes(model, recipe, rows, base, checkpoint)
     say(f"{len(paths)} image(s) by {_named(model, checkpoint)}: {how(recipe)}")
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint, lora_scale=lora_scale)
     texts: Sequence[str] = [text for text in prompts for _ in range(count)]
     keys = [address(seed + k, p) for p in range(len(prompts)) for k in range(count)]
     places = list(range(len(texts)))
+    sizes = [row.size for row in opened.sized(rows) for _ in range(count)] or [None] * len(texts)
     if noise is not None:
         keys = [noise] * len(prompts)
         if is_run(model) and len(prompts) == 1 and not overrides:
-            texts, keys, places = _company(opened, prompts[0], noise, say)
-    images = opened.evaluator(texts).images(texts, keys)
+            texts, keys, places, sizes = _company(opened, prompts[0], noise, sizes[0], say)
+    images = opened.evaluator(texts).images(texts, keys, sizes=sizes)
     out.mkdir(parents=True, exist_ok=True)
     for path, place in zip(paths, places, strict=True):
         save_image(path, images[place])
@@ -132,28 +138,33 @@ def how(recipe: Recipe) -> str:
     return f"{recipe.model.dtype}, {steps} steps, batch {recipe.rollout.batch}{call}"
 
 
-def _company(opened: ImageModel, prompt: str, noise: int, say: Say) -> tuple[Sequence[str], list[int], list[int]]:
-    """Prompts and noises of the images that a run's evaluations made in one batch with an image, and its place there.
+def _company(
+    opened: ImageModel, prompt: str, noise: int, size: Size | None, say: Say
+) -> tuple[Sequence[str], list[int], list[int], list[Size | None]]:
+    """What a run's evaluations made in one batch with an image: prompts, noises, the image's place, and sizes.
 
     The whole batch is needed, because the rounding of a state depends on the other states of its batch. An image that
     is not from the run's evaluations is alone.
     """
     recipe = opened.recipe
     try:
-        rows = [row for row in read_heldout(recipe) for _ in range(recipe.evaluate.seeds)]
+        rows = [row for row in opened.sized(read_heldout(recipe)) for _ in range(recipe.evaluate.seeds)]
     except (OSError, ValueError) as error:
         say(f"the image is made alone, so it is the same up to rounding: {error}")
-        return [prompt], [noise], [0]
+        return [prompt], [noise], [0], [size]
     keys = evaluation_noises(rows, recipe.evaluate.seeds)
     places = [k for k, row in enumerate(rows) if row.text == prompt and keys[k] == noise]
     if not places:
         say("no image of the run's evaluations has this prompt and noise; the image is made alone")
-        return [prompt], [noise], [0]
-    first = places[0] // company_of(recipe) * company_of(recipe)
-    together = slice(first, first + company_of(recipe))
-    chosen = opened.illustrated(rows[together], str(recipe.data.heldout))
-    say(f"the image is made with the {len(chosen) - 1} other image(s) of its batch, as in the run's evaluations")
-    return [row.prompt for row in chosen], keys[together], [places[0] - first]
+        return [prompt], [noise], [0], [size]
+    # A batch holds images of one size.
+    mates = [k for k, row in enumerate(rows) if row.size == rows[places[0]].size]
+    place = mates.index(places[0])
+    first = place // company_of(recipe) * company_of(recipe)
+    together = mates[first : first + company_of(recipe)]
+    company = opened.illustrated(chosen(rows, together), str(recipe.data.heldout))
+    say(f"the image is made with the {len(company) - 1} other image(s) of its batch, as in the run's evaluations")
+    return [row.prompt for row in company], chosen(keys, together), [place - first], sizes_of(company)
 
 
 def evaluation_noises(rows: Sequence[PromptRow], seeds: int) -> list[int]:
@@ -214,24 +225,30 @@ def evaluate_model(
     say(f"scoring {total} samples")
     scores = rewards.score(*asked(rows, experience))
     rewards.close()
+    # Samples of several sizes are in the order of the sizes; the run's evaluation is in the order of the prompts.
+    owners = experience.prompt_of_sample
+    order = sorted(range(len(owners)), key=owners.__getitem__)
     if index is not None:
         done = 0 if base else iterations_done(model, checkpoint)
-        records = sample_records(rows, experience, scores)
+        numbers = sorted(range(len(order)), key=order.__getitem__)
+        records = chosen(sample_records(rows, experience, scores, numbers), order)
         if not isinstance(recipe, Recipe):
-            write_completions(index, "eval", done, records, experience.samples)
+            write_completions(index, "eval", done, records, chosen(experience.samples, order))
         else:
-            _write_images(index, done, records, experience.samples)
-    return _summaries(scores, torch.tensor(experience.prompt_of_sample))
+            _write_images(index, done, records, chosen(experience.samples, order))
+    return _summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
 
 
-def _write_images(index: Path, iteration: int, records: Iterable[Mapping[str, Any]], images: torch.Tensor) -> None:
+def _write_images(
+    index: Path, iteration: int, records: Iterable[Mapping[str, Any]], images: Iterable[torch.Tensor]
+) -> None:
     """Write the images of an evaluation beside a new index of them; the index comes last.
 
     Args:
         index: the file to write.
         iteration: number of iterations that trained the model.
         records: one for each image.
-        images: [N, 3, H, W], or videos [N, F, 3, H, W].
+        images: N images [3, H, W], or videos [F, 3, H, W].
     """
     index.parent.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -252,8 +269,9 @@ def _evaluated(
         task = text_task(model, recipe, base=base, checkpoint=checkpoint)
         return task.evaluation(rows, keys, Clock(CPU, task.clock_parts), seen)
     say(how(recipe))
+    check_sizes(model, recipe, rows, base, checkpoint)
     opened = open_images(model, recipe, base=base, checkpoint=checkpoint)
-    rows[:] = opened.illustrated(rows, source)
+    rows[:] = opened.illustrated(opened.sized(rows), source)
     evaluator = opened.evaluator([row.prompt for row in rows])
     return evaluator.evaluation(rows, keys, Clock(CPU, FlowTask.clock_parts), seen)
 

@@ -17,15 +17,19 @@ from ..pipelines.acceleration import compile_blocks, use_attention
 from ..pipelines.capture import PipelineCall
 from ..pipelines.denoiser import Denoiser
 from ..pipelines.placement import place
+from ..pipelines.policy import FlowPolicy
 from ..pipelines.prompt_cache import PromptCache
 from ..training.checking import call_faults
 from ..training.data import PromptRow
 from ..training.distributed.processes import launched
 from ..training.images.conditioning import call_parameters, illustrated
 from ..training.images.evaluator import Evaluator
+from ..training.images.prompt_sizes import SIDES, sized
+from ..training.images.sized_rollout import SizedPolicies
 from ..training.lora_start import begin
 from ..training.model_paths import DTYPES, call_arguments, load_pipeline, model_folder, quiet_libraries
 from ..training.planning import steps_of
+from ..training.prompts.prompt_rows import Size
 from ..training.session import flow_policy, lora_spec
 from ..weights.json_files import read_json_object
 from ..weights.saving import local_folder
@@ -113,12 +117,14 @@ class ImageModel:
         pipe: the pipeline; if the model is a run, with the run's trained weights.
         call: arguments of the pipeline's call.
         weights: weights of the pipeline's denoiser.
+        folder: the folder of the pipeline, or its hub id.
     """
 
     recipe: Recipe
     pipe: Any
     call: dict[str, Any]
     weights: TrainedWeights
+    folder: str
 
     @cached_property
     def cache(self) -> PromptCache:
@@ -128,6 +134,11 @@ class ImageModel:
     def illustrated(self, rows: list[PromptRow], source: str) -> list[PromptRow]:
         """The prompts of a file with their pictures, if the model takes any."""
         return illustrated(rows, source, self.call, PipelineCall(self.pipe, self.call).parameters)
+
+    def sized(self, rows: Sequence[PromptRow]) -> list[PromptRow]:
+        """The prompts of a file with their sizes, if the model takes any."""
+        parameters = PipelineCall(self.pipe, self.call).parameters
+        return sized(list(rows), self.recipe, self.folder, self.call, parameters)
 
     @torch.no_grad()
     def evaluator(self, prompts: Sequence[str]) -> Evaluator:
@@ -141,9 +152,15 @@ class ImageModel:
         if settings.release_text_encoders:
             self.cache.release()
         steps = steps_of(self.recipe, evaluation=True)
-        denoiser = Denoiser(self.pipe, num_steps=steps, call=self.call, variant=settings.variant, example=prompts[0])
-        denoiser.self_check(list(prompts[:2]))
-        return Evaluator(self.recipe, flow_policy(self.recipe, denoiser, self.weights))
+
+        def policy(size: Size | None = None) -> FlowPolicy:
+            call = self.call if size is None else {**self.call, **dict(zip(SIDES, size))}
+            denoiser = Denoiser(self.pipe, num_steps=steps, call=call, variant=settings.variant, example=prompts[0])
+            denoiser.self_check(list(prompts[:2]))
+            return flow_policy(self.recipe, denoiser, self.weights)
+
+        own = policy()
+        return Evaluator(self.recipe, own, SizedPolicies(own, policy))
 
 
 def guidance_argument(model: str) -> str:
@@ -171,6 +188,18 @@ def guidance_argument(model: str) -> str:
             "its model takes: write --set model.call.true_cfg_scale=NUMBER or --set model.call.guidance_scale=NUMBER"
         )
     return found[0]
+
+
+def check_sizes(model: str, recipe: Recipe, rows: Sequence[PromptRow], base: bool, checkpoint: str | None) -> None:
+    """Refuse sizes of prompts that the pipeline cannot make, before the pipeline loads; see `open_images`.
+
+    Raises:
+        ValueError: a size is none, or the pipeline cannot make it. The message names file and line.
+    """
+    folder, _ = _files(model, recipe, base or checkpoint is not None)
+    parameters = call_parameters(folder)
+    if parameters is not None:
+        sized(list(rows), recipe, folder, call_arguments(folder, recipe.model.call), parameters)
 
 
 def _check_call(folder: str, recipe: Recipe) -> None:
@@ -223,7 +252,7 @@ def open_images(
         weights.scale_lora(lora_scale)
     if settings.compile:
         compile_blocks(pipe)
-    return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights)
+    return ImageModel(recipe, pipe, call_arguments(folder, settings.call), weights, folder)
 
 
 def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:

@@ -28,6 +28,7 @@ class Inputs:
         columns: name -> B values.
         groups: B group ids; None if unknown.
         first: number of the first sample. Earlier samples of the rollout may have been scored before.
+        rows: the number of each sample after `first`; None if the samples are numbered one after the other.
     """
 
     samples: Tensor | list[str]
@@ -35,6 +36,11 @@ class Inputs:
     columns: dict[str, list[Any]]
     groups: list[int] | None
     first: int = 0
+    rows: tuple[int, ...] | None = None
+
+    def number(self, row: int) -> int:
+        """The number of a sample in messages."""
+        return self.first + (row if self.rows is None else self.rows[row])
 
     def take(self, rows: list[int]) -> tuple[Any, list[str], dict[str, list[Any]], list[int] | None]:
         if isinstance(self.samples, Tensor):
@@ -96,7 +102,7 @@ def keep(folder: Path, name: str, inputs: Inputs, rows: list[int], error: Except
     partial.mkdir()
     samples, prompts, columns, groups = inputs.take(rows)
     for i, row in enumerate(rows):
-        number = inputs.first + row
+        number = inputs.number(row)
         facts: dict[str, Any] = {"reward": name, "error": f"{type(error).__name__}: {error}", "index": number}
         facts.update(prompt=prompts[i], columns={key: column[i] for key, column in columns.items()})
         if groups is not None:

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,63 +20,8 @@ from torch import Tensor
 from .base import InvalidScores, MissingDependency, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs, check_inputs, keep
 from .registry import build, check_options, resolve
+from .score_batches import RewardBatch, join_scores
 from .time_limit import TimedOut
-
-
-@dataclass(frozen=True)
-class RewardBatch:
-    """Scores of B samples by K rewards.
-
-    Attributes:
-        values: [B, K] float32 on the CPU; NaN where a reward does not apply.
-        names: K names.
-        weights: [K] float32.
-        sub_scores: reward -> name -> [B] floats, for rewards that have sub-scores.
-        notes: reward -> [B] strings, for rewards that write notes.
-        seconds: reward -> time spent, retries included.
-        answers: reward -> [B] strings, what the reward read in each sample, or None if it read nothing; for rewards
-            that give answers.
-        parts: reward -> [B] lists, the scores of the parts of each completion, or None; for rewards that score parts.
-    """
-
-    values: Tensor
-    names: tuple[str, ...]
-    weights: Tensor
-    sub_scores: dict[str, dict[str, list[float]]]
-    notes: dict[str, list[str]]
-    seconds: dict[str, float]
-    answers: dict[str, list[str | None]] = field(default_factory=dict)
-    parts: dict[str, list[list[float] | None]] = field(default_factory=dict)
-
-    def counted(self) -> RewardBatch:
-        """Return the batch without the columns of rewards of weight 0. These rewards are only recorded."""
-        counts = self.weights != 0
-        names = tuple(name for name, own in zip(self.names, counts.tolist()) if own)
-        return replace(self, values=self.values[:, counts], names=names, weights=self.weights[counts])
-
-    def record(self, row: int) -> dict[str, Any]:
-        """Return the record of one sample for JSON: `rewards`, `sub_scores`, `notes`, and `parts` if they were scored.
-
-        NaN becomes None.
-        """
-
-        def plain(value: float) -> float | None:
-            return None if math.isnan(value) else value
-
-        parts = {
-            name: [plain(score) for score in own]
-            for name, column in self.parts.items()
-            if (own := column[row]) is not None
-        }
-        return {
-            "rewards": {name: plain(self.values[row, k].item()) for k, name in enumerate(self.names)},
-            "sub_scores": {
-                name: {key: plain(column[row]) for key, column in subs.items()}
-                for name, subs in self.sub_scores.items()
-            },
-            "notes": {name: notes[row] for name, notes in self.notes.items() if notes[row]},
-            **({"parts": parts} if parts else {}),
-        }
 
 
 class RewardSet:
@@ -122,7 +67,7 @@ class RewardSet:
 
     def score(
         self,
-        samples: Tensor | Sequence[str],
+        samples: Tensor | Sequence[str] | Sequence[Tensor],
         prompts: Sequence[str],
         columns: Mapping[str, Sequence[Any]] | None = None,
         groups: Tensor | Sequence[int] | None = None,
@@ -131,7 +76,9 @@ class RewardSet:
         """Score B samples with every reward.
 
         Args:
-            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; or B completions.
+            samples: images [B, 3, H, W] or videos [B, F, 3, H, W], float in [0, 1]; a list of B images [3, H, W] or
+                videos [F, 3, H, W] of several sizes, of which each size is scored in calls of its own; or B
+                completions. The images of a group have one size.
             prompts: B prompts.
             columns: the prompt file's further columns, name -> B values.
             groups: B group ids, in any order; rewards that compare whole groups need them.
@@ -146,10 +93,37 @@ class RewardSet:
             RewardError: a reward raised or returned something unusable.
             MissingDependency: a reward imports a package that is not installed.
         """
-        inputs = replace(check_inputs(samples, prompts, columns or {}, groups), first=first)
+        if isinstance(samples, Tensor) or not any(isinstance(sample, Tensor) for sample in samples):
+            return self._score(replace(check_inputs(samples, prompts, columns or {}, groups), first=first))
+        return self._by_size(list(samples), prompts, columns or {}, groups, first)
+
+    def _by_size(
+        self,
+        samples: Sequence[Any],
+        prompts: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+        groups: Tensor | Sequence[int] | None,
+        first: int,
+    ) -> RewardBatch:
+        """Score images of several sizes, one size after the other."""
+        sizes: dict[tuple[int, ...], list[int]] = {}
+        for row, image in enumerate(samples):
+            sizes.setdefault(tuple(image.shape), []).append(row)
+        parts = []
+        for rows in sizes.values():
+            own = {name: [column[row] for row in rows] for name, column in columns.items()}
+            chosen = None if groups is None else [int(groups[row]) for row in rows]
+            images = torch.stack([samples[row] for row in rows])
+            inputs = check_inputs(images, [prompts[row] for row in rows], own, chosen)
+            parts.append(self._score(replace(inputs, first=first, rows=tuple(rows))))
+        order = [row for rows in sizes.values() for row in rows]
+        return join_scores(parts).taken(sorted(range(len(order)), key=order.__getitem__))
+
+    def _score(self, inputs: Inputs) -> RewardBatch:
+        """Score samples that are checked."""
         kind = "images" if isinstance(inputs.samples, Tensor) else "completions"
         for reward in self.rewards:
-            reward.check(kind, inputs.columns, grouped=groups is not None)
+            reward.check(kind, inputs.columns, grouped=inputs.groups is not None)
         values = torch.full((len(inputs.prompts), len(self.rewards)), math.nan, dtype=torch.float32)
         sub_scores: dict[str, dict[str, list[float]]] = {}
         notes: dict[str, list[str]] = {}
@@ -216,7 +190,7 @@ class RewardSet:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _failure(self, reward: Reward, inputs: Inputs, rows: list[int], error: Exception, attempts: int) -> RewardError:
-        numbers = [inputs.first + row for row in rows]
+        numbers = [inputs.number(row) for row in rows]
         index = numbers[0] if len(rows) == 1 else None
         prompt = inputs.prompts[rows[0]]
         where = (

@@ -17,6 +17,7 @@ from .credit.from_scores import Credit
 from .data import IMAGE, column_names, prompt_path
 from .extensions.extension import Extensions
 from .images.conditioning import Parameters, call_parameters, take_pictures
+from .images.prompt_sizes import bucket_faults, take_sizes
 from .lora_start import with_start
 from .model_paths import (
     RECOMMENDED,
@@ -151,6 +152,8 @@ def _call(found: Checked, recipe: Recipe) -> None:
             "because model.release_text_encoders is true; write false to encode prompts when they are drawn"
         )
         found.findings.append(Fault("note", text, "model.release_text_encoders"))
+    found.findings += [Fault("fault", fault, "data.buckets") for fault in bucket_faults(recipe, folder)]
+    found.attempt("data.train", take_sizes, data, recipe, folder, call, parameters)
     found.attempt("data.train", take_pictures, data, recipe, call, parameters)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         texts = [row.text for row in rows]

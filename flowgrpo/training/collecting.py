@@ -24,6 +24,7 @@ from ..configs.sections import PROMPT
 from ..core.addressing import address
 from ..rewards.base import Reward
 from ..rewards.runner import RewardBatch, RewardSet
+from ..rewards.score_batches import join_scores
 from ..rewards.threads import Line
 from ..weights.averages import Ema
 from .credit.pooling import Batch, asked
@@ -32,7 +33,7 @@ from .distributed.processes import Processes
 from .extensions.extension import Extensions
 from .reporting.clock import Clock
 from .tasks import Collected, Task
-from .uneven_groups import collect_rounds, join_scores, refuse_comparisons
+from .uneven_groups import collect_rounds, refuse_comparisons
 
 
 def runs_elsewhere(reward: Reward, device: torch.device) -> bool:

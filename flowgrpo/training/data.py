@@ -198,13 +198,28 @@ def column_names(rows: Sequence[PromptRow], parts: bool = False) -> list[str]:
     return [*found, "parts"]
 
 
-def columns_of(rows: Sequence[PromptRow], parts: Parts | None = None) -> dict[str, list[Any]]:
+def values_of(rows: Sequence[PromptRow], name: str) -> list[Any]:
+    """The values of a column, None where a prompt lacks it. A column of a table is read as a whole."""
+    first = rows[0].columns if rows else None
+    if not isinstance(first, StoredColumns) or 10 * len(rows) < len(first.table):
+        return [row.columns.get(name) for row in rows]
+    if name not in first:
+        return [None] * len(rows)
+    values = first.table.values(name)
+    return [values[_row_number(row)] for row in rows]
+
+
+def columns_of(
+    rows: Sequence[PromptRow], parts: Parts | None = None, among: Sequence[PromptRow] | None = None
+) -> dict[str, list[Any]]:
     """The columns of several prompts, `None` where a prompt lacks a column; with `parts`, also a column of their texts.
+
+    With `among`, also the columns that only these prompts have.
 
     Raises:
         ValueError: see `column_names`.
     """
-    names = column_names(rows, parts is not None)
+    names = column_names(rows if among is None else among, parts is not None)
     return {
         name: parts.texts if parts is not None and name == "parts" else [row.columns.get(name) for row in rows]
         for name in names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +34,14 @@ from .folder.run_folder import RunFolder
 from .images.conditioning import take_pictures
 from .images.critic import Critic
 from .images.evaluator import Evaluator
+from .images.prompt_sizes import SIDES, take_sizes
+from .images.sized_rollout import SizedPolicies
 from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
 from .planning import levels_of, planner, steps_of
+from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
 from .recipe_prompts import cuts_completions, with_revisions
 from .reporting.reporter import Reporter
@@ -186,7 +190,15 @@ def load_flow_task(
     if model.attention is not None:
         use_attention(pipe, model.attention)
     call = call_arguments(folder, model.call)
-    take_pictures(data, recipe, call, PipelineCall(pipe, call).parameters)
+    parameters = PipelineCall(pipe, call).parameters
+    take_sizes(data, recipe, folder, call, parameters)
+    take_pictures(data, recipe, call, parameters)
+    has_sizes = any(row.size is not None for row in [*data.train.rows, *data.heldout])
+    if has_sizes and shard is not None:
+        raise ValueError(
+            "prompts have sizes of their own, and the weights are in shards (FSDP2), whose processes must make equal "
+            "calls; use ZeRO-2 or a LoRA, or leave the columns height and width out"
+        )
     if model.train == "lora":
         weights = TrainedWeights.lora(pipe, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
@@ -207,21 +219,28 @@ def load_flow_task(
             cache.encode([row.prompt])
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
-    policies = []
-    for number in (steps_of(recipe), steps_of(recipe, evaluation=True)):
-        shown = [row.prompt for row in data.train.rows[:2]]
-        denoiser = Denoiser(pipe, num_steps=number, call=call, variant=model.variant, example=shown[0])
+    shown = [row.prompt for row in data.train.rows[:2]]
+
+    def checked_policy(number: int, size: Size | None = None) -> FlowPolicy:
+        """The policy on a number of steps, for images of a size, after the check of its replay."""
+        own = call if size is None else {**call, **dict(zip(SIDES, size))}
+        denoiser = Denoiser(pipe, num_steps=number, call=own, variant=model.variant, example=shown[0])
         with torch.enable_grad():
             denoiser.self_check(shown)
-        policies.append(flow_policy(recipe, denoiser, weights))
-    policy, evaluator = policies[0], Evaluator(recipe, policies[1])
+        return flow_policy(recipe, denoiser, weights)
+
+    numbers = steps_of(recipe), steps_of(recipe, evaluation=True)
+    policy, second = (checked_policy(number) for number in numbers)
+    sized = [SizedPolicies(own, partial(checked_policy, number)) for own, number in zip((policy, second), numbers)]
+    evaluator = Evaluator(recipe, second, sized[1])
     critic = None
     if recipe.critic is not None:
         critic = Critic(
-            recipe.critic, denoiser.probe.latent_shape, cache.features, data.train.rows[0].text,
+            recipe.critic, second.denoiser.probe.latent_shape, cache.features, data.train.rows[0].text,
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
-    return FlowTask(recipe, policy, evaluator, planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas)), critic)
+    plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
+    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized[0] if has_sizes else None)
 
 
 def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +26,11 @@ from .data import PromptRow
 from .folder.checkpoint import Stateful
 from .images.critic import Critic
 from .images.evaluator import Evaluator
+from .images.sized_rollout import SizedPolicies, by_size, chosen, own_cuts, sized_rollout, sizes_of
+from .joined_rollouts import JoinedObjective, Samples
 from .losses.objective import Objective, ObjectiveSetting
-from .planning import budget_line, clip_bounds, forecast, levels_of
+from .planning import budget_line, clip_bounds, forecast, levels_of, planner
+from .prompts.prompt_rows import Size
 from .reporting.clock import Clock
 
 
@@ -34,7 +38,7 @@ class Collected(Protocol):
     """A finished rollout: L samples of some prompts, and N nodes that lead to the samples (for completions, N = L)."""
 
     @property
-    def samples(self) -> Tensor | list[str]:
+    def samples(self) -> Samples:
         """L images, videos or completions, as rewards take them."""
 
     @property
@@ -198,6 +202,7 @@ class FlowTask(PolicyTask):
         evaluator: samples in evaluations. It has the same weights, and maybe another number of steps.
         plan_for: the plan of each iteration.
         critic: predicts rewards of states; None if the recipe has no critic.
+        sized: the policies of the sizes of prompts; None if no prompt has a size of its own.
     """
 
     noun = "images"
@@ -211,12 +216,15 @@ class FlowTask(PolicyTask):
         evaluator: Evaluator,
         plan_for: Callable[[int], Plan],
         critic: Critic | None = None,
+        sized: SizedPolicies | None = None,
     ) -> None:
         self.recipe, self.policy, self.evaluator, self.plan_for, self.critic = (
             recipe, policy, evaluator, plan_for, critic,
         )  # fmt: skip
+        self.sized = sized
         self.controls = Controls(variance=recipe.objective.get("variance"))
         self.elements = math.prod(policy.denoiser.probe.latent_shape)
+        self._planners: dict[Size, Callable[[int], Plan]] = {}
 
     @property
     def result(self) -> str:
@@ -228,10 +236,16 @@ class FlowTask(PolicyTask):
         return {"anchor": self.recipe.reference, "old": self.recipe.objective.get("old")}
 
     def objective(self, old: Callable[[], AbstractContextManager[None]] | None) -> Objective:
-        """The loss of the recipe."""
-        setting = ObjectiveSetting(self.recipe, self.policy, self.elements, self.controls, old)
-        made: Objective = self.recipe.objective.make(setting, elements=self.elements)
-        return made
+        """The loss of the recipe; if prompts have sizes, the losses of all sizes together."""
+
+        def made(policy: FlowPolicy) -> Objective:
+            elements = math.prod(policy.denoiser.probe.latent_shape)
+            setting = ObjectiveSetting(self.recipe, policy, elements, self.controls, old)
+            found: Objective = self.recipe.objective.make(setting, elements=elements)
+            return found
+
+        sized = self.sized
+        return made(self.policy) if sized is None else JoinedObjective(lambda size: made(sized.of(size)))
 
     def rollout(
         self,
@@ -241,9 +255,44 @@ class FlowTask(PolicyTask):
         clock: Clock,
         cuts: Sequence[int],
         decoded: Decoded | None = None,
+    ) -> Any:
+        """Roll out the plan of an iteration chunk by chunk, with the critic's guide if the recipe has one.
+
+        If prompts have sizes, the prompts of each size are rolled out together, one size after the other.
+        """
+        if self.sized is None:
+            return self._rollout(self.policy, self.plan_for(iteration), rows, keys, iteration, clock, cuts, decoded)
+        parts = []
+        for size, places in by_size(sizes_of(rows)):
+            policy = self.sized.of(size)
+            plan = self.plan_for(iteration) if size is None else self._planner(size)(iteration)
+            own = chosen(rows, places), chosen(keys, places)
+            tell = None if decoded is None else partial(_tell_sized, decoded, size, places)
+            found = self._rollout(policy, plan, *own, iteration, clock, own_cuts(cuts, places), tell)
+            parts.append((size, places, found))
+        return sized_rollout(parts)
+
+    def _planner(self, size: Size) -> Callable[[int], Plan]:
+        """The plans of a size, whose noise levels may depend on the size."""
+        assert self.sized is not None
+        if size not in self._planners:
+            levels = levels_of(self.recipe, self.sized.of(size).denoiser.probe.sigmas)
+            self._planners[size] = planner(self.recipe, levels)
+        return self._planners[size]
+
+    def _rollout(
+        self,
+        policy: FlowPolicy,
+        plan: Plan,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        iteration: int,
+        clock: Clock,
+        cuts: Sequence[int],
+        decoded: Decoded | None,
     ) -> Experience:
-        """Roll out the plan of an iteration chunk by chunk, with the critic's guide if the recipe has one."""
-        recipe, plan, guide = self.recipe, self.plan_for(iteration), None
+        """Roll out a plan for prompts of one size."""
+        recipe, guide = self.recipe, None
         updates, by_edges = len(cuts) + 1, recipe.optimizer.cut == "edges"
         starts = () if by_edges else tuple(cuts)
         prompts = tuple(row.prompt for row in rows)
@@ -254,11 +303,9 @@ class FlowTask(PolicyTask):
 
         def sampled(chunk: slice) -> Experience:
             with clock.part("denoiser"):
-                rollout = self.policy.sample(
-                    prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count
-                )
+                rollout = policy.sample(prompts, keys, plan, guide=guide, cuts=starts, chunk=chunk, told=clock.count)
             with clock.part("decode"):
-                images = self.policy.decode(rollout, prompts, clock.count)
+                images = policy.decode(rollout, prompts, clock.count)
             found = Experience(rollout, plan, prompts, images, updates, tuple(keys), starts, first, by_edges)
             if decoded is not None and recipe.rollout.chunk is not None:
                 decoded(found)
@@ -266,7 +313,7 @@ class FlowTask(PolicyTask):
 
         return join_experiences([sampled(chunk) for chunk in chunks_of(len(rows), recipe.rollout.chunk)])
 
-    def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Experience:
+    def evaluation(self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock) -> Any:
         """Sample with deterministic steps over the evaluation's noise levels."""
         return self.evaluator.evaluation(rows, keys, clock)
 
@@ -307,6 +354,11 @@ class FlowTask(PolicyTask):
         """Images of all processes in an iteration."""
         levels = levels_of(self.recipe, self.policy.denoiser.probe.sigmas)
         return forecast(self.recipe, levels, self.elements).images
+
+
+def _tell_sized(decoded: Decoded, size: Size | None, places: Sequence[int], chunk: Collected) -> None:
+    """Tell a chunk of the prompts of one size, with the numbers that its prompts have in the whole rollout."""
+    decoded(sized_rollout([(size, places, chunk)]))
 
 
 def trained_numbers(task: Task) -> int:

@@ -25,6 +25,7 @@ from .folder.checkpoint import Stateful
 from .folder.keeping import Keeper
 from .folder.run_folder import RunFolder
 from .folder.saved_samples import save_samples
+from .joined_rollouts import JoinedObjective
 from .losses.objective import Objective
 from .reported import as_reported
 from .reporting.clock import Clock
@@ -33,7 +34,6 @@ from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
 from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
-from .uneven_groups import UnevenGroupsObjective
 from .updating import Updater, averages_of
 
 
@@ -77,7 +77,7 @@ class Trainer:
         self.symptoms = symptoms_of(recipe.rewards, rewards.names, len(data.heldout))
         self.collector = Collector(recipe, task, rewards, data, self.extensions, self.processes, self.clock, lagging)
         make = partial(task.objective, lagging.applied if lagging else None)
-        self.objective: Objective = UnevenGroupsObjective(make) if self.collector.uneven else make()
+        self.objective: Objective = JoinedObjective(lambda _: make()) if self.collector.uneven else make()
         self.updater = Updater(
             recipe.optimizer, task, self.objective, self.optimizer, self.averages.values(), self.processes, self.clock,
             self.stop,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,34 +13,15 @@ from ..configs.rollouts import BudgetConfig
 from ..core.budgets import GAINS, Gain, allocate
 from ..core.subsets import finished
 from ..rewards.runner import RewardBatch, RewardSet
-from ..text.cutting import Parts
+from ..rewards.score_batches import join_scores
 from .credit.combining import total_reward
-from .losses.objective import Objective, Outcome
-from .reporting.records import joint_record
+from .joined_rollouts import JoinedRollouts
 from .tasks import Collected
 
 
 @dataclass(frozen=True)
-class UnevenGroups:
-    """Several rollouts of P prompts. A rollout has entries for some of the prompts, maybe several for one prompt.
-
-    Attributes:
-        rounds: the rollouts.
-        prompts: for each rollout, the index 0..P-1 of the prompt of each entry.
-    """
-
-    rounds: tuple[Collected, ...]
-    prompts: tuple[tuple[int, ...], ...]
-
-    @cached_property
-    def samples(self) -> Tensor | list[str]:
-        """Samples, round by round."""
-        return joined([part.samples for part in self.rounds])
-
-    @cached_property
-    def prompt_of_sample(self) -> list[int]:
-        """[L] index of the prompt of each sample."""
-        return [of[entry] for part, of in zip(self.rounds, self.prompts) for entry in part.prompt_of_sample]
+class UnevenGroups(JoinedRollouts):
+    """Several rollouts of P prompts. A rollout has entries for some of the prompts, maybe several for one prompt."""
 
     @property
     def groups(self) -> Tensor:
@@ -49,129 +29,17 @@ class UnevenGroups:
         return torch.tensor(self.prompt_of_sample)
 
     @property
-    def lengths(self) -> Tensor | None:
-        """[L] tokens; for completions only."""
-        return _known([part.lengths for part in self.rounds])
-
-    @property
-    def log_probs(self) -> Tensor | None:
-        """[L] log-probs of whole samples under the sampler; for completions only."""
-        return _known([part.log_probs for part in self.rounds])
-
-    @property
-    def parts(self) -> Parts | None:
-        """The parts of completions; None if the recipe does not cut them."""
-        cut = [part.parts for part in self.rounds]
-        known = [part for part in cut if part is not None]
-        if len(known) < len(cut):
-            return None
-        return Parts([texts for part in known for texts in part.texts], [ids for part in known for ids in part.ids])
-
-    @property
-    def outcomes(self) -> Tensor:
-        """[L] bool: samples that are results, not previews of a state."""
-        return torch.cat([part.outcomes for part in self.rounds])
-
-    @property
-    def columns(self) -> int:
-        """Columns of the statistics of the ratio, the same in each round."""
-        return self.rounds[0].columns
-
-    def record(self) -> dict[str, float]:
-        """Sums or means of the metrics of the rounds, the number of rounds, and the number of samples."""
-        sizes = self._sizes()
-        found = joint_record([part.record() for part in self.rounds], sizes)
-        return {"rounds": len(sizes), "samples": sum(sizes), **found}
-
-    def origins(self) -> list[dict[str, Any]]:
-        """[L] how each sample was made, round by round."""
-        return [origin for part in self.rounds for origin in part.origins()]
-
-    def node_advantages(self, leaf: Tensor) -> Tensor:
-        """[N] advantages of the nodes, round by round."""
-        return torch.cat([part.node_advantages(own) for part, own in zip(self.rounds, leaf.split(self._sizes()))])
+    def kinds(self) -> tuple[int, ...]:
+        """The number of each round."""
+        return tuple(range(len(self.rounds)))
 
     def siblings(self, among: str) -> Tensor:
         """[L] the groups."""
         return self.groups
 
-    def kept(self, chosen: Tensor) -> Tensor:
-        """[N] bool: nodes that are trained, round by round."""
-        return torch.cat([part.kept(own) for part, own in zip(self.rounds, chosen.split(self._sizes()))])
-
-    @cached_property
-    def nodes(self) -> list[slice]:
-        """The places of the nodes of each round among all nodes."""
-        sizes = [len(part.kept(torch.ones(n, dtype=torch.bool))) for part, n in zip(self.rounds, self._sizes())]
-        return [slice(sum(sizes[:k]), sum(sizes[: k + 1])) for k in range(len(sizes))]
-
-    def _sizes(self) -> list[int]:
-        return [len(part.prompt_of_sample) for part in self.rounds]
-
-
-class UnevenGroupsObjective:
-    """The objective of a task over several rounds. An optimizer step takes all rounds together.
-
-    Args:
-        make: makes the objective of one rollout.
-    """
-
-    def __init__(self, make: Callable[[], Objective]) -> None:
-        self._make = make
-        self._each: list[Objective] = []
-
-    def prepare(self, experience: UnevenGroups) -> None:
-        """Let the objective of each round compute what it needs before the weights move."""
-        self._each += [self._make() for _ in experience.rounds[len(self._each) :]]
-        for objective, part in zip(self._each, experience.rounds):
-            objective.prepare(part)
-
-    def measure(self, experience: UnevenGroups, part: int, advantages: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Sums over all rounds that an optimizer step needs before its first batch; None if it needs none."""
-        parts = zip(self._each, experience.rounds, experience.nodes)
-        found = [each.measure(one, part, advantages[nodes], _own(keep, nodes)) for each, one, nodes in parts]
-        sums = [one for one in found if one is not None]
-        return torch.stack(sums).sum(0) if sums else None
-
-    def settle(self, sums: Tensor) -> None:
-        """Give the objective of each round the same sums."""
-        for objective in self._each:
-            objective.settle(sums)
-
-    def rows(self, experience: UnevenGroups, part: int, keep: Tensor | None) -> int:
-        """Rows of all rounds."""
-        parts = zip(self._each, experience.rounds, experience.nodes)
-        return sum(objective.rows(one, part, _own(keep, nodes)) for objective, one, nodes in parts)
-
-    def batches(self, experience: UnevenGroups, part: int, keep: Tensor | None) -> Iterator[tuple[int, Any]]:
-        """The batches of each round, with the number of the round."""
-        for k, (one, nodes) in enumerate(zip(experience.rounds, experience.nodes)):
-            for batch in self._each[k].batches(one, part, _own(keep, nodes)):
-                yield k, batch
-
-    def backward(
-        self, experience: UnevenGroups, batch: tuple[int, Any], advantages: Tensor, keep: Tensor | None, rows: Tensor
-    ) -> Outcome:
-        """Add the gradient of a batch of one round."""
-        k, inner = batch
-        nodes = experience.nodes[k]
-        return self._each[k].backward(experience.rounds[k], inner, advantages[nodes], _own(keep, nodes), rows)
-
-
-def joined(samples: Sequence[Tensor | list[str]]) -> Tensor | list[str]:
-    """The samples of several rollouts together: images as a tensor, completions as a list."""
-    images = [part for part in samples if isinstance(part, Tensor)]
-    return torch.cat(images) if images else [text for part in samples for text in part if isinstance(text, str)]
-
-
-def _known(columns: Sequence[Tensor | None]) -> Tensor | None:
-    """The columns of several rollouts as one column; None if the rollouts have no such column."""
-    known = [column for column in columns if column is not None]
-    return torch.cat(known) if known else None
-
-
-def _own(keep: Tensor | None, nodes: slice) -> Tensor | None:
-    return None if keep is None else keep[nodes]
+    def record(self) -> dict[str, float]:
+        """Sums or means of the metrics of the rounds, the number of rounds, and the number of samples."""
+        return {"rounds": len(self.sizes), "samples": sum(self.sizes), **super().record()}
 
 
 def refuse_comparisons(rewards: RewardSet) -> None:
@@ -182,40 +50,6 @@ def refuse_comparisons(rewards: RewardSet) -> None:
             f"with rollout.budget or data.templates, samples are scored round by round, and {', '.join(whole)} "
             "compares whole groups; leave one of them out"
         )
-
-
-def join_scores(parts: Sequence[RewardBatch]) -> RewardBatch:
-    """The scores of several calls of the same rewards, one after another."""
-    first, sizes = parts[0], [len(part.values) for part in parts]
-
-    def column(of: Callable[[RewardBatch], Any], missing: Any) -> list[Any]:
-        return [value for part, size in zip(parts, sizes) for value in of(part) or [missing] * size]
-
-    subs = {(reward, name): None for part in parts for reward, found in part.sub_scores.items() for name in found}
-    sub_scores: dict[str, dict[str, list[float]]] = {}
-    for reward, name in subs:
-        read = partial(_sub_score, reward=reward, name=name)
-        sub_scores.setdefault(reward, {})[name] = column(read, float("nan"))
-    noted = dict.fromkeys(reward for part in parts for reward in part.notes)
-    notes = {reward: column(partial(_said, kind="notes", reward=reward), "") for reward in noted}
-    answered = dict.fromkeys(reward for part in parts for reward in part.answers)
-    answers = {reward: column(partial(_said, kind="answers", reward=reward), None) for reward in answered}
-    cut = dict.fromkeys(reward for part in parts for reward in part.parts)
-    of_parts = {reward: column(partial(_said, kind="parts", reward=reward), None) for reward in cut}
-    seconds = {name: sum(part.seconds[name] for part in parts) for name in first.seconds}
-    values = torch.cat([part.values for part in parts])
-    return replace(
-        first, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts, seconds=seconds
-    )
-
-
-def _sub_score(part: RewardBatch, reward: str, name: str) -> list[float] | None:
-    return part.sub_scores.get(reward, {}).get(name)
-
-
-def _said(part: RewardBatch, kind: str, reward: str) -> list[Any] | None:
-    found: list[Any] | None = getattr(part, kind).get(reward)
-    return found
 
 
 Sample = Callable[[Sequence[int], Sequence[int]], Collected]

@@ -10,8 +10,8 @@ from flowgrpo.rewards import RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.base import Scores
 from flowgrpo.rewards.inputs import Inputs
 from flowgrpo.rewards.runner import RewardBatch
+from flowgrpo.rewards.score_batches import join_scores
 from flowgrpo.rewards.serving import wire
-from flowgrpo.training.uneven_groups import join_scores
 from flowgrpo.worlds.scenes.draw import Thing, draw
 from flowgrpo.worlds.scenes.gold import Gold
 from tests.rewards.served import Served

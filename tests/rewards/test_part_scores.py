@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from flowgrpo.rewards import Reward, RewardBatch, RewardError, RewardSet, RewardSpec, Scores
+from flowgrpo.rewards.score_batches import join_scores
 from flowgrpo.rewards.serving import wire
-from flowgrpo.training.uneven_groups import join_scores
 from tests.rewards.served import Served
 
 NAN = math.nan

@@ -22,7 +22,8 @@ DIVERGENCE = "divergence"
 def asked(rows: Sequence[PromptRow], experience: Collected) -> tuple[Any, list[str], dict[str, list[Any]], Tensor]:
     """The arguments of the rewards for a rollout of the prompts: samples, texts, columns and groups."""
     owners = [rows[p] for p in experience.prompt_of_sample]
-    columns = columns_of(owners, experience.parts)
+    # A chunk may have only prompts that lack a column of the others.
+    columns = columns_of(owners, experience.parts, rows)
     return experience.samples, [row.text for row in owners], columns, experience.groups
 
 

@@ -22,6 +22,7 @@ from ...configs.trust import remember_run
 from ...intake.json_text import lines_of, parse_json
 from ...intake.links import check_links
 from ...rewards.pixels import to_bytes
+from ..joined_rollouts import Samples
 from .files import append_lines, sync, sync_folder, write_atomically, write_text, writing
 from .leftovers import DAMAGED, DROPPED, REPLACED, UNFINISHED, clear
 from .lock import NAME, claim, release
@@ -164,14 +165,15 @@ class RunFolder:
         self,
         phase: str,
         iteration: int,
-        samples: Tensor | list[str],
+        samples: Samples,
         records: Iterable[Mapping[str, Any]],
         numbers: Sequence[int],
     ) -> list[dict[str, Any]]:
         """Write the images of samples; returns their lines for the index. `numbers` are part of the file names."""
         head = {"phase": phase, "iteration": iteration}
-        if isinstance(samples, list):
-            return [{**head, **record, "completion": text} for text, record in zip(samples, records, strict=True)]
+        texts = [sample for sample in samples if isinstance(sample, str)]
+        if texts:
+            return [{**head, **record, "completion": text} for text, record in zip(texts, records, strict=True)]
         folder = self.samples / f"iter-{iteration:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         lines = []

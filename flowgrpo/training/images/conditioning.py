@@ -43,7 +43,8 @@ def take_pictures(data: Data, recipe: Recipe, call: Mapping[str, Any], parameter
     data.train.rows = illustrated(data.train.rows, recipe.data.train, call, parameters)
     if recipe.data.heldout:
         data.heldout = illustrated(data.heldout, recipe.data.heldout, call, parameters)
-    sizes = {_deciding(row).size for row in [*data.train.rows, *data.heldout] if row.pictures}
+    deciding = [row for row in [*data.train.rows, *data.heldout] if row.pictures and row.size is None]
+    sizes = {_deciding(row).size for row in deciding}
     missing = [f"model.call.{name}" for name in ("height", "width") if name in parameters and call.get(name) is None]
     if len(sizes) > 1 and missing:
         raise ValueError(

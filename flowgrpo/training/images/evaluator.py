@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,9 @@ from ...samplers.plans import Plan, StepPlan
 from ...samplers.transitions import chunks_of
 from ..data import PromptRow
 from ..planning import levels_of
+from ..prompts.prompt_rows import Size
 from ..reporting.clock import Clock
+from .sized_rollout import SizedPolicies, SizedRollout, by_size, chosen, sized_rollout, sizes_of
 
 Seen = Callable[[int], None]
 """Called with the number of samples that are done."""
@@ -34,20 +37,21 @@ class Evaluator:
     Args:
         recipe: for noise levels and seeds.
         policy: of the model, on the evaluation's number of steps.
+        sized: the policies of the sizes of prompts; without it, no prompt may have a size of its own.
     """
 
-    def __init__(self, recipe: Recipe, policy: FlowPolicy) -> None:
-        self.recipe, self.policy = recipe, policy
+    def __init__(self, recipe: Recipe, policy: FlowPolicy, sized: SizedPolicies | None = None) -> None:
+        self.recipe, self.policy, self.sized = recipe, policy, sized
 
-    def plan(self, roots: int) -> Plan:
+    def plan(self, roots: int, policy: FlowPolicy | None = None) -> Plan:
         """A deterministic plan over the evaluation's noise levels, with `roots` images per prompt."""
-        sigmas = levels_of(self.recipe, self.policy.denoiser.probe.sigmas, evaluation=True)
+        sigmas = levels_of(self.recipe, (policy or self.policy).denoiser.probe.sigmas, evaluation=True)
         return Plan(sigmas, tuple(StepPlan() for _ in sigmas[1:]), roots=roots)
 
     def evaluation(
         self, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None = None
-    ) -> Experience:
-        """Images of held-out prompts.
+    ) -> Experience | SizedRollout:
+        """Images of held-out prompts; if prompts have sizes, one size after the other.
 
         Args:
             rows: the prompts.
@@ -56,28 +60,69 @@ class Evaluator:
             seen: called with the number of images that are done. If given, the images are made some at a time; they are
                 the same images.
         """
+        if all(row.size is None for row in rows):
+            return self._of_one_size(self.policy, rows, keys, clock, seen)
+        parts, done = [], 0
+        for size, places in by_size(sizes_of(rows)):
+            tell = None if seen is None else partial(_after, seen, done)
+            own = chosen(rows, places), chosen(keys, places)
+            parts.append((size, places, self._of_one_size(self._policy(size), *own, clock, tell)))
+            done += len(places) * self.recipe.evaluate.seeds
+        return sized_rollout(parts)
+
+    def _policy(self, size: Size | None) -> FlowPolicy:
+        if size is None:
+            return self.policy
+        assert self.sized is not None
+        return self.sized.of(size)
+
+    def _of_one_size(
+        self, policy: FlowPolicy, rows: Sequence[PromptRow], keys: Sequence[int], clock: Clock, seen: Seen | None
+    ) -> Experience:
         prompts, seeds = tuple(row.prompt for row in rows), self.recipe.evaluate.seeds
-        plan, parts = self.plan(seeds), []
+        plan, parts = self.plan(seeds, policy), []
         size = None if seen is None else math.lcm(company_of(self.recipe), seeds) // seeds
         for part in chunks_of(len(rows), size):
             with clock.part("denoiser"):
-                rollout = self.policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
+                rollout = policy.sample(prompts, keys, plan, chunk=part, told=clock.count)
             with clock.part("decode"):
-                images = self.policy.decode(rollout, prompts, clock.count)
+                images = policy.decode(rollout, prompts, clock.count)
             parts.append(Experience(rollout, plan, prompts, images, 1, tuple(keys)))
             if seen is not None:
                 seen(part.stop * seeds)
         return join_experiences(parts)
 
-    def images(self, prompts: Sequence[str], noises: Sequence[int], seen: Seen | None = None) -> Tensor:
-        """[N, 3, H, W] images in [0, 1] of N prompts, on the CPU, each from the noise of its own seed.
+    def images(
+        self,
+        prompts: Sequence[str],
+        noises: Sequence[int],
+        seen: Seen | None = None,
+        sizes: Sequence[Size | None] | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Images [N, 3, H, W] in [0, 1] of N prompts, on the CPU, each from the noise of its own seed.
 
-        Videos are [N, F, 3, H, W].
+        Videos are [N, F, 3, H, W]. With `sizes`, one for each prompt, the images are a list, in the order of the
+        prompts.
         """
-        plan, parts = self.plan(1), []
+        if sizes is None or all(size is None for size in sizes):
+            return self._images(self.policy, prompts, noises, seen)
+        found: dict[int, Tensor] = {}
+        for size, places in by_size(sizes):
+            tell = None if seen is None else partial(_after, seen, len(found))
+            own = chosen(prompts, places), chosen(noises, places)
+            found |= dict(zip(places, self._images(self._policy(size), *own, tell)))
+        return [found[place] for place in range(len(prompts))]
+
+    def _images(self, policy: FlowPolicy, prompts: Sequence[str], noises: Sequence[int], seen: Seen | None) -> Tensor:
+        plan, parts = self.plan(1, policy), []
         for part in chunks_of(len(prompts), company_of(self.recipe)):
-            rollout = self.policy.sample(prompts, noises, plan, chunk=part, noises=noises[part])
-            parts.append(self.policy.decode(rollout, prompts))
+            rollout = policy.sample(prompts, noises, plan, chunk=part, noises=noises[part])
+            parts.append(policy.decode(rollout, prompts))
             if seen is not None:
                 seen(part.stop)
         return torch.cat(parts)
+
+
+def _after(seen: Seen, done: int, count: int) -> None:
+    """Tell a number of samples, after those that are done."""
+    seen(done + count)

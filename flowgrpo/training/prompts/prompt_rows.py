@@ -11,6 +11,8 @@ from ...pipelines.pictures import Picture
 from ..folder.json_lines import unwritable
 from .stored_table import StoredColumns, StoredTable
 
+Size = tuple[int, int]
+"""Height and width, in pixels."""
 # DrawBench and UniGenBench have these names for the column `prompt`.
 OTHER_NAMES = ("prompts", "prompt_en", "prompt_zh")
 
@@ -26,6 +28,7 @@ class PromptRow:
         messages: a conversation, for language models; None for a plain prompt.
         pictures: the pictures that condition the pipeline together with the text; see `with_pictures`.
         place: file and line of the prompt, for messages.
+        size: the size of the images of this prompt; None for the size of the pipeline's call.
     """
 
     id: int
@@ -34,6 +37,7 @@ class PromptRow:
     messages: tuple[dict[str, str], ...] | None = None
     pictures: Picture | tuple[Picture, ...] | None = None
     place: str = field(default="", compare=False)
+    size: Size | None = None
 
     @property
     def prompt(self) -> str:

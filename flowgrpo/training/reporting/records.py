@@ -16,10 +16,9 @@ from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..distributed.processes import Processes
 from ..folder.run_folder import pixels
+from ..joined_rollouts import Samples, joint_record
 from ..tasks import Collected
 
-ADDED = ("evaluations", "tokens", "samples")
-LARGEST = ("rounds",)
 SHOWN = 16
 """Number of samples that trackers get at a time. The run folder has all samples."""
 
@@ -71,25 +70,6 @@ def joint_update(parts: Sequence[Updated]) -> Updated:
         sums |= {name: sums[name] + value if name in sums else value for name, value in found.items()}
     statistics = torch.stack([part[0] for part in parts]).sum(0)
     return statistics, sums, torch.stack([part[2] for part in parts]).amax(0)
-
-
-def joint_record(records: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
-    """Join the records of several rollouts into one: counts are added, other values are averaged over samples.
-
-    Args:
-        records: one for each rollout, see `Collected.record`. A name that a record lacks counts as 0.
-        sizes: number of samples of each rollout.
-    """
-    found: dict[str, float] = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        values = [record.get(name, 0.0) for record in records]
-        if name in LARGEST:
-            found[name] = max(values)
-        elif name in ADDED:
-            found[name] = sum(values)
-        else:
-            found[name] = sum(value * (size / sum(sizes)) for value, size in zip(values, sizes))
-    return found
 
 
 def update_record(
@@ -148,7 +128,7 @@ def track_samples(
     trackers: Sequence[Any],
     phase: str,
     iteration: int,
-    samples: Tensor | list[str],
+    samples: Samples,
     records: Sequence[Mapping[str, Any]],
 ) -> None:
     """Give some samples to trackers. Trackers of images get images; completions are given as text, with their rewards.
@@ -159,17 +139,26 @@ def track_samples(
         return
     count = len(records)
     chosen = sorted({k * count // min(count, SHOWN) for k in range(min(count, SHOWN))})
-    if isinstance(samples, list):
-        text = "\n\n".join(_quoted(records[k], samples[k]) for k in chosen)
+    texts = [sample for sample in samples if isinstance(sample, str)]
+    if texts:
+        text = "\n\n".join(_quoted(records[k], texts[k]) for k in chosen)
         for tracker in trackers:
             tracker.log({f"samples/{phase}": text}, step=iteration)
         return
-    images = np.stack([pixels(samples[k]) for k in chosen])
+    shown = [pixels(image) for k in chosen if isinstance(image := samples[k], Tensor)]
+    images = _in_one_array(shown)
     for tracker in trackers:
         if getattr(tracker, "name", None) == "tensorboard":
             tracker.log_images({f"samples/{phase}": images}, step=iteration, dataformats="NHWC")
         elif hasattr(tracker, "log_images"):
-            tracker.log_images({f"samples/{phase}": list(images)}, step=iteration)
+            tracker.log_images({f"samples/{phase}": shown}, step=iteration)
+
+
+def _in_one_array(images: Sequence[np.ndarray]) -> np.ndarray:
+    """[N, H, W, 3] images; smaller images get a black margin to the right and below."""
+    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    margins = [((0, height - image.shape[0]), (0, width - image.shape[1]), (0, 0)) for image in images]
+    return np.stack([np.pad(image, margin) for image, margin in zip(images, margins)])
 
 
 def _quoted(record: Mapping[str, Any], completion: str) -> str:

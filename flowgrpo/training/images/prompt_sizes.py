@@ -1,0 +1,122 @@
+"""Sizes of images that prompt files give in their columns `height` and `width`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...configs.schema import Recipe
+from ...pipelines.arguments import size_faults
+from ..data import Data, PromptRow, values_of
+from ..prompts.prompt_rows import Size
+
+SIDES = ("height", "width")
+MOST = 5
+"""Most faults of a prompt file that a message names."""
+
+
+def take_sizes(data: Data, recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Iterable[str]) -> None:
+    """Give prompts the sizes of their files, if the pipeline's call takes a height and a width.
+
+    Args:
+        data: of the recipe; its prompts are replaced.
+        recipe: has the sizes to which the sizes of prompts are rounded.
+        folder: of the pipeline, which says what sizes it makes; a hub id says nothing.
+        call: arguments for all prompts.
+        parameters: of the pipeline's call.
+
+    Raises:
+        ValueError: a size is none, or the pipeline cannot make it; the message names file and line. Or training prompts
+            have sizes, and the recipe has a part that takes one size only.
+    """
+    data.train.rows = sized(data.train.rows, recipe, folder, call, parameters)
+    data.heldout = sized(data.heldout, recipe, folder, call, parameters)
+    if any(row.size is not None for row in data.train.rows) and (faults := list(_refused(recipe))):
+        raise ValueError("\n".join(faults))
+
+
+def _refused(recipe: Recipe) -> Iterator[str]:
+    """What cannot be trained on prompts of several sizes."""
+    why = "the training prompts have columns height and width"
+    mend = "or leave the columns out"
+    if recipe.critic is not None:
+        yield f"{why}, and a critic reads latents of one size; take critic out, {mend}"
+    if recipe.optimizer.cut == "edges":
+        yield f"{why}, and optimizer.cut edges deals out batches of all sizes; use optimizer.cut prompts, {mend}"
+    if recipe.credit.name != "leaf":
+        yield f"{why}, and credit {recipe.credit.short} reads one rollout of all prompts; use credit leaf, {mend}"
+
+
+def sized(
+    rows: list[PromptRow], recipe: Recipe, folder: str, call: Mapping[str, Any], parameters: Iterable[str]
+) -> list[PromptRow]:
+    """The prompts with their sizes; see `take_sizes`."""
+    if not set(SIDES) <= set(parameters) or any(row.size is not None for row in rows):
+        return rows
+    sides = [values_of(rows, name) for name in SIDES]
+    if all(value is None or value == "" for values in sides for value in values):
+        return rows
+    buckets, faults, known = recipe.data.buckets, list[str](), dict[Size, str | None]()
+    own = tuple(call.get(name) for name in SIDES)
+    found: list[PromptRow] = []
+    for row, height, width in zip(rows, *sides):
+        size, fault = _size_in(row, height, width)
+        if size is not None and buckets:
+            size = nearest(size, buckets)
+        if size is not None and size not in known:
+            known[size] = next(size_faults(Path(folder), dict(zip(SIDES, size)), ""), None)
+        fault = fault or (None if size is None or known[size] is None else f"{row.place}: {known[size]}")
+        if fault is not None:
+            faults.append(fault)
+        found.append(row if size in (None, own) else replace(row, size=size))
+    if faults:
+        more = f"\n{len(faults) - MOST:,} more prompts have sizes that cannot be used" if len(faults) > MOST else ""
+        raise ValueError("\n".join(faults[:MOST]) + more)
+    return found
+
+
+def _size_in(row: PromptRow, height: Any, width: Any) -> tuple[Size | None, str | None]:
+    """The size that a prompt asks for, if it asks for one; else a fault, if there is one."""
+    sides: list[Any] = [None if value == "" else value for value in (height, width)]
+    if sides == [None, None]:
+        return None, None
+    for name, value in zip(SIDES, sides):
+        if value is None:
+            other = SIDES[1 - SIDES.index(name)]
+            return None, f"{row.place}: it has a {other} and no {name}; give both, or none of them"
+        # Tables of text have nothing but text.
+        whole = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
+        if isinstance(whole, bool) or not isinstance(whole, int) or whole < 1:
+            return None, f"{row.place}: `{name}` is {value!r:.40}; give a number of pixels, a whole number above 0"
+    return (int(sides[0]), int(sides[1])), None
+
+
+def nearest(size: Size, buckets: Sequence[Size]) -> Size:
+    """The bucket with the nearest aspect ratio, of several the one with the nearest area; the first one if all tie."""
+
+    def distance(bucket: Size) -> tuple[float, float]:
+        shape = abs(math.log(size[0] / size[1]) - math.log(bucket[0] / bucket[1]))
+        return round(shape, 9), abs(math.log(size[0] * size[1]) - math.log(bucket[0] * bucket[1]))
+
+    return min(buckets, key=distance)
+
+
+def bucket_faults(recipe: Recipe, folder: str) -> Iterator[str]:
+    """The faults of `data.buckets`."""
+    for k, bucket in enumerate(recipe.data.buckets):
+        yield from size_faults(Path(folder), dict(zip(SIDES, bucket)), f"data.buckets.{k}, ")
+
+
+def size_counts(rows: Sequence[PromptRow]) -> dict[Size | None, int]:
+    """Number of prompts of each size, the most frequent first; None for prompts of the size of the call."""
+    return dict(Counter(row.size for row in rows).most_common())
+
+
+def largest(rows: Sequence[PromptRow]) -> Size | None:
+    """The size with the most pixels; None if no prompt has a size."""
+    found = {row.size for row in rows if row.size is not None}
+    return max(found, key=lambda size: (size[0] * size[1], size), default=None)
