@@ -39,6 +39,7 @@ from tests.doc_commands_read import PAGES, Example, examples
 from tests.doc_commands_reader import EMBEDDED, NoRule, Reader, Rule, given
 from tests.doc_commands_stock import interrupted, put_prompts
 from tests.gallery.voting import Client
+from tests.inference import hub_server
 from tests.rewards.certificate import CERTIFICATE, KEY
 from tests.tiny_rewards import save_open_clip
 
@@ -189,6 +190,19 @@ def _convert(reader: Reader, words: list[str], example: Example) -> list[str] | 
 def _export(reader: Reader, words: list[str], example: Example) -> list[str]:
     put_model(reader, str(given(["export"], words)["run"]))
     return words
+
+
+@rule("push")
+def _push(reader: Reader, words: list[str], example: Example) -> None:
+    run = str(given(["push"], words)["run"])
+    if run.startswith("runs/"):
+        reader.put_run(run)
+    with hub_server.serving() as hub, pytest.MonkeyPatch.context() as patch:
+        hub_server.use(hub, patch)
+        reader.flowgrpo("push", *words, "--yes")
+        (files,) = hub.files.values()
+    assert "README.md" in files
+    assert any(name.endswith(".safetensors") for name in files)
 
 
 @rule("evaluate")

@@ -24,6 +24,7 @@ from .output import console, is_first, output_file, output_folder, say, timed_re
 from .parts import parts
 from .pipelines import pipelines_app
 from .plan import RecipeArgument, plan, recipes, split
+from .push import push
 from .rewards import rewards_app
 from .sample import evaluate, sample
 from .stop import stoppable
@@ -198,6 +199,7 @@ app.command()(plan)
 app.command()(sample)
 app.command()(evaluate)
 app.command()(export)
+app.command()(push)
 
 
 @app.command()

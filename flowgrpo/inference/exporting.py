@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from ..configs.schema import Recipe
-from ..training.folder.leftovers import RESULTS
+from ..configs.schema import AnyRecipe, Recipe
+from ..intake.json_text import parse_json
+from ..training.data import PromptRow, read_prompts
+from ..training.folder.leftovers import BEST, RESULTS
+from ..training.folder.model_card import CARD
+from ..training.folder.run_folder import RunFolder
+from ..training.result_card import Known, write_result_card
 from ..weights.saving import new_folder
-from .checkpoints import hint_of
+from .checkpoints import find_checkpoint, hint_of
 from .opening import image_recipe, is_run, open_images
 from .text_inference import open_weights, recipe_of, task_of
 
@@ -34,14 +41,61 @@ def export_weights(model: str, out: Path, *, checkpoint: str | None = None) -> N
     if out.exists():
         raise ValueError(f"{out} exists; name a new folder with --out")
     run = Path(model)
-    recipe = image_recipe(model) if task_of(model) == "images" else recipe_of(model)
+    recipe = any_recipe(model)
     if checkpoint is None:
         found = result_of(run)
         if found is None:
             raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")
         with new_folder(out) as target:
             shutil.copytree(found, target, dirs_exist_ok=True)
-    elif not isinstance(recipe, Recipe):
-        open_weights(model, recipe, checkpoint=checkpoint).save(out)
+            add_card(target, recipe, run, iterations_of(recipe, run))
+        return
+    number = int(find_checkpoint(model, checkpoint).name.removeprefix("iter-"))
+    if not isinstance(recipe, Recipe):
+        weights: Any = open_weights(model, recipe, checkpoint=checkpoint)
     else:
-        open_images(model, recipe, checkpoint=checkpoint).weights.save(out)
+        weights = open_images(model, recipe, checkpoint=checkpoint).weights
+    weights.save(out)
+    add_card(out, recipe, run, number, weights.pipe)
+
+
+def any_recipe(model: str) -> AnyRecipe:
+    """The recipe of a run, whatever it makes."""
+    return image_recipe(model) if task_of(model) == "images" else recipe_of(model)
+
+
+def add_card(folder: Path, recipe: AnyRecipe, run: Path, iteration: int, pipe: Any = None) -> None:
+    """Write the model card of a folder of weights, if it has none yet.
+
+    Args:
+        folder: the weights.
+        recipe: of the run.
+        run: its folder.
+        iteration: iterations after which the weights were taken.
+        pipe: the loaded model; None if it is not loaded.
+    """
+    if (folder / CARD).exists():
+        return
+    whole = "pipeline" if isinstance(recipe, Recipe) else "model"
+    kind = "lora" if recipe.model.train == "lora" else whole
+    heldout = None if recipe.data.heldout is None else _rows(recipe.data.heldout)
+    known = Known(_rows(recipe.data.train), heldout and heldout[: recipe.evaluate.prompts], pipe)
+    write_result_card(folder, kind, recipe, RunFolder(run), iteration, known)
+
+
+def _rows(source: str) -> list[PromptRow] | None:
+    """The prompts of a file; None if it cannot be read any more."""
+    with suppress(ValueError, OSError):
+        return read_prompts(source)
+    return None
+
+
+def iterations_of(recipe: AnyRecipe, run: Path) -> int:
+    """Iterations after which a finished run took its results."""
+    if recipe.evaluate.results == "best":
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return int(parse_json((run / f"{BEST}.json").read_text(encoding="utf-8"))["iteration"])
+    lines = RunFolder(run).read_metrics()
+    # The line of an iteration has its rewards; the line of the last evaluation does not, and counts what was done.
+    done = [line["iteration"] + any(key.startswith("reward/") for key in line) for line in lines]
+    return max(done, default=recipe.run.iterations)

@@ -23,6 +23,7 @@ from .extensions.extension import Extensions
 from .folder.best import BestWeights
 from .folder.checkpoint import Stateful
 from .folder.keeping import Keeper
+from .folder.model_card import former_card
 from .folder.run_folder import RunFolder
 from .folder.saved_samples import save_samples
 from .joined_rollouts import JoinedObjective
@@ -32,6 +33,7 @@ from .reporting.clock import Clock
 from .reporting.records import batch_record, reward_record
 from .reporting.reporter import Reporter
 from .reporting.symptoms import marks, symptoms_of
+from .result_card import Known, write_result_card
 from .stopping import Abandoned, Stop, Stopped
 from .tasks import Collected, Task
 from .updating import Updater, averages_of
@@ -143,12 +145,27 @@ class Trainer:
                 break
         else:
             stopped = self._finish()
-        if not stopped and not (self.best and self.best.become_results(self.task.result, self.next_iteration)):
-            self.keeper.save_results(self.task.result, self.ema)
+        if not stopped:
+            self._save_results()
         with ExitStack() as stack:
             for end in (self.accelerator.end_training, self.evaluation.close, self.rewards.close):
                 stack.callback(end)
         return stopped
+
+    def _save_results(self) -> None:
+        """Write the trained weights, or the weights of the best evaluation, with their model card."""
+        name, done = self.task.result, self.next_iteration
+        folder, former = self.run.path / name, None
+        if self.accelerator.is_main_process:
+            former = former_card(folder)
+        if self.best is not None and self.best.become_results(name, done):
+            assert self.best.mark is not None
+            done = self.best.mark.iteration
+        else:
+            self.keeper.save_results(name, self.ema)
+        if self.accelerator.is_main_process:
+            known = Known(self.data.train.rows, self.data.heldout, self.task.weights.pipe)
+            write_result_card(folder, name, self.recipe, self.run, done, known, former)
 
     def _turn(self, iteration: int) -> bool:
         """Do an iteration with its evaluation, and write its results; False if a guard ends the run before it."""

@@ -278,6 +278,23 @@ def test_code_and_addresses_are_listed_and_nothing_runs(
     assert not (home / "new").exists()
 
 
+@pytest.mark.parametrize("what", [*PARTS, *DOCUMENTS])
+@pytest.mark.parametrize("words", ["push run OWNER/NAME --yes", "export run --out new"])
+def test_the_result_of_a_foreign_run_is_given_on_without_its_code(home: Path, command: Command, words: str, what: str):
+    (home / "run" / "lora").mkdir()
+    (home / "run" / "lora" / "pytorch_lora_weights.safetensors").write_bytes(b"weights")
+    if what in PARTS:
+        keys, says = PARTS[what]
+        foreign(home, keys)
+        refused(command, words, "run/config.yaml", "--trust", *says)
+    else:
+        content, said = DOCUMENTS[what]
+        (home / "run" / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+        refused(command, words, "config.yaml", said)
+    assert not (home / "ran").exists()
+    assert not (home / "new").exists()
+
+
 @pytest.mark.parametrize("name", SHOWING)
 def test_a_gallery_runs_nothing_of_a_foreign_run(home: Path, command: Command, name: str):
     foreign(home, {"rewards": [REWARD], "extensions": ["evil.py:score"], "run": {"iterations": 2}})

@@ -297,3 +297,17 @@ def test_an_evaluation_takes_the_likeliest_tokens_and_counts_them(small: list[st
     assert found.samples[0::2] == found.samples[1::2]
     assert found.plan.num_steps == 2
     assert seen[-1] == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_the_program_of_the_model_card_runs(kind: str, small: list[str], folder: Path, tmp_path: Path) -> None:
+    trainer_of(small, tmp_path / "run", f"model.train={kind}", "run.iterations=1").train()
+    result = tmp_path / "run" / ("lora" if kind == "lora" else "model")
+    card = (result / "README.md").read_text()
+    assert "pipeline_tag: fill-mask" in card
+    program = card.partition("```python\n")[2].partition("```")[0]
+    program = program.replace('RESULT = "."', f"RESULT = {str(result)!r}").replace(
+        'BASE = "model"', f"BASE = {str(folder)!r}"
+    )
+    exec(compile(program, "card", "exec"), {})

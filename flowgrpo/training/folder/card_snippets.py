@@ -1,0 +1,149 @@
+"""The program in a model card that loads a result and makes a sample, with plain diffusers, transformers and peft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+
+if TYPE_CHECKING:
+    from .model_card import CardFacts
+
+RESULT = 'RESULT = "."  # this folder, or the name of its repository'
+SECOND = "pytorch_lora_weights_transformer_2.safetensors"
+FIRST = "pytorch_lora_weights.safetensors"
+EMBEDDED = {
+    "scenes": "embedded_pipeline()",
+    "arithmetic": 'language_folder("arithmetic")',
+    "arithmetic:masked": 'masked_folder("arithmetic:masked")',
+}
+"""Embedded models -> the call that gives their folder."""
+UNTRAINED = "arithmetic:untrained"
+
+
+def snippet(recipe: AnyRecipe, facts: CardFacts, base: str, published: bool) -> str:
+    """A fence of Python, and notes.
+
+    Args:
+        recipe: of the run.
+        facts: about the result.
+        base: name of the base model; of a folder, the last part of its path.
+        published: whether the base model's name is a name on the hub.
+    """
+    imports, named = _named(base, published) if facts.kind == "lora" else ([], [])
+    if isinstance(recipe, Recipe):
+        lines = _of_images(recipe, facts)
+    else:
+        lines = _of_text(recipe, facts) if isinstance(recipe, TextRecipe) else _of_masks(recipe, facts)
+    start = ["import torch", *_imports(recipe, facts), *imports, "", RESULT, *named]
+    notes = []
+    if isinstance(recipe, Recipe) and (recipe.sampler.shift is not None or recipe.sampler.sigmas is not None):
+        notes.append("The run had noise levels of its own, and the program has those of the pipeline.")
+    if isinstance(recipe, MaskedRecipe):
+        notes.append(f"`flowgrpo sample` unmasks a whole completion, here in {recipe.sampler.steps} steps.")
+    if isinstance(recipe, TextRecipe) and recipe.model.system is not None:
+        notes.append("The run had a system message, which is not part of this card.")
+    if facts.kind == "lora" and recipe.model.path == UNTRAINED:
+        notes.append("The run drew the weights of the base model from its seed, and the program does not.")
+    return "\n".join(["```python", *start, *lines, "```", *(f"\n{note}" for note in notes)])
+
+
+def _named(base: str, published: bool) -> tuple[list[str], list[str]]:
+    """The lines that import and name the base model."""
+    call = EMBEDDED.get(base) or EMBEDDED.get(base.partition(":")[0])
+    if published or call is None:
+        return [], [f"BASE = {_quoted(base)}" + ("" if published else "  # the folder of the base model")]
+    return [f"from flowgrpo.training.model_paths import {call.partition('(')[0]}"], [f"BASE = {call}"]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
+    if not isinstance(recipe, Recipe):
+        adapter = ["from peft import PeftModel"] if facts.kind == "lora" else []
+        return [*adapter, f"from transformers import {_class(recipe)}, AutoTokenizer"]
+    video = ["from diffusers.utils import export_to_video"] if facts.video else []
+    pictures = ["from diffusers.utils import load_image"] if facts.pictures else []
+    return ["from diffusers import DiffusionPipeline", *video, *pictures]
+
+
+def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
+    source = "BASE" if facts.kind == "lora" else "RESULT"
+    absent = "".join(f", {name}=None" for name in facts.left_out)
+    call = f"{source}, torch_dtype=torch.{recipe.model.dtype}{absent}"
+    lines = [f"pipe = DiffusionPipeline.from_pretrained({call})", *(_loads(facts) if facts.kind == "lora" else [])]
+    steps = recipe.evaluate.steps or recipe.sampler.steps
+    given = {"num_inference_steps": steps, **_shown(facts.call)}
+    lines += [
+        "sample = pipe(",
+        '    "a prompt",',
+        *(['    image=load_image("picture.png"),'] if facts.pictures else []),
+        *(f"    {name}={_quoted(value) if isinstance(value, str) else repr(value)}," for name, value in given.items()),
+        f").{'frames' if facts.video else 'images'}[0]",
+    ]
+    lines.append('export_to_video(sample, "sample.mp4")' if facts.video else 'sample.save("sample.png")')
+    return lines
+
+
+def _loads(facts: CardFacts) -> list[str]:
+    """How the adapter is loaded: by the pipeline, by the denoiser, or each of two experts by its own file."""
+    if not facts.loads_lora:
+        return [f'pipe.transformer.load_lora_adapter(RESULT, weight_name="{FIRST}", prefix=None)']
+    if SECOND not in facts.files:
+        return ["pipe.load_lora_weights(RESULT)"]
+    return [
+        f'pipe.load_lora_weights(RESULT, weight_name="{FIRST}")',
+        f'pipe.load_lora_weights(RESULT, weight_name="{SECOND}", load_into_transformer_2=True)',
+    ]
+
+
+def _shown(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and flags of the call. Texts and pictures are the user's own, except for an empty negative prompt."""
+    return {
+        name: value
+        for name, value in call.items()
+        if isinstance(value, bool | int | float)
+        or (name == "negative_prompt" and isinstance(value, str) and not value.strip())
+    }
+
+
+def _class(recipe: TextRecipe | MaskedRecipe) -> str:
+    return "AutoModelForCausalLM" if isinstance(recipe, TextRecipe) else "AutoModelForMaskedLM"
+
+
+def _of_words(recipe: TextRecipe | MaskedRecipe, facts: CardFacts) -> list[str]:
+    """The lines that load a language model and its tokenizer."""
+    dtype = f"dtype=torch.{recipe.model.dtype}"
+    lines = ["tokenizer = AutoTokenizer.from_pretrained(RESULT)"]
+    if facts.kind == "lora":
+        lines.append(f"base = {_class(recipe)}.from_pretrained(BASE, {dtype})")
+        return [*lines, "model = PeftModel.from_pretrained(base, RESULT)"]
+    return [*lines, f"model = {_class(recipe)}.from_pretrained(RESULT, {dtype})"]
+
+
+def _of_masks(recipe: MaskedRecipe, facts: CardFacts) -> list[str]:
+    count = recipe.generation.tokens
+    return [
+        *_of_words(recipe, facts),
+        f'inputs = tokenizer("a prompt" + {count} * tokenizer.mask_token, return_tensors="pt")',
+        'logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits',
+        'found = torch.where(inputs["input_ids"] == tokenizer.mask_token_id, logits.argmax(-1), inputs["input_ids"])',
+        "print(tokenizer.decode(found[0], skip_special_tokens=True))  # all masks in one step",
+    ]
+
+
+def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
+    lines = _of_words(recipe, facts)
+    if facts.chat:
+        lines.append('messages = [{"role": "user", "content": "a prompt"}]')
+        lines.append("text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)")
+        lines.append('inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")')
+    else:
+        lines.append('inputs = tokenizer("a prompt", return_tensors="pt")')
+    lines.append(f"output = model.generate(**inputs, max_new_tokens={recipe.generation.max_tokens}, do_sample=False)")
+    lines.append('print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))')
+    return lines

@@ -1,0 +1,250 @@
+"""The model card of a result: a README.md with the head that the hub of Hugging Face reads.
+
+A card says what was trained, how, and with which scores before and after. It names no path of this machine: of a path,
+only the last part is shown. The licence is left to whoever publishes the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...configs.schema import AnyRecipe, MaskedRecipe, Recipe
+from ...configs.yaml_text import Dumper
+from .card_snippets import snippet
+from .files import write_text
+
+CARD = "README.md"
+FORMER = "README.before.md"
+LICENCE = """Nobody has chosen a licence yet. Look at the licence of the base model, choose one, and write it into the
+head of this file as `license`."""
+EMBEDDED = ("scenes", "arithmetic", "arithmetic:untrained", "arithmetic:masked")
+_MARK = re.compile(r"\n<!-- flowgrpo ([0-9a-f]{64}) -->\n\Z")
+_SNAPSHOT = re.compile(r"models--([\w.-]+?)--([\w.-]+)")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says about a result and its recipe does not say.
+
+    Attributes:
+        kind: `lora`, `pipeline` or `model`: an adapter, a whole pipeline, or a whole language model.
+        iteration: iterations after which the weights were taken.
+        train, heldout: numbers of prompts; None if they are not known.
+        loads_lora: whether the pipeline's class loads a LoRA itself.
+        files: names of the result's files.
+        call: arguments of the pipeline's call with which the run made its evaluations.
+        left_out: components that the base model's folder leaves out.
+        video: whether the samples are videos.
+        pictures: whether each prompt has a picture.
+        chat: whether prompts go through a chat template.
+    """
+
+    kind: str
+    iteration: int
+    train: int | None = None
+    heldout: int | None = None
+    loads_lora: bool = True
+    files: tuple[str, ...] = ()
+    call: Mapping[str, Any] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    video: bool = False
+    pictures: bool = False
+    chat: bool = False
+
+
+def card_text(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> str:
+    """The text of a card.
+
+    Args:
+        recipe: of the run.
+        metrics: lines of `metrics.jsonl`, oldest first.
+        facts: about the result.
+    """
+    base, published = base_model(recipe.model.path)
+    head = yaml.dump(_head(recipe, facts, base if published else None), Dumper=Dumper, sort_keys=False)
+    what = {"lora": "A LoRA for", "pipeline": "The pipeline", "model": "The language model"}[facts.kind]
+    done = "" if facts.kind == "lora" else ", with trained weights"
+    parts = [
+        f"---\n{head}# license: choose one; the licence of the base model may decide which\n---",
+        f"# {plain_line(recipe.name)}",
+        f"{what} {_base_in_words(recipe, base, published)}{done}. It was trained on rewards by flowgrpo.",
+        "## Training\n\n" + "\n".join(_table(_rows(recipe, facts, base))),
+        *_scores(recipe, metrics, facts),
+        f"## Use\n\n{snippet(recipe, facts, base, published)}",
+        f"## Licence\n\n{LICENCE}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def base_model(path: str) -> tuple[str, bool]:
+    """The name of a base model without the folders of this machine, and whether it is a name on the hub.
+
+    A folder in the hub's cache has the name of its repository.
+    """
+    cached = _SNAPSHOT.search(path)
+    if cached is not None:
+        return f"{cached[1]}/{cached[2]}", True
+    if path in EMBEDDED:
+        return path, False
+    with suppress(OSError):
+        if _HUB_ID.fullmatch(path) and not path.startswith(".") and not Path(path).exists():
+            return path, True
+    return last_part(path), False
+
+
+def last_part(path: str) -> str:
+    """The last part of a path, whatever its separators are."""
+    return re.split(r"[/\\]", path.rstrip("/\\"))[-1]
+
+
+def _base_in_words(recipe: AnyRecipe, base: str, published: bool) -> str:
+    if recipe.model.path in EMBEDDED:
+        return f"`{base}`, an embedded model of flowgrpo"
+    return f"[{base}](https://huggingface.co/{base})" if published else f"`{plain_line(base)}`, a folder"
+
+
+def _head(recipe: AnyRecipe, facts: CardFacts, base: str | None) -> dict[str, Any]:
+    text = not isinstance(recipe, Recipe)
+    head: dict[str, Any] = {}
+    if base is not None:
+        head["base_model"] = base
+        head["base_model_relation"] = "adapter" if facts.kind == "lora" else "finetune"
+    head["library_name"] = "diffusers" if not text else "peft" if facts.kind == "lora" else "transformers"
+    head["pipeline_tag"] = "fill-mask" if isinstance(recipe, MaskedRecipe) else pipeline_tag(text, facts)
+    head["tags"] = ["flowgrpo", "reinforcement-learning", "grpo", *(["lora"] if facts.kind == "lora" else [])]
+    return head
+
+
+def pipeline_tag(text: bool, facts: CardFacts) -> str:
+    """The hub's word for what a model does."""
+    if text:
+        return "text-generation"
+    return f"{'image' if facts.pictures else 'text'}-to-{'video' if facts.video else 'image'}"
+
+
+def _rows(recipe: AnyRecipe, facts: CardFacts, base: str) -> Iterable[tuple[str, str]]:
+    lora = recipe.model.lora
+    yield "base model", plain_line(base)
+    trained = f"a LoRA of rank {lora.rank} and alpha {lora.alpha:g}" if facts.kind == "lora" else "all weights"
+    if facts.kind == "lora" and lora.start is not None:
+        trained = f"the LoRA {plain_line(last_part(lora.start))}, further"
+    yield "trained", f"{trained}, computed in {recipe.model.dtype}"
+    yield "recipe", plain_line(recipe.name) + (f": {plain_line(recipe.paper)}" if recipe.paper else "")
+    yield "objective", _objective(recipe)
+    yield "rewards", ", ".join(_reward(reward) for reward in recipe.rewards)
+    noun = "images" if isinstance(recipe, Recipe) else "completions"
+    sampled = f"{recipe.rollout.prompts} prompts × {recipe.rollout.group} {noun}"
+    yield "iterations", f"{facts.iteration} of {recipe.run.iterations}, each with {sampled}"
+    optimizer = recipe.optimizer
+    steps = optimizer.updates * optimizer.epochs
+    often = "a step" if steps == 1 else f"{steps} steps"
+    rate = f"learning rate {optimizer.learning_rate:g} ({optimizer.schedule})"
+    yield "optimizer", f"AdamW, {rate}, {often} an iteration"
+    yield "average of the weights", "none" if optimizer.ema is None else f"decay {optimizer.ema.decay:g}"
+    yield "seed", str(recipe.run.seed)
+    yield "training prompts", _prompts(recipe.data.train, facts.train)
+    if recipe.data.heldout is not None:
+        each = f", {recipe.evaluate.seeds} samples of each" if recipe.evaluate.seeds > 1 else ""
+        yield "held-out prompts", _prompts(recipe.data.heldout, facts.heldout) + each
+
+
+def _objective(recipe: AnyRecipe) -> str:
+    found = recipe.objective
+    inner = [one.short for one in (found.get("loss"), found.get("surrogate")) if one is not None]
+    named = f"{found.short} ({', '.join(inner)})" if inner else found.short
+    penalties = [f"{one.short} × {one.get('weight'):g}" for one in recipe.penalties if one.get("weight") is not None]
+    return plain_line(named + "".join(f", penalty {penalty}" for penalty in penalties))
+
+
+def _reward(reward: Any) -> str:
+    name = plain_line(last_part(reward.label or reward.name))
+    return name if reward.weight == 1 else f"{name} × {reward.weight:g}"
+
+
+def _prompts(file: str, count: int | None) -> str:
+    return plain_line(last_part(file)) + ("" if count is None else f" ({count:,})")
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return ["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows)]
+
+
+def _scores(recipe: AnyRecipe, metrics: Sequence[Mapping[str, Any]], facts: CardFacts) -> list[str]:
+    """The section about scores; nothing if the run made no evaluation."""
+    made = [line for line in metrics if any(key.startswith("eval/") for key in line)]
+    made = [line for line in made if line["iteration"] <= facts.iteration]
+    if not made:
+        return []
+    before, after = made[0], made[-1]
+    names = [key.removeprefix("eval/") for key in after if key.startswith("eval/")]
+    rows = [f"| {plain_line(name)} | {_score(before, name)} | {_score(after, name)} |" for name in names]
+    text = "Mean over the held-out prompts ± its standard error over prompts, from fixed seeds."
+    if after["iteration"] != facts.iteration:
+        text += f" The last evaluation was after {after['iteration']} iterations."
+    if before["iteration"] != 0:
+        text += f" The first evaluation was after {before['iteration']} iterations."
+    if recipe.evaluate.results == "best" and facts.iteration:
+        text += " The weights were chosen by the first of these rewards, so its score is a little too good."
+    table = ["| reward | before | after |", "| --- | --- | --- |", *rows]
+    return ["## Scores\n\n" + "\n".join(table) + f"\n\n{text}"]
+
+
+def _score(line: Mapping[str, Any], name: str) -> str:
+    mean, error = _number(line.get(f"eval/{name}")), _number(line.get(f"eval_error/{name}"))
+    if mean is None:
+        return "–"
+    return f"{mean:.4g}" if error is None else f"{mean:.4g} ± {error:.2g}"
+
+
+def _number(value: Any) -> float | None:
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, int | float) else None
+    return None
+
+
+def plain_line(text: str) -> str:
+    """A text on one line, with nothing in it that a table or a heading would read."""
+    return re.sub(r"([|<>`\[\]*])", r"\\\1", " ".join(text.split()))
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def former_card(folder: Path) -> str | None:
+    """The card of a folder that a person has changed, which must not be lost; None if there is none.
+
+    It may already lie beside a newer card.
+    """
+    text = _text(folder / CARD)
+    if text is None:
+        return _text(folder / FORMER)
+    mark = _MARK.search(text)
+    unchanged = mark is not None and mark[1] == _digest(text[: mark.start()])
+    return _text(folder / FORMER) if unchanged else text
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def write_card(folder: Path, text: str, former: str | None = None) -> None:
+    """Write a card into the folder of a result. A card that a person had changed is kept beside it."""
+    if former is not None:
+        write_text(folder / FORMER, former)
+    write_text(folder / CARD, f"{text}\n<!-- flowgrpo {_digest(text)} -->\n")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

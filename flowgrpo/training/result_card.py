@@ -1,0 +1,100 @@
+"""Writes the model card of a result from what is known of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..configs.schema import AnyRecipe, Recipe, TextRecipe
+from ..intake.json_text import lines_of, parse_json
+from ..weights.saving import left_out
+from .data import PromptRow
+from .folder.model_card import CardFacts, card_text, write_card
+from .folder.run_folder import RunFolder
+from .model_paths import model_folder, recommended_arguments
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a run knows while its model and its prompts are loaded.
+
+    Attributes:
+        train, heldout: prompts; None if they are not read.
+        pipe: the model; None if it is not loaded.
+    """
+
+    train: Sequence[PromptRow] | None = None
+    heldout: Sequence[PromptRow] | None = None
+    pipe: Any = None
+
+
+def write_result_card(
+    folder: Path, kind: str, recipe: AnyRecipe, run: RunFolder, iteration: int, known: Known, former: str | None = None
+) -> None:
+    """Write the card of a result into its folder.
+
+    Args:
+        folder: of the result.
+        kind: `lora`, `pipeline` or `model`.
+        recipe: of the run.
+        run: its folder, for scores.
+        iteration: iterations after which the weights were taken.
+        known: what is loaded.
+        former: a card that a person had changed, which is kept beside the new one.
+    """
+    rows = known.train or known.heldout or ()
+    facts = CardFacts(
+        kind=kind,
+        iteration=iteration,
+        train=None if known.train is None else len(known.train),
+        heldout=None if known.heldout is None else len(known.heldout),
+        loads_lora=known.pipe is None or hasattr(type(known.pipe), "load_lora_weights"),
+        files=tuple(sorted(file.name for file in folder.iterdir())),
+        call=_call(recipe),
+        left_out=tuple(_left_out(folder, kind, recipe, known.pipe)),
+        video=_makes_videos(run),
+        pictures=any(row.pictures is not None for row in rows[:1]),
+        chat=_chats(folder, recipe, known.pipe),
+    )
+    write_card(folder, card_text(recipe, run.read_metrics(), facts), former)
+
+
+def _call(recipe: AnyRecipe) -> dict[str, Any]:
+    if not isinstance(recipe, Recipe):
+        return {}
+    recommended: dict[str, Any] = {}
+    with suppress(ValueError, OSError):
+        recommended = recommended_arguments(model_folder(recipe.model.path))
+    return {**recommended, **recipe.model.call}
+
+
+def _left_out(folder: Path, kind: str, recipe: AnyRecipe, pipe: Any) -> Iterator[str]:
+    """Components that `from_pretrained` is to be given as None: what is left out and not optional for the class."""
+    if isinstance(recipe, Recipe):
+        optional = getattr(type(pipe), "_optional_components", ())
+        with suppress(ValueError, OSError):
+            found = left_out(str(folder) if kind == "pipeline" else model_folder(recipe.model.path))
+            yield from (name for name in found if name not in optional)
+
+
+def _makes_videos(run: RunFolder) -> bool:
+    with suppress(ValueError, OSError):
+        first = parse_json(next(lines_of(run.index), "null"))
+        return isinstance(first, dict) and "frames" in first
+    return False
+
+
+def _chats(folder: Path, recipe: AnyRecipe, language: Any) -> bool:
+    """Whether prompts go through a chat template."""
+    if not isinstance(recipe, TextRecipe):
+        return False
+    if language is not None:
+        return bool(language.chat)
+    if recipe.model.chat is not None:
+        return recipe.model.chat
+    config = folder / "tokenizer_config.json"
+    held = config.is_file() and '"chat_template"' in config.read_text(encoding="utf-8", errors="replace")
+    return held or (folder / "chat_template.jinja").is_file()

@@ -1,0 +1,146 @@
+"""The program in a model card, run as it stands, loads the result and makes a sample with the trained weights."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from PIL import Image
+
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import load_recipe
+from flowgrpo.inference.exporting import export_weights
+from flowgrpo.inference.text_inference import open_language_model
+from flowgrpo.training.folder.model_card import CARD, FORMER
+from flowgrpo.training.session import start
+from tests.training import family_runs
+from tests.training.test_changing import resumed
+
+pytestmark = pytest.mark.slow
+
+IMAGES = [
+    "rollout={prompts: 2, group: 4, batch: 8, decode_batch: 8}", "sampler.steps=4",
+    "evaluate={prompts: 3, seeds: 1, steps: 4}", "optimizer.learning_rate=0.02",
+    "run={iterations: 2, checkpoint_every: 1, keep: 3}",
+]  # fmt: skip
+
+
+def trained(recipe: str, folder: Path, *words: str) -> Path:
+    start(load_recipe(recipe, list(words)), folder).trainer(Silent()).train()
+    return folder
+
+
+def performed(folder: Path, monkeypatch: pytest.MonkeyPatch, place: Path | None = None) -> dict[str, Any]:
+    """The names that the card's program leaves behind. It is run in the folder of the result, or in `place`."""
+    found = re.search(r"```python\n(.*?)```", (folder / CARD).read_text(), re.DOTALL)
+    assert found is not None
+    program = found[1]
+    if place is not None:
+        assert 'RESULT = "."' in program
+        program = program.replace('RESULT = "."', f'RESULT = "{folder}"')
+    monkeypatch.chdir(place or folder)
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(compile(program, "card", "exec"), names)
+    return names
+
+
+def without_the_adapter(pipe: DiffusionPipeline, like: Image.Image, **call: Any) -> bool:
+    """Whether the same call of the pipeline without its adapter makes another image."""
+    pipe.unload_lora_weights()
+    torch.manual_seed(0)
+    return pipe("a prompt", **call).images[0].tobytes() != like.tobytes()
+
+
+def test_of_a_lora_of_the_embedded_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained("default", tmp_path / "run", *IMAGES)
+    names = performed(run / "lora", monkeypatch)
+    saved = Image.open(run / "lora" / "sample.png")
+    assert saved.tobytes() == names["sample"].tobytes()
+    call = {"height": 64, "width": 64, "guidance_scale": 1.0, "max_sequence_length": 0, "num_inference_steps": 4}
+    assert without_the_adapter(names["pipe"], names["sample"], **call)
+
+
+def test_of_a_lora_of_a_folder(random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"model.path={random_pipeline}", *IMAGES, "objective.times=1"]
+    run = trained("default", tmp_path / "run", *words)
+    card = (run / "lora" / CARD).read_text()
+    assert 'BASE = "pipeline"  # the folder of the base model' in card
+    assert str(random_pipeline.parent) not in card
+    names = performed(run / "lora", monkeypatch, random_pipeline.parent)
+    assert names["sample"].size == (64, 64)
+
+
+def test_of_a_whole_pipeline(random_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"model.path={random_pipeline}", *IMAGES, "model.train=full", "optimizer.learning_rate=0.001"]
+    run = trained("default", tmp_path / "run", *words)
+    names = performed(run / "pipeline", monkeypatch)
+    assert Image.open(run / "pipeline" / "sample.png").size == names["sample"].size == (64, 64)
+
+
+@pytest.mark.parametrize("video", [True, False])
+def test_a_card_says_whether_samples_are_videos(video: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "WanPipeline" if video else "FluxPipeline"
+    family_runs.load_as_the_kit_does(name, monkeypatch)
+    card = (family_runs.trained(name, tmp_path, "lora") / "lora" / CARD).read_text()
+    assert f"pipeline_tag: text-to-{'video' if video else 'image'}\n" in card
+    assert ("export_to_video" in card) == video
+
+
+@pytest.mark.parametrize(("train", "result"), [("lora", "lora"), ("full", "model")])
+def test_of_text(train: str, result: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    words = [
+        f"model.train={train}", "rollout={prompts: 2, group: 4, batch: 8, tokens: 60}", "evaluate.prompts=3",
+        "run={iterations: 2, checkpoint_every: 1}", "optimizer={learning_rate: 0.01, warmup: 0}",
+    ]  # fmt: skip
+    run = trained("text", tmp_path / "run", *words)
+    capsys.readouterr()
+    names = performed(run / result, monkeypatch)
+    language = open_language_model(str(run), load_recipe(run / "config.yaml"))  # type: ignore[arg-type]
+    inputs = {name: value.to(language.model.device) for name, value in names["inputs"].items()}
+    expected = language.model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    assert torch.equal(names["output"], expected.cpu())
+    assert capsys.readouterr().out == names["tokenizer"].decode(expected[0, -6:], skip_special_tokens=True) + "\n"
+
+
+def test_an_export_has_a_card_of_its_weights(small_text: list[str], tmp_path: Path) -> None:
+    run = trained("text", tmp_path / "run", *small_text, "evaluate.every=2", "run.keep=9")
+    result = (run / "lora" / CARD).read_text()
+    export_weights(str(run), tmp_path / "result")
+    export_weights(str(run), tmp_path / "last", checkpoint="latest")
+    export_weights(str(run), tmp_path / "early", checkpoint="2")
+    assert (tmp_path / "result" / CARD).read_text() == (tmp_path / "last" / CARD).read_text() == result
+    early = (tmp_path / "early" / CARD).read_text()
+    assert "| iterations | 2 of 4" in early
+    assert "| iterations | 4 of 4" in result
+    # A run of an older version has no card.
+    (run / "lora" / CARD).unlink()
+    export_weights(str(run), tmp_path / "again")
+    assert "| iterations | 4 of 4" in (tmp_path / "again" / CARD).read_text()
+    assert not (run / "lora" / CARD).exists()
+
+
+def test_a_card_says_which_weights_are_the_result(small_text: list[str], tmp_path: Path) -> None:
+    # The scores of the tiny reward stay those of the untrained model, so its evaluation is the best.
+    words = [*small_text, "evaluate={every: 2, prompts: 5, results: best}", "optimizer.learning_rate=1e-9"]
+    run = trained("text", tmp_path / "run", *words)
+    card = (run / "lora" / CARD).read_text()
+    assert "| iterations | 0 of 4" in card
+    (run / "lora" / CARD).unlink()
+    export_weights(str(run), tmp_path / "out")
+    assert (tmp_path / "out" / CARD).read_text() == card
+
+
+@pytest.mark.parametrize("results", ["last", "best"])
+def test_a_longer_run_keeps_what_a_person_wrote(small_text: list[str], tmp_path: Path, results: str) -> None:
+    words = [*small_text, f"evaluate.results={results}", "run={iterations: 2, checkpoint_every: 1}"]
+    run = trained("text", tmp_path / "run", *words)
+    mine = (run / "lora" / CARD).read_text().replace("## Use", "My words.\n\n## Use")
+    (run / "lora" / CARD).write_text(mine)
+    for length in (3, 4):
+        resumed(run, f"run.iterations={length}")
+        assert (run / "lora" / FORMER).read_text() == mine
+        assert f"of {length}, each with" in (run / "lora" / CARD).read_text()
+        assert "My words" not in (run / "lora" / CARD).read_text()
