@@ -26,7 +26,7 @@ from flowgrpo.bench.interruption import interruption
 from flowgrpo.cli import rewards as cli_rewards
 from flowgrpo.cli.plan import split
 from flowgrpo.configs.load import load_recipe, recipe_names
-from flowgrpo.configs.schema import AnyRecipe, Recipe
+from flowgrpo.configs.schema import AnyRecipe, MaskedRecipe, Recipe
 from flowgrpo.gallery.vote_server import VoteServer
 from flowgrpo.kit import optimise
 from flowgrpo.pipelines.conformance import conform as conformance
@@ -81,6 +81,8 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
             small += ["run.iterations=2", "critic.warmup=1"]  # a critic is first used in the second iteration
         if recipe.model.path != "scenes":
             small += ["model.path=scenes", "model.dtype=float32", "model.call={}"]
+    elif isinstance(recipe, MaskedRecipe):
+        small += ["model.path=arithmetic:masked", "model.dtype=float32", "generation.tokens=4", "sampler.steps=4"]
     else:
         small.append("generation.max_tokens=4")
         if recipe.model.path not in EMBEDDED:
@@ -88,7 +90,7 @@ def small_recipe(reader: Reader, source: str, overrides: Sequence[str]) -> list[
     _put_files(reader, recipe)
     try:
         smaller = load_recipe(source, [*overrides, *small, "rollout.group=4"])
-        if isinstance(smaller, Recipe):
+        if isinstance(smaller, Recipe | MaskedRecipe):
             planner(smaller, levels_of(smaller))(0)
     except ValueError:
         return small  # the recipe splits or selects samples in larger groups
