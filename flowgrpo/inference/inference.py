@@ -229,14 +229,19 @@ def evaluate_model(
     owners = experience.prompt_of_sample
     order = sorted(range(len(owners)), key=owners.__getitem__)
     if index is not None:
-        done = 0 if base else iterations_done(model, checkpoint)
         numbers = sorted(range(len(order)), key=order.__getitem__)
         records = chosen(sample_records(rows, experience, scores, numbers), order)
-        if not isinstance(recipe, Recipe):
-            write_completions(index, "eval", done, records, chosen(experience.samples, order))
-        else:
-            _write_images(index, done, records, chosen(experience.samples, order))
+        done = 0 if base else iterations_done(model, checkpoint)
+        _write_samples(index, done, records, chosen(experience.samples, order))
     return _summaries(scores.taken(order), torch.tensor(chosen(owners, order)))
+
+
+def _write_samples(index: Path, iteration: int, records: Sequence[Mapping[str, Any]], samples: Sequence[Any]) -> None:
+    """Write the samples of an evaluation: completions into a new index, images beside it."""
+    if isinstance(samples[0], str):
+        write_completions(index, "eval", iteration, records, samples)
+    else:
+        _write_images(index, iteration, records, samples)
 
 
 def _write_images(

@@ -153,6 +153,7 @@ class ImageModel:
             self.cache.release()
         steps = steps_of(self.recipe, evaluation=True)
 
+        @torch.no_grad()
         def policy(size: Size | None = None) -> FlowPolicy:
             call = self.call if size is None else {**self.call, **dict(zip(SIDES, size))}
             denoiser = Denoiser(self.pipe, num_steps=steps, call=call, variant=settings.variant, example=prompts[0])

@@ -154,6 +154,11 @@ def _call(found: Checked, recipe: Recipe) -> None:
         found.findings.append(Fault("note", text, "model.release_text_encoders"))
     found.findings += [Fault("fault", fault, "data.buckets") for fault in bucket_faults(recipe, folder)]
     found.attempt("data.train", take_sizes, data, recipe, folder, call, parameters)
+    if recipe.data.buckets and not any(
+        {"height", "width"} <= set(column_names(r)) for r in (data.train.rows, data.heldout)
+    ):
+        text = "data.buckets rounds the sizes of prompts, and no prompt has columns height and width; leave it out"
+        found.findings.append(Fault("note", text, "data.buckets"))
     found.attempt("data.train", take_pictures, data, recipe, call, parameters)
     for source, rows in ((recipe.data.train, data.train.rows), (recipe.data.heldout, data.heldout)):
         texts = [row.text for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -193,8 +192,8 @@ def load_flow_task(
     parameters = PipelineCall(pipe, call).parameters
     take_sizes(data, recipe, folder, call, parameters)
     take_pictures(data, recipe, call, parameters)
-    has_sizes = any(row.size is not None for row in [*data.train.rows, *data.heldout])
-    if has_sizes and shard is not None:
+    trains_sizes = any(row.size is not None for row in data.train.rows)
+    if shard is not None and (trains_sizes or any(row.size is not None for row in data.heldout)):
         raise ValueError(
             "prompts have sizes of their own, and the weights are in shards (FSDP2), whose processes must make equal "
             "calls; use ZeRO-2 or a LoRA, or leave the columns height and width out"
@@ -220,19 +219,11 @@ def load_flow_task(
         cache.release()
     doing("checking that the pipeline's own loop is reproduced")
     shown = [row.prompt for row in data.train.rows[:2]]
-
-    def checked_policy(number: int, size: Size | None = None) -> FlowPolicy:
-        """The policy on a number of steps, for images of a size, after the check of its replay."""
-        own = call if size is None else {**call, **dict(zip(SIDES, size))}
-        denoiser = Denoiser(pipe, num_steps=number, call=own, variant=model.variant, example=shown[0])
-        with torch.enable_grad():
-            denoiser.self_check(shown)
-        return flow_policy(recipe, denoiser, weights)
-
-    numbers = steps_of(recipe), steps_of(recipe, evaluation=True)
-    policy, second = (checked_policy(number) for number in numbers)
-    sized = [SizedPolicies(own, partial(checked_policy, number)) for own, number in zip((policy, second), numbers)]
-    evaluator = Evaluator(recipe, second, sized[1])
+    (policy, sized), (second, sized_second) = (
+        _policies(recipe, pipe, call, weights, shown, number)
+        for number in (steps_of(recipe), steps_of(recipe, evaluation=True))
+    )
+    evaluator = Evaluator(recipe, second, sized_second)
     critic = None
     if recipe.critic is not None:
         critic = Critic(
@@ -240,7 +231,23 @@ def load_flow_task(
             seed=recipe.run.seed, device=policy.device,
         )  # fmt: skip
     plan_for = planner(recipe, levels_of(recipe, policy.denoiser.probe.sigmas))
-    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized[0] if has_sizes else None)
+    return FlowTask(recipe, policy, evaluator, plan_for, critic, sized if trains_sizes else None)
+
+
+def _policies(
+    recipe: Recipe, pipe: Any, call: dict[str, Any], weights: TrainedWeights, shown: list[str], number: int
+) -> tuple[FlowPolicy, SizedPolicies]:
+    """The policy on a number of steps after the check of its replay, and the policies of the sizes of prompts."""
+
+    def checked_policy(size: Size | None = None) -> FlowPolicy:
+        own = call if size is None else {**call, **dict(zip(SIDES, size))}
+        denoiser = Denoiser(pipe, num_steps=number, call=own, variant=recipe.model.variant, example=shown[0])
+        with torch.enable_grad():
+            denoiser.self_check(shown)
+        return flow_policy(recipe, denoiser, weights)
+
+    policy = checked_policy()
+    return policy, SizedPolicies(policy, checked_policy)
 
 
 def flow_policy(recipe: Recipe, denoiser: Denoiser, weights: TrainedWeights) -> FlowPolicy:

@@ -65,6 +65,8 @@ def test_prompts_have_the_sizes_of_their_columns(tmp_path: Path):
         ({"height": "tall", "width": 64}, "`height` is 'tall'"),
         ({"height": 64.0, "width": 64}, "`height` is 64.0"),
         ({"height": True, "width": 64}, "`height` is True"),
+        ({"height": 10**400, "width": 64}, "give a number of pixels, a whole number from 1 to 65536"),
+        ({"height": "9" * 5000, "width": 64}, "`height` is '999"),
         ({"height": "-64", "width": 64}, "`height` is '-64'"),
         ({"height": 64}, "it has a height and no width; give both, or none of them"),
         ({"width": 64}, "it has a width and no height"),
@@ -108,6 +110,8 @@ def test_buckets_are_checked_before_a_model_loads(tmp_path: Path, command: Comma
     status, _, errors = command(*words, "data.buckets=[[64, 64], [44, 64]]")
     assert status == 1
     assert "data.buckets.1, height is 44, but this pipeline makes only multiples of 8" in errors
+    found = check(load_recipe("default", ["data.buckets=[[64, 64]]"]))
+    assert any("no prompt has columns height and width" in note for note in found.texts("note"))
     for wrong in ("[[64]]", "[[64, 0]]", "[64, 64]", "[[64, 'x']]"):
         with pytest.raises(RecipeError, match=r"data\.buckets"):
             load_recipe("default", [f"data.buckets={wrong}"])

@@ -111,6 +111,18 @@ def test_prompts_of_one_size_are_a_run_of_that_size(tmp_path: Path, words: list[
         }
 
 
+def test_sizes_of_held_out_prompts_leave_the_training_as_it_is(tmp_path: Path, words: list[str]):
+    # Credit by depth reads one rollout of all prompts, and evaluations have no credit.
+    words = [word for word in words if not word.startswith(("sampler", "rollout", "optimizer"))]
+    words += ["rollout={prompts: 2, group: 16, batch: 16, decode_batch: 16}", "optimizer={cut: prompts, updates: 1}"]
+    heldout = f"data.heldout={written(tmp_path / 'heldout', SIZES)}"
+    run = trained(tmp_path / "run", "branchgrpo", words, written(tmp_path, [None] * 6), heldout, "run.iterations=1")
+    shown = [record for record in lines(run, "samples/index.jsonl") if record["phase"] == "eval"]
+    assert {Image.open(run / "samples" / record["image"]).size for record in shown} == {
+        (64, 32), (64, 64), (32, 64), (48, 48)
+    }  # fmt: skip
+
+
 def task_of(words: list[str], file: Path, *more: str) -> FlowTask:
     recipe = load_recipe("mixgrpo_flash_guard", [*words, f"data.train={file}", "data.heldout=null", *more])
     task = Session(recipe).task

@@ -15,6 +15,8 @@ from ..data import Data, PromptRow, values_of
 from ..prompts.prompt_rows import Size
 
 SIDES = ("height", "width")
+LONGEST = 2**16
+"""Most pixels of a side. A larger number is a mistake, or no size."""
 MOST = 5
 """Most faults of a prompt file that a message names."""
 
@@ -89,9 +91,11 @@ def _size_in(row: PromptRow, height: Any, width: Any) -> tuple[Size | None, str 
             other = SIDES[1 - SIDES.index(name)]
             return None, f"{row.place}: it has a {other} and no {name}; give both, or none of them"
         # Tables of text have nothing but text.
-        whole = int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
-        if isinstance(whole, bool) or not isinstance(whole, int) or whole < 1:
-            return None, f"{row.place}: `{name}` is {value!r:.40}; give a number of pixels, a whole number above 0"
+        text = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= len(str(LONGEST))
+        whole = int(value) if text else value
+        if isinstance(whole, bool) or not isinstance(whole, int) or not 1 <= whole <= LONGEST:
+            what = f"a number of pixels, a whole number from 1 to {LONGEST}"
+            return None, f"{row.place}: `{name}` is {str(value) if text else repr(value):.40}; give {what}"
     return (int(sides[0]), int(sides[1])), None
 
 
