@@ -9,7 +9,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-console = Console()
+
+def make_console() -> Console:
+    """The console of the commands. In a cell of a notebook no line moves, because a notebook keeps what is erased."""
+    # A kernel gives its commands a terminal, and says in these two variables that it is a kernel.
+    kernel = "JPY_PARENT_PID" in os.environ or "matplotlib_inline" in os.environ.get("MPLBACKEND", "")
+    return Console(force_interactive=False if kernel else None)
+
+
+console = make_console()
 
 
 def say(text: str) -> None:

@@ -20,7 +20,8 @@ function readScript(name, version) {
     };
     waiting.set(name, done(resolve));
     tag.addEventListener("error", () => done(reject)(
-      new Error(`data/${name}.js cannot be read. Keep all files of the gallery's folder together, or build the gallery again.`)));
+      new Error(`data/${name}.js cannot be read. Keep all files of the gallery's folder together, or build the gallery again. `
+        + "If the page comes from Jupyter, open one file instead: flowgrpo gallery RUN --single gallery.html")));
     document.head.append(tag);
   });
 }

@@ -92,6 +92,11 @@ class Trainer:
         if recipe.evaluate.results == "best" and data.heldout:
             self.best = BestWeights(recipe.evaluate, evaluation.names[0], self.keeper)
 
+    @property
+    def shared_out(self) -> str:
+        """What the processes share out, in words; "" if each process holds everything."""
+        return self.optimizer.shared_out if self.task.weights.shards is None else "full weights in shards by FSDP2"
+
     def parts(self) -> dict[str, Stateful]:
         """What a checkpoint holds besides the weights, by file name."""
         remembered = {**self.task.parts(), **self.credit.parts(), **self.extensions.parts()}

@@ -41,7 +41,13 @@ def learning_rate(recipe: AnyRecipe, taken: int) -> float:
 
 
 class Stepper(Protocol):
-    """What moves the trained weights by the gradients of all processes."""
+    """What moves the trained weights by the gradients of all processes.
+
+    Attributes:
+        shared_out: what of it the processes share out, in words; "" if each process holds all of it.
+    """
+
+    shared_out: str
 
     def step(self) -> Tensor:
         """Take one optimizer step, and return the norm of the gradient before it was bounded.
@@ -72,6 +78,8 @@ class Optimizer:
         weights: the weights to move.
         processes: the processes of the run.
     """
+
+    shared_out = ""
 
     def __init__(self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes) -> None:
         self.recipe, self.weights, self.processes = recipe, weights, processes

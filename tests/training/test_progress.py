@@ -42,6 +42,7 @@ def trainer(
     evaluated: tuple[str, ...] = ("gold",),
     resumed: int = 0,
     processes: int = 1,
+    shared_out: str = "",
     noun: str = "images",
     samples: int = 96,
     lines: tuple[str, ...] = ("what will be done",),
@@ -71,7 +72,7 @@ def trainer(
             rewards=[SimpleNamespace(name=name, report=(reports or {}).get(name, "")) for name in evaluated],
         ),
         recipe=recipe, task=task, next_iteration=resumed, processes=Processes(0, processes), clock=SimpleNamespace(),
-        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []),
+        data=SimpleNamespace(heldout=[None] * 48 if evaluated else []), shared_out=shared_out,
     )  # fmt: skip
 
 
@@ -286,6 +287,8 @@ def test_what_a_recipe_does_not_measure_has_no_column():
 def test_the_number_of_processes_is_in_the_header():
     assert reporter()[1].getvalue().splitlines()[0].endswith(", 1 process on cpu")
     assert reporter(processes=8)[1].getvalue().splitlines()[0].endswith(", 8 processes on cpu")
+    sharded = reporter(processes=8, shared_out="full weights in shards by FSDP2", width=120)[1].getvalue()
+    assert sharded.splitlines()[0].endswith(", 8 processes on cpu, full weights in shards by FSDP2")
 
 
 @pytest.mark.parametrize(

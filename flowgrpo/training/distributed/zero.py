@@ -33,6 +33,8 @@ class ZeroOptimizer:
         zero: the section `zero_optimization` of DeepSpeed's configuration.
     """
 
+    shared_out = "the optimizer in parts by ZeRO-2"
+
     def __init__(
         self, recipe: AnyRecipe, weights: TrainedWeights, processes: Processes, zero: Mapping[str, Any]
     ) -> None:

@@ -108,7 +108,8 @@ class ConsoleReporter:
         self.pace = Pace(self._total, *self._recurring(trainer), time.perf_counter())
         count = trainer.processes.count
         processes = f"{count} process{'es' if count > 1 else ''} on {task.device.type}"
-        self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}")
+        shared = f", {trainer.shared_out}" if trainer.shared_out else ""
+        self.say(f"flowgrpo {version('flowgrpo')}, torch {version('torch')}, {processes}{shared}")
         for line in task.describe():
             self.say(line, "yellow" if line.startswith("note:") else "")
         names, weights = trainer.rewards.names, trainer.rewards.weights.tolist()
