@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..weights.lora import LoraSpec
 from ..weights.pipeline_folders import from_hub
-from ..weights.saving import new_folder, put_adapter
+from ..weights.saving import ADAPTER_FILE, PEFT_PREFIX, new_folder, put_adapter, save_adapter
 from ..weights.trained import ADAPTER, TrainedWeights
 from .model_folder import check_language_folder
 
@@ -162,13 +162,16 @@ class LanguageWeights(TrainedWeights):
             ValueError: if the folder exists and `overwrite` is off.
         """
         with new_folder(folder, overwrite=overwrite) as target, self.exact():
-            self.pipe.model.save_pretrained(target)
+            if self.kind == "lora":
+                save_adapter(self.pipe.model, ADAPTER, target)
+            else:
+                self.pipe.model.save_pretrained(target)
             self.pipe.tokenizer.save_pretrained(target)
 
     def load_lora(self, folder: str | Path) -> None:
         """Load the adapter that `save` wrote, exact to the last bit."""
         with self.exact():
-            put_adapter(self.pipe.model, ADAPTER, Path(folder) / "adapter_model.safetensors", "base_model.model.")
+            put_adapter(self.pipe.model, ADAPTER, Path(folder) / ADAPTER_FILE, PEFT_PREFIX)
 
     def gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from .json_files import read_json_object
@@ -20,8 +20,19 @@ from .pipeline_folders import is_part, parts_of
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-__all__ = ["left_out", "load_lora", "local_folder", "new_folder", "put_adapter", "save_lora", "save_pipeline"]
+__all__ = [
+    "left_out",
+    "load_lora",
+    "local_folder",
+    "new_folder",
+    "put_adapter",
+    "save_adapter",
+    "save_lora",
+    "save_pipeline",
+]
 
+ADAPTER_FILE = "adapter_model.safetensors"  # peft's name
+PEFT_PREFIX = "base_model.model."
 _LORA_STEM = "pytorch_lora_weights"
 _OUR_NOTE = "flowgrpo.json"
 
@@ -119,6 +130,25 @@ def load_lora(modules: Mapping[str, nn.Module], adapter: str, folder: Path) -> N
     for number, (name, module) in enumerate(modules.items()):
         file = folder / (f"{_LORA_STEM}_{name}.safetensors" if number else f"{_LORA_STEM}.safetensors")
         put_adapter(module, adapter, file, "unet." if name == "unet" else "transformer.")
+
+
+def save_adapter(model: Any, adapter: str, folder: Path) -> None:
+    """Write the adapter of a model of transformers, for `PeftModel.from_pretrained`.
+
+    Args:
+        model: a model of transformers.
+        adapter: name of the adapter.
+        folder: existing folder to write in.
+    """
+    config = model.peft_config[adapter]
+    config.base_model_name_or_path = model.name_or_path
+    tensors = _on_cpu(get_peft_model_state_dict(model, adapter_name=adapter))
+    save_file(
+        {f"{PEFT_PREFIX}{name}": tensor for name, tensor in tensors.items()},
+        folder / ADAPTER_FILE,
+        metadata={"format": "pt"},
+    )
+    config.save_pretrained(folder)
 
 
 def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> None:

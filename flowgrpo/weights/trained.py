@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -136,7 +136,7 @@ class TrainedWeights:
                     init_lora_weights="gaussian" if spec.init == "gaussian" else True,
                     lora_dropout=spec.dropout,
                 )
-                module.add_adapter(config, adapter_name=ADAPTER)
+                _adapt(module, config)
         for module in modules.values():
             for layer in module.modules():
                 if isinstance(layer, BaseTunerLayer):
@@ -430,6 +430,15 @@ def _freeze(pipe: Any) -> None:
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
             part.requires_grad_(False)
+
+
+def _adapt(module: Any, config: LoraConfig) -> None:
+    """Do what `add_adapter` of diffusers and transformers does.
+
+    The method of transformers may also ask for a version of peft that is not out yet: transformers 5.24 asks for 0.22.
+    """
+    module._hf_peft_config_loaded = True
+    inject_adapter_in_model(config, module, ADAPTER)
 
 
 def _listed(names: list[str], most: int = 5) -> str:

@@ -252,7 +252,7 @@ def test_the_random_model_is_that_of_the_seed(tmp_path: Path) -> None:
         ("objective.levle=token", "no option 'levle'; did you mean 'level'"),
         ("sampler.steps=10", "unknown key 'sampler'"),
         ("optimizer.updates=99", "whole groups"),
-        ("task=sound", "neither images nor text"),
+        ("task=sound", "write one of images, text, masked"),
     ],
 )
 def test_what_does_not_go_together_is_refused(override: str, message: str) -> None:
