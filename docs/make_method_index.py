@@ -7,17 +7,15 @@ if it exists.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from method_rows import tables, wrapped
+from method_rows import code_lines, tables, wrapped
 
 from flowgrpo.configs.load import recipe_names
 from flowgrpo.core import advantages, neighbours, process, selection, trees
@@ -224,26 +222,6 @@ paper's baseline, and the gain of the reward `paint` on test prompts, as a mean 
 embedded recipe: the change of the files' kilobytes over a few iterations with small files as the reward, ± its standard
 error.
 """
-
-
-def code_lines(source: str) -> int:
-    """Number of lines of Python code that have a statement; docstrings do not count."""
-    tree = ast.parse(textwrap.dedent(source))
-    counted: set[int] = set()
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    strings = {
-        id(node.body[0])
-        for node in ast.walk(tree)
-        if isinstance(node, documented) and ast.get_docstring(node) is not None
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and id(node) not in strings:
-            last = node.body[0].lineno - 1 if isinstance(node, documented) else node.end_lineno or node.lineno
-            inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
-            last = min([last, *(child.lineno - 1 for child in inner)]) if inner else last
-            counted.update(range(node.lineno, last + 1))
-    lines = textwrap.dedent(source).splitlines()
-    return sum(1 for k in counted if lines[k - 1].strip() and not lines[k - 1].strip().startswith("#"))
 
 
 def recipe_lines(name: str) -> int:

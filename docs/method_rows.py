@@ -10,6 +10,7 @@ import ast
 import importlib
 import inspect
 import re
+import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from flowgrpo.training.text.answer_objective import tried
 ROWS = Path(__file__).resolve().with_name("methods.yaml")
 PACKAGE = Path(flowgrpo.__file__).parent
 BASES = {"images": "mixgrpo_flash_guard", "text": "text"}
+MOST_LINES = 60
+"""The most lines of code that a method may need for itself."""
 NEEDS = {
     "recipe": ("lines or recipes", ("library", "reward")),
     "library": ("library", ("lines", "recipes", "reward")),
@@ -78,6 +81,7 @@ class Row:
         recipes: names of recipes of the package.
         library: names below `flowgrpo`.
         reward: name of a reward.
+        code: names below `flowgrpo` of the functions and classes that no other method needs.
         note: further remarks.
     """
 
@@ -91,6 +95,7 @@ class Row:
     recipes: Sequence[str] = ()
     library: Sequence[str] = ()
     reward: str = ""
+    code: Sequence[str] = ()
     note: str = ""
 
     @property
@@ -159,6 +164,12 @@ def _row_faults(row: Row) -> Iterator[str]:
     if row.arxiv and row.arxiv not in cited():
         yield f"nothing in the package cites {row.arxiv}"
     yield from (f"there is no recipe {name!r}" for name in row.recipes if name not in recipe_names())
+    for name in row.code:
+        lines = own_lines(name)
+        if lines is None:
+            yield f"there is no {name} to import"
+        elif lines > MOST_LINES:
+            yield f"{name} has {lines} lines, more than {MOST_LINES}"
     for name in row.library:
         yield from _library_faults(name, row.arxiv)
     for task, way in row.lines:
@@ -167,6 +178,36 @@ def _row_faults(row: Row) -> Iterator[str]:
             yield f"{flow(dict(way))} does not name the reward {row.reward}"
     if row.reward and (row.reward not in BUILTIN or not row.lines):
         yield f"{row.reward!r} is no built-in reward, or there are no lines for it"
+
+
+def own_lines(name: str) -> int | None:
+    """Lines with statements of a function or class below `flowgrpo`; None if there is none of that name."""
+    module_name, _, attribute = f"flowgrpo.{name}".rpartition(".")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError):
+        return None
+    return code_lines(inspect.getsource(target))
+
+
+def code_lines(source: str) -> int:
+    """Number of lines of Python code that have a statement; docstrings do not count."""
+    tree = ast.parse(textwrap.dedent(source))
+    counted: set[int] = set()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    strings = {
+        id(node.body[0])
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and id(node) not in strings:
+            last = node.body[0].lineno - 1 if isinstance(node, documented) else node.end_lineno or node.lineno
+            inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+            last = min([last, *(child.lineno - 1 for child in inner)]) if inner else last
+            counted.update(range(node.lineno, last + 1))
+    lines = textwrap.dedent(source).splitlines()
+    return sum(1 for k in counted if lines[k - 1].strip() and not lines[k - 1].strip().startswith("#"))
 
 
 def _library_faults(name: str, arxiv: str) -> Iterator[str]:
@@ -277,6 +318,22 @@ def _recipes(names: Sequence[str]) -> str:
     return ", ".join(f"`flowgrpo train {name}`" for name in names) + "."
 
 
+def prices(parts: Sequence[Part]) -> str:
+    """A table of the lines of code that each method needs for itself, with the median and the largest number."""
+    found = [
+        (row.paper, [(name, own_lines(name) or 0) for name in row.code])
+        for part in parts for row in part.rows if row.code
+    ]  # fmt: skip
+    if not found:
+        return ""
+    sums = [sum(count for _, count in code) for _, code in found]
+    table = ["## What a method costs", "", wrapped(PRICES), "", "| paper | own code | lines |", "| --- | --- | --- |"]
+    for (paper, code), total in zip(found, sums):
+        table.append(f"| {paper} | {', '.join(f'`{name}`' for name, _ in code)} | {total} |")
+    table += ["", f"Median {statistics.median(sums):g} lines, largest {max(sums)}."]
+    return "\n".join(table) + "\n"
+
+
 def part_text(part: Part) -> str:
     """A part of the page: heading, table, and titles without a priority."""
     lines = [f"## {part.title}", ""]
@@ -298,6 +355,11 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
+PRICES = """\
+Own code is code that only this method needs. Only lines with statements are counted, not blank lines, comments or
+docstrings. Methods that are not listed are choices among shared parts."""
+
+
 def tables() -> str:
     """Counts, legend and all parts.
 
@@ -307,7 +369,7 @@ def tables() -> str:
     parts = read_rows()
     if wrong := faults(parts):
         raise ValueError("docs/methods.yaml:\n" + "\n".join(wrong))
-    return "\n".join([counts(parts), LEGEND, *map(part_text, parts)])
+    return "\n".join(text for text in [counts(parts), LEGEND, *map(part_text, parts), prices(parts)] if text)
 
 
 if __name__ == "__main__":

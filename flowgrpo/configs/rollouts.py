@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from ..parts.choice import choices
+from ..parts.choice import Choice, Of, choices, part_field
 from ..parts.needs import Need, unused
 from ..parts.section import Section
 from ..parts.traits import offering, saying
@@ -115,6 +115,7 @@ class TextRolloutConfig(Section):
     group: int = Field(8, ge=1, description="Completions per prompt.")
     batch: int = Field(64, ge=1, description="Completions sampled at once.")
     tokens: int = Field(16_384, ge=1, description="Tokens scored at once, padding included; a group is never split.")
+    form: Annotated[Choice, Of("form", "plain")] = part_field("plain", "How the completions of a prompt come about.")
     budget: BudgetConfig | None = Field(None, description="By default all groups are equal in size.")
 
 

@@ -111,6 +111,11 @@ _ALL = (
         "order(chance [N, L], uniform [N, L] or None, *, ...) -> priority [N, L]",
     ),
     Kind(
+        "form", "rollout.form", "flowgrpo.training.text.forms:FORMS",
+        "form(writer, *, ...) -> attempts",
+        rules="flowgrpo.training.text.forms:NEEDS",
+    ),
+    Kind(
         "combination", "combine", "flowgrpo.training.credit.combining:COMBINATIONS",
         "combination(rewards [L, K], *, ...) -> [L]",
     ),

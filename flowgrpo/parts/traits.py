@@ -29,6 +29,12 @@ OFFERED = {
 """What a part may offer to other parts, each with a description of the part."""
 
 
+def in_evaluations(form: T) -> T:
+    """Mark a form of rollouts that evaluations use too, because a completion is not whole without it."""
+    form.in_evaluations = True  # type: ignore[attr-defined]
+    return form
+
+
 def offers(*what: str, where: str | None = None) -> Callable[[T], T]:
     """Let a part say what it offers to other parts.
 

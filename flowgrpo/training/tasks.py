@@ -89,6 +89,10 @@ Decoded = Callable[[Collected], None]
 """Called with a chunk of a rollout. A chunk has whole groups, and numbers its prompts as the rollout does."""
 
 
+Score = Callable[[Sequence[PromptRow], Collected], Tensor]
+"""`score(prompts, samples)`: [L] weighted sums of the rewards of a run; NaN where no reward applies."""
+
+
 class Task(Protocol):
     """A model that the training loop samples and trains."""
 
@@ -113,6 +117,9 @@ class Task(Protocol):
 
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
         """Let penalties compare with the model in this context, in place of the base model."""
+
+    def score_with(self, score: Score) -> None:
+        """Let rollouts ask the rewards of the run."""
 
     def followers(self) -> dict[str, EmaConfig | None]:
         """Further averages of the weights, by name.
@@ -187,6 +194,9 @@ class PolicyTask:
     def compare_with(self, reference: Callable[[], AbstractContextManager[None]]) -> None:
         """Let penalties compare with the model in this context."""
         self.policy.reference = reference
+
+    def score_with(self, score: Score) -> None:
+        """Nothing: a rollout is scored when it is complete."""
 
     def settle(self, record: Mapping[str, Any]) -> dict[str, float]:
         """Move the coefficients that depend on the metrics."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..configs.schema import AnyRecipe
 from ..rewards.runner import RewardBatch, RewardSet
 from .collecting import Collector
+from .credit.combining import total_reward
 from .credit.from_scores import Credit
 from .credit.pooling import Batch, Pooled, asked, pooled
 from .data import Data, PromptRow
@@ -67,6 +68,7 @@ class Trainer:
         self.ema, lagging = self.averages.get("ema"), self.averages.get("old")
         if "anchor" in self.averages:
             task.compare_with(self.averages["anchor"].applied)
+        task.score_with(self._judged)
         self.clock, self.next_iteration = Clock(task.device, task.clock_parts), 0
         self.processes = Processes(accelerator.process_index, accelerator.num_processes, task.weights.meet)
         self.optimizer = optimizer_of(recipe, accelerator, task.weights, self.processes)
@@ -267,6 +269,10 @@ class Trainer:
     def score(self, rewards: RewardSet, rows: list[PromptRow], experience: Collected) -> RewardBatch:
         """Rewards of all samples, whole groups at a time."""
         return rewards.score(*asked(rows, experience))
+
+    def _judged(self, rows: Sequence[PromptRow], experience: Collected) -> Tensor:
+        """[L] weighted sums of the rewards, for rollouts that depend on them."""
+        return total_reward(self.score(self.rewards, list(rows), experience), experience)
 
     def advantages(self, scores: RewardBatch, experience: Collected, rows: Sequence[PromptRow]) -> Tensor:
         """[N] advantages of the nodes; a step has the advantage of the node it leads to.

@@ -40,7 +40,7 @@ def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
 
 @needs(
     once, Need("task", ("text",), "puts back completions"), one_round("changes groups that are complete"),
-    _scores_of_wholes,
+    _scores_of_wholes, Need("rollout.form", ("plain",), "puts back completions of the prompt alone"),
 )  # fmt: skip
 class Replay(Extension):
     """Replaces one failure of each group without a success by a remembered success, and remembers new successes.

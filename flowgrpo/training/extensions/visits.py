@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...parts.choice import Choice, given_names
-from ...parts.needs import needs
+from ...parts.needs import Need, needs
 from ...parts.traits import offers
 from ...text.sampling import Sampled
 from ..credit.pooling import DIVERGENCE, Batch, Pooled
@@ -57,6 +57,7 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     _is_asked,
     one_round("scores one completion of a prompt again"),
     _nothing_older,
+    Need("rollout.form", ("plain",), "scores completions of the prompt alone"),
 )
 class Visits(Extension):
     """`tracked` forgets a prompt faster if the policy has moved further since the last visit (SPO, 2509.13232).

@@ -77,7 +77,7 @@ def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list
 def _widths(experience: Completions, rows: Sequence[int]) -> tuple[int, int]:
     """The tokens of the longest prompt and of the longest completion: what a row of a batch takes, with padding."""
     longest = max(len(experience.sampled.ids[row]) for row in rows)
-    return max(len(experience.prompts[experience.prompt_of_sample[row]]) for row in rows), longest
+    return max(len(experience.context(row)) for row in rows), longest
 
 
 class TextObjective(ABC):
@@ -156,7 +156,7 @@ class TextObjective(ABC):
     ) -> ScoredTokens:
         found = self.policy.statistics(experience, batch, entropy=self.entropy_now)
         log_probs, mask = found.log_probs, found.mask
-        mask = mask & self._counted(experience, keep)[batch].to(mask.device)[:, None]
+        mask = mask & (self._counted(experience, keep)[batch, None] & experience.trained(batch)).to(mask.device)
         old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
         sampler = right_padded_values([experience.sampled.log_probs[row] for row in batch], mask.device)
         gap = torch.where(mask, old - sampler, 0.0)

@@ -37,6 +37,10 @@ class Completions:
         drop_truncated: whether completions that did not end are left out.
         parts: the parts of the completions; None if the recipe does not cut them.
         cuts: the first prompt of each part of the rollout after the first; nearly equal parts if left out.
+        contexts: B lists of token ids that precede each completion; the ids of its prompt if left out.
+        own: B lists that say which tokens the policy drew, and are trained; all tokens if left out.
+        counted: whether each completion is compared and trained; all are if left out.
+        told: what the index of samples says about each completion.
     """
 
     prompts: list[list[int]]
@@ -47,6 +51,10 @@ class Completions:
     drop_truncated: bool = False
     parts: Parts | None = None
     cuts: tuple[int, ...] | None = None
+    contexts: list[list[int]] | None = None
+    own: list[list[bool]] | None = None
+    counted: list[bool] | None = None
+    told: list[dict[str, Any]] | None = None
     columns: int = field(default=STRETCHES, init=False)
 
     def part(self, update: int) -> tuple[int, int]:
@@ -66,14 +74,26 @@ class Completions:
 
     @cached_property
     def log_probs(self) -> Tensor:
-        """[B] log-probs of whole completions under the sampler."""
+        """[B] log-probs of whole completions under the sampler; tokens that it did not draw add 0."""
         return torch.tensor([sum(one) for one in self.sampled.log_probs], dtype=torch.float64)
 
     @cached_property
     def outcomes(self) -> Tensor:
         """[B] bool: completions that count."""
         ended = torch.tensor(self.sampled.ended)
-        return ended if self.drop_truncated else torch.ones_like(ended)
+        found = ended if self.drop_truncated else torch.ones_like(ended)
+        return found if self.counted is None else found & torch.tensor(self.counted)
+
+    def context(self, row: int) -> list[int]:
+        """The ids that precede a completion."""
+        return self.prompts[self.prompt_of_sample[row]] if self.contexts is None else self.contexts[row]
+
+    def trained(self, rows: Sequence[int]) -> Tensor:
+        """[R, T] bool: the tokens of some completions that the policy drew; False after their ends."""
+        width = int(self.lengths[list(rows)].max())
+        if self.own is None:
+            return torch.arange(width) < self.lengths[list(rows), None]
+        return torch.tensor([self.own[row] + [False] * (width - len(self.own[row])) for row in rows])
 
     def described(self) -> list[str]:
         """[B] the length of each completion in words."""
@@ -81,8 +101,8 @@ class Completions:
         return [f"{len(ids)} tokens{'' if ended else ', cut there'}" for ids, ended in pairs]
 
     def origins(self) -> list[dict[str, Any]]:
-        """[B] empty: the prompt and the number of a completion say everything."""
-        return [{} for _ in self.samples]
+        """[B] what a form of the rollout tells; else the prompt and the number of a completion say everything."""
+        return [{} for _ in self.samples] if self.told is None else self.told
 
     def node_advantages(self, leaf: Tensor) -> Tensor:
         """The advantages unchanged, because a completion is a node."""
@@ -224,6 +244,10 @@ class TextPolicy:
             self.language, rows, keys, group, self.recipe.generation, temperature=temperature, batch=size,
             sampler=self.sampler, seen=seen,
         )  # fmt: skip
+        return self.cut(found)
+
+    def cut(self, found: Completions) -> Completions:
+        """Completions with their parts, if the recipe cuts them."""
         cut = self.recipe.parts
         if cut is None:
             return found
@@ -237,14 +261,16 @@ class TextPolicy:
 
     def statistics(self, completions: Completions, rows: Sequence[int], *, entropy: bool = False) -> Statistics:
         """Log-probs of some completions, and with `entropy` also entropies, at the temperature of sampling."""
-        owners = [completions.prompt_of_sample[row] for row in rows]
-        known = list(dict.fromkeys(owners))
+        whole = completions.contexts is None
+        owners = [completions.prompt_of_sample[row] if whole else tuple(completions.context(row)) for row in rows]
+        known = {owner: completions.context(row) for owner, row in zip(owners, rows)}
+        places = {owner: k for k, owner in enumerate(known)}
         model = self.recipe.model
         return completion_statistics(
             self.language,
-            [completions.prompts[p] for p in known],
+            list(known.values()),
             [completions.sampled.ids[row] for row in rows],
-            [known.index(p) for p in owners],
+            [places[owner] for owner in owners],
             temperature=self.recipe.generation.temperature,
             # A backward pass that recomputes activations cannot use the cache of a shared prefix.
             shared_prefix=model.shared_prefix and not model.gradient_checkpointing,

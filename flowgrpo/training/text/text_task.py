@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from ...configs.schema import EmaConfig, TextRecipe
 from ...rewards.runner import RewardBatch
@@ -15,8 +16,10 @@ from ..folder.checkpoint import Stateful
 from ..losses.objective import Objective
 from ..planning import budget_line, clip_of, parts_line
 from ..reporting.clock import Clock
-from ..tasks import Decoded, PolicyTask, trained_numbers
+from ..tasks import Decoded, PolicyTask, Score, trained_numbers
+from .forms import PLAIN
 from .text_policy import Completions, TextPolicy
+from .writing import Writer
 
 
 class TextTask(PolicyTask):
@@ -34,11 +37,17 @@ class TextTask(PolicyTask):
     def __init__(self, recipe: TextRecipe, policy: TextPolicy) -> None:
         self.recipe, self.policy = recipe, policy
         self.controls = Controls(recipe.objective.get("entropy"), recipe.objective.get("variance"))
+        self._form = recipe.rollout.form
+        self._score: Score | None = None
 
     @property
     def result(self) -> str:
         """`lora`, or `model` for full weights."""
         return "lora" if self.weights.kind == "lora" else "model"
+
+    def score_with(self, score: Score) -> None:
+        """Let the form of the rollout ask the rewards of the run."""
+        self._score = score
 
     def followers(self) -> dict[str, EmaConfig | None]:
         """No averages."""
@@ -63,9 +72,10 @@ class TextTask(PolicyTask):
         recipe = self.recipe
         count, group = clock.count, recipe.rollout.group
         with clock.part("sampling"):
-            found = self.policy.sample(
-                rows, keys, group, temperature=recipe.generation.temperature, batch=recipe.rollout.batch,
-                seen=lambda done: count(done, len(rows) * group),
+            found = self._written(
+                rows, keys, group, self._form.name != PLAIN, iteration=iteration, score=self._score,
+                temperature=recipe.generation.temperature, batch=recipe.rollout.batch,
+                seen=lambda done: count(min(done, len(rows) * group), len(rows) * group),
             )  # fmt: skip
         drop = bool(recipe.objective.get("drop_truncated"))
         return replace(found, updates=len(cuts) + 1, cuts=tuple(cuts), drop_truncated=drop)
@@ -86,10 +96,28 @@ class TextTask(PolicyTask):
                 seen(count)
 
         with clock.part("sampling"):
-            return self.policy.sample(
-                rows, keys, settings.seeds, temperature=settings.temperature,
-                batch=settings.batch or self.recipe.rollout.batch, seen=done,
+            return self._written(
+                rows, keys, settings.seeds, getattr(self._form.target, "in_evaluations", False), iteration=None,
+                score=None, temperature=settings.temperature, batch=settings.batch or self.recipe.rollout.batch,
+                seen=done,
             )  # fmt: skip
+
+    def _written(
+        self,
+        rows: Sequence[PromptRow],
+        keys: Sequence[int],
+        group: int,
+        formed: bool,
+        *,
+        iteration: int | None,
+        score: Score | None,
+        **settings: Any,
+    ) -> Completions:
+        """Completions of prompts: with `formed` by the form of the recipe, else each from its beginning to its end."""
+        if not formed:
+            return self.policy.sample(rows, keys, group, **settings)
+        writer = Writer(self.policy, rows, keys, group, iteration=iteration, score=score, **settings)
+        return self.policy.cut(writer.completions(self._form.make()(writer)))
 
     def learn(self, experience: Completions, scores: RewardBatch) -> dict[str, float]:
         """Nothing: only the policy learns."""

@@ -160,8 +160,8 @@ class TokenObjective(TextObjective):
                     scored = self._scored(experience, batch, advantages, keep)
                 log_ratio, mask = scored.log_probs - scored.old, scored.mask
             else:  # until the weights move, every ratio is 1
-                lengths = experience.lengths[batch] * self._counted(experience, keep)[batch]
-                mask = (torch.arange(int(experience.lengths[batch].max())) < lengths[:, None]).to(total.device)
+                mask = experience.trained(batch) & self._counted(experience, keep)[batch, None]
+                mask = mask.to(total.device)
                 log_ratio = torch.zeros_like(mask, dtype=torch.float32)
             advantage = per_column(advantages[batch])[:, : mask.shape[1]]
             total += self.balance.contributions(log_ratio, advantage, mask)
@@ -183,7 +183,7 @@ class TokenObjective(TextObjective):
         counted = self._counted(experience, keep).tolist()
         mine = [row for rows in self.batches(experience, part, None) for row in rows if counted[row]]
         if self.reduce == "token":
-            return sum(len(experience.sampled.ids[row]) for row in mine)
+            return int(experience.trained(mine).sum()) if mine else 0
         return len(mine) * (self.recipe.generation.max_tokens if self.constant else 1)
 
     def _scored(

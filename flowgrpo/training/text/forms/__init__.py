@@ -1,0 +1,42 @@
+"""The forms of a rollout of text that a recipe chooses by name: how the completions of a prompt come about.
+
+A form is a function `(writer, *, ...) -> attempts`. It says what is written from which context, what is cut and what is
+continued; the `Writer` writes it. Attempts may have contexts of their own (a hint, a draft), and tokens that the policy
+did not draw (the answer of a tool). Such tokens are not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ....parts.choice import Choice
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ..writing import Attempt, Writer
+
+PLAIN = "plain"
+
+
+def plain(writer: Writer) -> list[Attempt]:
+    """Every completion of a prompt is written from its beginning to its end."""
+    return writer.write(writer.starts())
+
+
+def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
+    """Faults of a recipe: another engine only completes prompts."""
+    engine = recipe.generation.engine
+    if choice.name == PLAIN or engine == "transformers":
+        return []
+    return [
+        f"form {choice.short} continues completions, and generation.engine {engine} only completes prompts; use "
+        "generation.engine transformers"
+    ]
+
+
+NEEDS = (_own_sampler,)
+"""What every form needs from a recipe."""
+
+FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain}
+"""`form(writer, *, ...) -> attempts`."""
