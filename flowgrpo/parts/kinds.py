@@ -87,6 +87,10 @@ def _found(place: str) -> Any:
 
 _WEIGHT = Annotated[Positive, Field(description="Factor with which it is added to the loss.")]
 Among = Annotated[Literal["group", "split"], Field(description="`split`: among the images below one last split.")]
+Centre = Annotated[
+    bool,
+    Field(description="Shift the advantages of each group, so that the advantages of its kept samples sum to 0."),
+]
 
 _ALL = (
     Kind(
@@ -127,7 +131,7 @@ _ALL = (
     Kind(
         "selection", "select", "flowgrpo.training.credit.selecting:SELECTIONS",
         "selection(rewards [L], groups [L], *, ...) -> [L] bool",
-        {"among": (Among, "group")},
+        {"among": (Among, "group"), "centre": (Centre, False)},
         "flowgrpo.training.credit.selecting:NEEDS",
     ),
     Kind(

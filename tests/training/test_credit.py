@@ -14,9 +14,11 @@ from flowgrpo.samplers.plans import Plan, branch_plan, spine_plan, window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.training.credit.from_scores import Credit
-from flowgrpo.training.credit.pooling import Batch
-from flowgrpo.training.credit.selecting import kept_nodes
+from flowgrpo.training.credit.pooling import Batch, pooled
+from flowgrpo.training.credit.selecting import centred, kept_nodes
 from flowgrpo.training.credit.step_credits import step_rewards
+from flowgrpo.training.distributed.processes import Processes
+from flowgrpo.training.prompts.prompt_rows import PromptRow
 from tests.training.judging import credited, selections
 
 FIVE = shifted_sigmas(5, 3.0)
@@ -205,3 +207,31 @@ def test_several_rewards_are_added_up_for_credits_of_steps() -> None:
     torch.testing.assert_close(credited(e, both, chosen), one)
     missing = replace(both, values=both.values.index_fill(0, torch.tensor([0]), torch.nan))
     assert credited(e, missing, chosen).isfinite().all()
+
+
+def test_the_kept_advantages_of_a_group_sum_to_zero() -> None:
+    """Of (-3, -1, 0, 4) the two ends are kept, whose mean is 1/2. The second group keeps one, the third none."""
+    advantages = torch.tensor([-3.0, -1.0, 0.0, 4.0, 2.0, 1.0, 5.0, torch.nan])
+    chosen = torch.tensor([True, False, False, True, True, False, False, True])
+    found = centred(advantages, chosen, torch.tensor([0, 0, 0, 0, 1, 1, 2, 2]))
+    assert found[:7].tolist() == [-3.5, -1.5, -0.5, 3.5, 0.0, -1.0, 5.0]
+    assert found[7].isnan()
+
+
+def test_a_recipe_centres_what_it_selects() -> None:
+    """Rewards 0, 1, 2 and 9 less their mean 3; without the 1, the advantages -3, -1 and 5 have the mean 1/3."""
+    lines = ["advantage={name: group, scale: none}", "select=[{name: extremes, keep: 3, centre: true}]"]
+    e = experience(window_plan(FIVE, [1], FLOW, samples=4), prompts=1)
+    batch = Batch([0], [PromptRow(0, "a square")], e, scores(torch.tensor([0.0, 1.0, 2.0, 9.0])))
+    everyone = pooled(Processes(), batch.places, batch.rows, e, batch.scores)
+    part = Credit(load_recipe("mixgrpo", lines))
+    (t,) = e.rollout.transitions
+    found, kept = part.advantages(everyone, batch)[t.node], part.kept(batch)
+    assert found.tolist() == pytest.approx([-10 / 3, -7 / 3, -4 / 3, 14 / 3])
+    assert kept is not None
+    assert float(found[kept[t.node]].sum()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_centring_needs_the_advantages_of_samples() -> None:
+    with pytest.raises(ValueError, match="use credit leaf and an advantage"):
+        load_recipe("branchgrpo", ["select=[{name: extremes, keep: 4, centre: true}]"])

@@ -23,7 +23,7 @@ from .combining import combine, counted_rewards, total_reward
 from .comparing import ADVANTAGES, compare
 from .credits import Judged
 from .pooling import Batch, Pooled
-from .selecting import kept_nodes
+from .selecting import centred, chosen_samples, kept_nodes
 from .strata import stratum_of
 
 
@@ -54,6 +54,7 @@ class Credit:
         self._advantage = None if recipe.advantage is None else recipe.advantage.make()
         self._credit = recipe.credit.make()
         self._selections = [(str(chosen["among"]), chosen.make()) for chosen in recipe.select]
+        self._centre = {str(chosen["among"]) for chosen in recipe.select if chosen["centre"]}
         self._scale = {} if recipe.advantage is None else _scale_of(recipe.advantage)
         self.stratum = stratum_of(recipe.advantage)
 
@@ -74,6 +75,9 @@ class Credit:
         extensions = extensions or Extensions()
         if self._advantage is not None:
             mine = self._compared(everyone, self._advantage, extensions)[everyone.mine]
+            for among in sorted(self._centre):
+                chosen = chosen_samples(experience, self.combined(batch), self._selections)
+                mine = centred(mine, chosen, experience.siblings(among))
         judged = Judged(experience, self.combined(batch), mine, critic, recipe.task)
         found: Tensor = self._credit(judged)
         nodes = len(experience.kept(torch.ones(len(batch.scores.values), dtype=torch.bool)))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core import subsets
+from ...core.advantages import as_precise, group_index, sum_by_group
 from ...core.selection import select
 from ...parts.choice import Choice, value_at
 from ...parts.ranges import Count
@@ -97,17 +98,27 @@ def _below_a_split(recipe: Any, choice: Choice) -> list[str]:
     return [f"select with among split needs a tree that splits; {mend}"]
 
 
-NEEDS = (_whole_images, _below_a_split)
+def _of_samples(recipe: Any, choice: Choice) -> list[str]:
+    if not choice["centre"] or (recipe.credit.name == "leaf" and recipe.advantage is not None):
+        return []
+    return [
+        "select with centre shifts the advantages of samples; use credit leaf and an advantage, or leave centre out"
+    ]
+
+
+NEEDS = (_whole_images, _below_a_split, _of_samples)
 """What every selection needs from a recipe."""
 
 
-def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]) -> Tensor:
-    """[N] bool: nodes whose edges are trained.
+def chosen_samples(
+    experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]
+) -> Tensor:
+    """[L] bool: samples that enter the gradient.
 
     Args:
         experience: the rollout of this process.
         scores: of its samples, combined.
-        selections: at least one pair of `among` and a selection with its options bound.
+        selections: pairs of `among` and a selection with its options bound.
 
     Raises:
         ValueError: a selection does not return a bool for each sample.
@@ -122,5 +133,28 @@ def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[
                 f"{chosen.dtype} of shape {tuple(chosen.shape)}"
             )
         mine = mine & chosen
-    kept: Tensor = experience.kept(mine)
+    return mine
+
+
+def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]) -> Tensor:
+    """[N] bool: nodes whose edges are trained; the arguments and errors are those of `chosen_samples`."""
+    kept: Tensor = experience.kept(chosen_samples(experience, scores, selections))
     return kept
+
+
+def centred(advantages: Tensor, chosen: Tensor, groups: Tensor) -> Tensor:
+    """[L] advantages, shifted by the mean over the chosen samples of the group.
+
+    A selection changes the mean of a group's trained advantages. A loss whose gradient does not vanish in the mean, as
+    the loss of DiffusionNFT, then moves towards all samples or away from all of them.
+
+    Args:
+        advantages: [L], NaN where a sample has none.
+        chosen: [L] bool.
+        groups: [L] ids. A group without a chosen sample stays as it is.
+    """
+    counted = chosen & ~advantages.isnan()
+    index, count = group_index(groups, len(advantages), advantages.device)
+    values = torch.where(counted, as_precise(advantages), 0.0)
+    sums, sizes = (sum_by_group(one[:, None], index, count)[:, 0] for one in (values, counted.to(values)))
+    return (advantages - (sums / sizes.clamp(min=1))[index]).to(advantages)
