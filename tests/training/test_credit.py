@@ -219,15 +219,15 @@ def test_the_kept_advantages_of_a_group_sum_to_zero() -> None:
 
 
 def test_a_recipe_centres_what_it_selects() -> None:
-    """Rewards 0, 1, 2 and 9 less their mean 3; without the 1, the advantages -3, -1 and 5 have the mean 1/3."""
+    """Rewards 0, 1, 2 and 5 less their mean 2; without the 1, the advantages -2, 0 and 3 have the mean 1/3."""
     lines = ["advantage={name: group, scale: none}", "select=[{name: extremes, keep: 3, centre: true}]"]
     e = experience(window_plan(FIVE, [1], FLOW, samples=4), prompts=1)
-    batch = Batch([0], [PromptRow(0, "a square")], e, scores(torch.tensor([0.0, 1.0, 2.0, 9.0])))
+    batch = Batch([0], [PromptRow(0, "a square")], e, scores(torch.tensor([0.0, 1.0, 2.0, 5.0])))
     everyone = pooled(Processes(), batch.places, batch.rows, e, batch.scores)
     part = Credit(load_recipe("mixgrpo", lines))
     (t,) = e.rollout.transitions
     found, kept = part.advantages(everyone, batch)[t.node], part.kept(batch)
-    assert found.tolist() == pytest.approx([-10 / 3, -7 / 3, -4 / 3, 14 / 3])
+    assert found.tolist() == pytest.approx([-7 / 3, -4 / 3, -1 / 3, 8 / 3])
     assert kept is not None
     assert float(found[kept[t.node]].sum()) == pytest.approx(0.0, abs=1e-6)
 
