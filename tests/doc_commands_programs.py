@@ -31,6 +31,7 @@ NOT_RUN = {
 SHORTER = {
     "docs/measure_gallery.py": ("--images", "32"),
     "docs/make_kit_table.py": ("jpeg_compressibility", "spaced"),
+    "tests/mutants.py": ("addressing",),
     "tests/same_numbers.py": ("text_digits",),
 }
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
