@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from flowgrpo.worlds.scenes.draw import SHAPES, draw
 from flowgrpo.worlds.scenes.scene_prompts import compose, disturb, ground_colour, split
 from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
 from tests.rewards.served import Served
-from tests.rewards.stub_server import Reply, StubServer, said
+from tests.rewards.stub_server import Reply, StubServer, question_of, said
 from tests.rewards.test_ocr import page as lines_of_text
 from tests.rewards.test_sql import REFERENCE, SCHEMA
 from tests.rewards.votes_on_disk import choice_by_gold, scene_pairs, vote_on
@@ -320,6 +321,18 @@ def brightness_of(request: Mapping[str, Any]) -> float:
     return sum(ImageStat.Stat(picture.convert("RGB")).mean) / 3 / 255
 
 
+def _critique(folder: Path, ending: ExitStack) -> Case:
+    """A server that finds a step wrong if it has an odd number of characters."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        steps = re.findall(r"^Step (\d+): (.*)$", question_of(dict(request)), re.MULTILINE)
+        return said(json.dumps({"wrong": [int(step) for step, text in steps if len(text) % 2]}))
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    return Case("critique", STUB, "worked", {"server": {"url": server.url, "model": "m", "concurrency": 4}})
+
+
 def _token(brightness: float) -> Reply:
     share = min(max(brightness, 0.01), 0.99)
     listed = [{"token": word, "logprob": math.log(p)} for word, p in (("Yes", share), ("No", 1 - share))]
@@ -340,6 +353,7 @@ _MADE: dict[str, Maker] = {
     "aesthetic": _aesthetic,
     "choices": _choices,
     "clip_score": _clip_score,
+    "critique": _critique,
     "geneval": _geneval,
     "hpsv2": _hpsv2,
     "hpsv3": _hpsv3,
