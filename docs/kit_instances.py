@@ -43,6 +43,7 @@ from tests.tiny_rewards import (
 
 NONE, SHIPPED, PACKAGE, RANDOM, STUB = "none", "shipped", "of its package", "tiny random", "stub server"
 STARS = [{"class": "star", "count": 4, "color": "red"}]
+BRIGHT = {"question": "Is it bright?", "choices": ["yes", "no"], "answer": "yes"}
 SHORT = ("a cat", "a dog")
 PAIRS = 60
 
@@ -78,6 +79,7 @@ def all_material() -> dict[str, Material]:
         "drawn": _drawn(),
         "scenes, red stars": replace(scenes, columns={"include": [STARS] * len(scenes)}),
         "scenes, short prompts": short,
+        "scenes, with questions": replace(scenes, columns={"questions": [[BRIGHT]] * len(scenes)}),
         "videos": replace(short.changed(videos), source="8 videos of 4 frames"),
         "pages": _pages(),
         "sums": arithmetic_samples("arithmetic:heldout", 4, 6),
@@ -333,6 +335,14 @@ def _critique(folder: Path, ending: ExitStack) -> Case:
     return Case("critique", STUB, "worked", {"server": {"url": server.url, "model": "m", "concurrency": 4}})
 
 
+def _quiz(folder: Path, ending: ExitStack) -> Case:
+    """A server that answers A for a bright picture, and B for another; A is right."""
+    server = StubServer(lambda request, number: said("A" if brightness_of(request) > 0.87 else "B"))
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    return Case("quiz", STUB, "scenes, with questions", given)
+
+
 def _token(brightness: float) -> Reply:
     share = min(max(brightness, 0.01), 0.99)
     listed = [{"token": word, "logprob": math.log(p)} for word, p in (("Yes", share), ("No", 1 - share))]
@@ -362,6 +372,7 @@ _MADE: dict[str, Maker] = {
     "judge": _asked("judge", lambda brightness: said(f"Score: {10 * brightness:.3f}")),
     "judge_logprob": _asked("judge_logprob", _token),
     "pickscore": _pickscore,
+    "quiz": _quiz,
     "remote": _remote,
     "rubric": _asked("rubric", _verdicts, criteria=["It is bright.", "It is brighter.", "It is very bright."]),
     "safety": _safety,

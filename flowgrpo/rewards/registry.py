@@ -49,6 +49,7 @@ BUILTIN: dict[str, str] = {
     "paint": "flowgrpo.worlds.scenes.paint:Paint",
     "pickscore": "flowgrpo.rewards.models.pickscore:PickScore",
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
+    "quiz": "flowgrpo.rewards.judges.judge_quiz:Quiz",
     "remote": "flowgrpo.rewards.remote:Remote",
     "rubric": "flowgrpo.rewards.judges.judge_rubric:Rubric",
     "safety": "flowgrpo.rewards.models.image_classifier:Safety",
