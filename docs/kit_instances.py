@@ -46,6 +46,7 @@ STARS = [{"class": "star", "count": 4, "color": "red"}]
 BRIGHT = {"question": "Is it bright?", "choices": ["yes", "no"], "answer": "yes"}
 SHORT = ("a cat", "a dog")
 PAIRS = 60
+REFERENCE_PICTURE = str(Path(__file__).with_name("images") / "before-after.png")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ def all_material() -> dict[str, Material]:
         "drawn": _drawn(),
         "scenes, red stars": replace(scenes, columns={"include": [STARS] * len(scenes)}),
         "scenes, short prompts": short,
+        "scenes, with a reference": replace(scenes, columns={"image": [REFERENCE_PICTURE] * len(scenes)}),
         "scenes, with questions": replace(scenes, columns={"questions": [[BRIGHT]] * len(scenes)}),
         "videos": replace(short.changed(videos), source="8 videos of 4 frames"),
         "pages": _pages(),
@@ -316,9 +318,9 @@ def _asked(name: str, answer: Callable[[float], Reply], **options: Any) -> Maker
 
 
 def brightness_of(request: Mapping[str, Any]) -> float:
-    """Mean brightness, from 0 to 1, of the picture that a judge is asked about."""
+    """Mean brightness, from 0 to 1, of the last picture that a judge is shown."""
     content = request["body"]["messages"][-1]["content"]
-    (url,) = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    url = [part["image_url"]["url"] for part in content if part["type"] == "image_url"][-1]
     picture = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
     return sum(ImageStat.Stat(picture.convert("RGB")).mean) / 3 / 255
 
@@ -333,6 +335,20 @@ def _critique(folder: Path, ending: ExitStack) -> Case:
     server = StubServer(answer)
     ending.callback(server.stop)
     return Case("critique", STUB, "worked", {"server": {"url": server.url, "model": "m", "concurrency": 4}})
+
+
+def _checklist(folder: Path, ending: ExitStack) -> Case:
+    """A server that says of each criterion whether the last picture is brighter than the criterion's number."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        bar = float(re.findall(r"than ([\d.]+)\n", question_of(dict(request)))[-1])
+        return said("Yes" if brightness_of(request) > bar else "No")
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    criteria = [f"It is brighter than {bar}" for bar in (0.86, 0.88, 0.9)]
+    return Case("checklist", STUB, "scenes, with a reference", {**given, "criteria": criteria})
 
 
 def _quiz(folder: Path, ending: ExitStack) -> Case:
@@ -361,6 +377,7 @@ def _axes(brightness: float) -> Reply:
 
 _MADE: dict[str, Maker] = {
     "aesthetic": _aesthetic,
+    "checklist": _checklist,
     "choices": _choices,
     "clip_score": _clip_score,
     "critique": _critique,
