@@ -370,6 +370,11 @@ def _verdicts(brightness: float) -> Reply:
     return said(json.dumps([{"number": k, "met": one, "reason": "so"} for k, one in enumerate(met, start=1)]))
 
 
+def _artifacts(brightness: float) -> Reply:
+    severity = "slight" if brightness > 0.88 else "clear" if brightness > 0.86 else "severe"
+    return said(json.dumps([{"label": "surface", "severity": severity, "where": "everywhere"}]))
+
+
 def _axes(brightness: float) -> Reply:
     axes = ("Alignment", "Coherence", "Style")
     return said("\n".join(f"{axis} Score (1-5): {1 + 4 * brightness:.3f}" for axis in axes))
@@ -377,6 +382,7 @@ def _axes(brightness: float) -> Reply:
 
 _MADE: dict[str, Maker] = {
     "aesthetic": _aesthetic,
+    "artifacts": _asked("artifacts", _artifacts),
     "checklist": _checklist,
     "choices": _choices,
     "clip_score": _clip_score,

@@ -25,6 +25,7 @@ ENTRY_POINT_GROUP = "flowgrpo.rewards"
 BUILTIN: dict[str, str] = {
     "aesthetic": "flowgrpo.rewards.models.aesthetic:Aesthetic",
     "answer": "flowgrpo.rewards.text.answer:Answer",
+    "artifacts": "flowgrpo.rewards.judges.judge_artifacts:Artifacts",
     "checklist": "flowgrpo.rewards.judges.judge_checklist:Checklist",
     "choices": "flowgrpo.rewards.models.choices:Choices",
     "clip_score": "flowgrpo.rewards.models.clip_score:ClipScore",
