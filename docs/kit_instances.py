@@ -351,6 +351,22 @@ def _checklist(folder: Path, ending: ExitStack) -> Case:
     return Case("checklist", STUB, "scenes, with a reference", {**given, "criteria": criteria})
 
 
+def _verifier(folder: Path, ending: ExitStack) -> Case:
+    """A server that judges a step and the outcome by the brightness of the picture."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        outcome = "Judge the outcome alone" in question_of(dict(request))
+        met = brightness_of(request) > (0.89 if outcome else 0.86)
+        verdicts = [{"number": 1, "met": met, "reason": "so"}]
+        step = {"shows": "a picture", "failure": "none", "verdicts": verdicts}
+        return said(json.dumps(verdicts if outcome else step))
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    return Case("verifier", STUB, options={**given, "process": ["It is bright."], "outcome": ["It is very bright."]})
+
+
 def _quiz(folder: Path, ending: ExitStack) -> Case:
     """A server that answers A for a bright picture, and B for another; A is right."""
     server = StubServer(lambda request, number: said("A" if brightness_of(request) > 0.87 else "B"))
@@ -401,6 +417,7 @@ _MADE: dict[str, Maker] = {
     "safety": _safety,
     "siglip": _siglip,
     "unified_reward": _asked("unified_reward", _axes),
+    "verifier": _verifier,
     "videoalign": _videoalign,
     "vqascore": _vqascore,
 }

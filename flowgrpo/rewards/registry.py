@@ -59,6 +59,7 @@ BUILTIN: dict[str, str] = {
     "sql": "flowgrpo.rewards.sandbox.sql:Sql",
     "text_format": "flowgrpo.rewards.text.text_format:TextFormat",
     "unified_reward": "flowgrpo.rewards.judges.judge_unified:UnifiedReward",
+    "verifier": "flowgrpo.rewards.judges.judge_verifier:Verifier",
     "videoalign": "flowgrpo.rewards.models.videoalign:VideoAlign",
     "vqascore": "flowgrpo.rewards.models.vqascore:VqaScore",
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",

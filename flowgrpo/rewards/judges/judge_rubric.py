@@ -225,7 +225,7 @@ def read_verdicts(
     try:
         if ask == "each":
             return [_read_one(answer) for answer in answers]
-        return _read_list(read_object(readable(answers[0])), len(criteria))
+        return read_verdict_list(read_object(readable(answers[0])), len(criteria))
     except Unreadable as problem:
         shown = " / ".join(answer.text.strip() for answer in answers)[:NOTE_CHARACTERS]
         return f"no score ({problem}): {shown}"
@@ -241,7 +241,12 @@ def _read_one(answer: JudgeReply) -> CriterionVerdict:
     )
 
 
-def _read_list(value: Any, count: int) -> list[CriterionVerdict]:
+def read_verdict_list(value: Any, count: int) -> list[CriterionVerdict]:
+    """Return the verdicts in the JSON of an answer, one for each of `count` criteria.
+
+    Raises:
+        Unreadable: a verdict is missing, or is neither true nor false.
+    """
     if isinstance(value, Mapping) and count == 1 and "met" in value:
         value = [value]
     if isinstance(value, Mapping) and len(value) == 1:
