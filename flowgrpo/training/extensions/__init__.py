@@ -3,6 +3,7 @@
 from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
+from .judges import Judges
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
 from .shaping import Shaping
@@ -17,5 +18,6 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "replay": Replay,
     "visits": Visits,
     "guard": Guard,
+    "judges": Judges,
 }
 """The extensions of the package, by their names in recipes."""
