@@ -1,6 +1,7 @@
 """Extension `meta_judge`: versions of a judge's instructions, which sample each has scored, and resuming."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards.judges.judge import Judge
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from flowgrpo.rewards.judges.meta_question import about_instructions, read_instructions
-from flowgrpo.training.extensions.meta_judge import MetaJudge
+from flowgrpo.training.extensions.meta_judge import MetaJudge, best_and_worst
 from flowgrpo.training.session import Session
 from tests.rewards.stub_server import StubServer, question_of, said
 from tests.training.text_runs import trainer_of
@@ -101,6 +102,13 @@ def test_a_resumed_run_goes_on_with_its_instructions(judging: Judging, small_tex
     mine, theirs = again._sampled(2), trainer._sampled(2)
     assert mine.rows[0].columns["instructions"] == "version 1"
     assert torch.equal(mine.scores.values, theirs.scores.values)
+
+
+def test_best_and_worst_by_hand() -> None:
+    scores = [0.5, math.nan, 0.9, 0.1, 0.9, 0.3]
+    assert best_and_worst(scores, 3) == [2, 4, 3]
+    assert best_and_worst(scores, 4) == [2, 4, 5, 3]
+    assert best_and_worst(scores, 9) == [2, 4, 0, 5, 3]
 
 
 def test_all_processes_take_what_the_first_was_told(judging: Judging, small_text: list[str], tmp_path: Path) -> None:

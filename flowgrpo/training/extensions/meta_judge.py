@@ -131,10 +131,7 @@ class MetaJudge(Extension):
             self.versions, self.since = [*self.versions, refined], [*self.since, self._iteration + 1]
 
     def _asked(self, scores: Sequence[float], seen: Sequence[tuple[str, str, str]]) -> str | None:
-        ranked = sorted((row for row, s in enumerate(scores) if not math.isnan(s)), key=lambda row: -scores[row])
-        half = (self.samples + 1) // 2
-        chosen = ranked if len(ranked) <= self.samples else [*ranked[:half], *ranked[half - self.samples :]]
-        shown = [(scores[row], *seen[row]) for row in chosen]
+        shown = [(scores[row], *seen[row]) for row in best_and_worst(scores, self.samples)]
         client = JudgeClient("meta_judge", self.server, max_tokens=MAX_TOKENS)
         try:
             (answer,) = client.ask([Question(about_instructions(self.versions[-1], shown))])
@@ -154,3 +151,13 @@ class MetaJudge(Extension):
         """Continue from a state."""
         self.versions, self.since = list(state["versions"]), list(state["since"])
         self._failed = state["failed"]
+
+
+def best_and_worst(scores: Sequence[float], count: int) -> list[int]:
+    """The places of the `count` best and worst scores, the best first, one more of the best if `count` is odd.
+
+    NaN is left out. Of equal scores the earlier comes first.
+    """
+    ranked = sorted((row for row, s in enumerate(scores) if not math.isnan(s)), key=lambda row: -scores[row])
+    half = (count + 1) // 2
+    return ranked if len(ranked) <= count else [*ranked[:half], *ranked[half - count :]]
