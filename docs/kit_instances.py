@@ -29,8 +29,9 @@ from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
 from tests.rewards.served import Served
 from tests.rewards.stub_server import Reply, StubServer, question_of, said
 from tests.rewards.test_ocr import page as lines_of_text
+from tests.rewards.test_reactions import PROMPTS, marks_of
 from tests.rewards.test_sql import REFERENCE, SCHEMA
-from tests.rewards.votes_on_disk import choice_by_gold, scene_pairs, vote_on
+from tests.rewards.votes_on_disk import choice_by_gold, gold, scene_pairs, vote_on
 from tests.tiny_rewards import (
     random_weights,
     save_classifier,
@@ -301,6 +302,12 @@ def _choices(folder: Path, ending: ExitStack) -> Case:
     return Case("choices", f"shipped, {PAIRS} votes by `gold`", options={"votes": str(folder)})
 
 
+def _reactions(folder: Path, ending: ExitStack) -> Case:
+    marks, run = marks_of(folder, lambda prompt, picture: gold(prompt, picture) == 1.0)
+    options = {"marks": str(marks), "runs": str(run), "regularisation": 10.0}
+    return Case("reactions", f"shipped, marks on {PROMPTS} prompts by `gold`", options=options)
+
+
 def _remote(folder: Path, ending: ExitStack) -> Case:
     served = Served("proxy")
     ending.callback(served.close)
@@ -412,6 +419,7 @@ _MADE: dict[str, Maker] = {
     "judge_logprob": _asked("judge_logprob", _token),
     "pickscore": _pickscore,
     "quiz": _quiz,
+    "reactions": _reactions,
     "remote": _remote,
     "rubric": _asked("rubric", _verdicts, criteria=["It is bright.", "It is brighter.", "It is very bright."]),
     "safety": _safety,

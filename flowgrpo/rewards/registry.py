@@ -52,6 +52,7 @@ BUILTIN: dict[str, str] = {
     "pickscore": "flowgrpo.rewards.models.pickscore:PickScore",
     "proxy": "flowgrpo.worlds.scenes.proxy_scorer:Proxy",
     "quiz": "flowgrpo.rewards.judges.judge_quiz:Quiz",
+    "reactions": "flowgrpo.rewards.models.reactions:Reactions",
     "remote": "flowgrpo.rewards.remote:Remote",
     "rubric": "flowgrpo.rewards.judges.judge_rubric:Rubric",
     "safety": "flowgrpo.rewards.models.image_classifier:Safety",
