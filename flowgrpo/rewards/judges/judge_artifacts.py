@@ -173,8 +173,8 @@ def check_labels(labels: Any) -> dict[str, str]:
     Raises:
         ValueError: they are not different words with a meaning each.
     """
-    fits = isinstance(labels, Mapping) and labels
-    fits = fits and all(isinstance(text, str) and text.strip() for pair in labels.items() for text in pair)
+    texts = [text for pair in labels.items() for text in pair] if isinstance(labels, Mapping) else []
+    fits = bool(texts) and all(isinstance(text, str) and text.strip() for text in texts)
     if not fits or len({label.strip().casefold() for label in labels}) < len(labels):
         raise ValueError(f"artifacts: labels is {labels!r:.80}; give label: meaning, such as hands: wrong fingers")
     return {label.strip(): meaning.strip() for label, meaning in labels.items()}

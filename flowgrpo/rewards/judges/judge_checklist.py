@@ -17,6 +17,7 @@ from ..scores import Scores
 from ..within import signature_of
 from .judge_answers import Unreadable, note_of, read_object, readable
 from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_images import data_urls
 from .judge_rubric import ASK, Criterion, CriterionVerdict, questions_on, read_criteria, read_verdicts, rubric_scores
 
 MAX_TOKENS = 1024
@@ -99,7 +100,7 @@ class Checklist:
         count = len(prompts)
         column = [None] * count if criteria is None else criteria
         own = [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(column)]
-        references = pictures_of(image)
+        references = references_of(image, self.client.server.side)
         drafts = self._drafts({k: (prompts[k], references[k]) for k in range(count) if not (own[k] or self.criteria)})
         lists = [own[k] or self.criteria or drafts[k][0] for k in range(count)]
         asked = list[Question]()
@@ -118,30 +119,31 @@ class Checklist:
         """Close the connections."""
         self.client.close()
 
-    def _drafts(self, wanted: Mapping[int, tuple[str, tuple[Tensor, ...]]]) -> dict[int, tuple[list[Criterion], str]]:
+    def _drafts(self, wanted: Mapping[int, tuple[str, tuple[str, ...]]]) -> dict[int, tuple[list[Criterion], str]]:
         """Return a list that the judge wrote for each row, or no list and the reason. Equal rows are asked once."""
-        places = {row: (prompt, tuple(map(id, pictures))) for row, (prompt, pictures) in wanted.items()}
-        firsts = {place: row for row, place in reversed(places.items())}
+        distinct = list(dict.fromkeys(wanted.values()))
         questions = [
             Question(
-                _DRAFT[0].replace("{count}", str(len(wanted[row][1])))
-                + wanted[row][0]
-                + _DRAFT[1].replace("{most}", str(self.most)),
-                wanted[row][1],
+                _DRAFT[0].replace("{count}", str(len(pictures))) + prompt + _DRAFT[1].replace("{most}", str(self.most)),
+                pictures,
             )
-            for row in firsts.values()
+            for prompt, pictures in distinct
         ]
-        found = dict(zip(firsts, (read_draft(answer, self.most) for answer in self.client.ask(questions))))
-        return {row: found[place] for row, place in places.items()}
+        found = [read_draft(answer, self.most) for answer in self.client.ask(questions)]
+        return {row: found[distinct.index(pair)] for row, pair in wanted.items()}
 
 
-def pictures_of(column: Sequence[Any]) -> list[tuple[Tensor, ...]]:
-    """Return the pictures [3, H, W] of each row of a column of paths, or of lists of paths. A file is read once.
+def references_of(column: Sequence[Any], side: int | None) -> list[tuple[str, ...]]:
+    """Return the pictures of each row of a column of paths, or of lists of paths, as data URLs. A file is read once.
+
+    Args:
+        column: B paths, or lists of paths.
+        side: pictures with a longer side, in pixels, are shrunk to this side; None shrinks nothing.
 
     Raises:
         ValueError: a row has no path, or a picture cannot be read.
     """
-    known: dict[str, Tensor] = {}
+    known: dict[str, str] = {}
     found = []
     for row, entry in enumerate(column):
         paths = list(entry) if isinstance(entry, (list, tuple)) else [entry]
@@ -151,7 +153,7 @@ def pictures_of(column: Sequence[Any]) -> list[tuple[Tensor, ...]]:
             )
         for path in paths:
             if path not in known:
-                known[path] = load_picture(Path(path))
+                (known[path],) = data_urls(load_picture(Path(path)), side)
         found.append(tuple(known[path] for path in paths))
     return found
 

@@ -112,14 +112,15 @@ class Question:
 
     Attributes:
         text: the question.
-        media: images [3, H, W] or videos [F, 3, H, W] in [0, 1], shown before the text.
+        media: images [3, H, W] or videos [F, 3, H, W] in [0, 1], shown before the text; or data URLs of images that
+            many questions share, so that they are packed once.
         begun: the start of the answer, which the model continues.
         temperature: of the answer; 0 takes the likeliest token at every place.
         vote: tells the votes on one question apart; above 0, it is added to the seed of the request.
     """
 
     text: str
-    media: tuple[Tensor, ...] = ()
+    media: tuple[Tensor | str, ...] = ()
     begun: str = ""
     temperature: float = 0.0
     vote: int = 0
@@ -203,7 +204,7 @@ class JudgeClient:
             return self._completion(question)
         content: Any = question.text
         if question.media:
-            urls = [url for media in question.media for url in data_urls(media, self.server.side, self.server.frames)]
+            urls = [url for media in question.media for url in self._urls(media)]
             content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
             content.append({"type": "text", "text": question.text})
         messages = [{"role": "system", "content": self.system}] if self.system else []
@@ -220,6 +221,9 @@ class JudgeClient:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def _urls(self, media: Tensor | str) -> list[str]:
+        return [media] if isinstance(media, str) else data_urls(media, self.server.side, self.server.frames)
 
     def _completion(self, question: Question) -> dict[str, Any]:
         if question.media:
