@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -26,10 +27,11 @@ from flowgrpo.worlds.scenes.draw import SHAPES, draw
 from flowgrpo.worlds.scenes.scene_prompts import compose, disturb, ground_colour, split
 from tests.rewards import test_hpsv3, test_imagereward, test_videoalign
 from tests.rewards.served import Served
-from tests.rewards.stub_server import Reply, StubServer, said
+from tests.rewards.stub_server import Reply, StubServer, question_of, said
 from tests.rewards.test_ocr import page as lines_of_text
+from tests.rewards.test_reactions import PROMPTS, marks_of
 from tests.rewards.test_sql import REFERENCE, SCHEMA
-from tests.rewards.votes_on_disk import choice_by_gold, scene_pairs, vote_on
+from tests.rewards.votes_on_disk import choice_by_gold, gold, scene_pairs, vote_on
 from tests.tiny_rewards import (
     random_weights,
     save_classifier,
@@ -42,8 +44,10 @@ from tests.tiny_rewards import (
 
 NONE, SHIPPED, PACKAGE, RANDOM, STUB = "none", "shipped", "of its package", "tiny random", "stub server"
 STARS = [{"class": "star", "count": 4, "color": "red"}]
+BRIGHT = {"question": "Is it bright?", "choices": ["yes", "no"], "answer": "yes"}
 SHORT = ("a cat", "a dog")
 PAIRS = 60
+REFERENCE_PICTURE = str(Path(__file__).with_name("images") / "before-after.png")
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ def all_material() -> dict[str, Material]:
         "drawn": _drawn(),
         "scenes, red stars": replace(scenes, columns={"include": [STARS] * len(scenes)}),
         "scenes, short prompts": short,
+        "scenes, with a reference": replace(scenes, columns={"image": [REFERENCE_PICTURE] * len(scenes)}),
+        "scenes, with questions": replace(scenes, columns={"questions": [[BRIGHT]] * len(scenes)}),
         "videos": replace(short.changed(videos), source="8 videos of 4 frames"),
         "pages": _pages(),
         "sums": arithmetic_samples("arithmetic:heldout", 4, 6),
@@ -296,6 +302,12 @@ def _choices(folder: Path, ending: ExitStack) -> Case:
     return Case("choices", f"shipped, {PAIRS} votes by `gold`", options={"votes": str(folder)})
 
 
+def _reactions(folder: Path, ending: ExitStack) -> Case:
+    marks, run = marks_of(folder, lambda prompt, picture: gold(prompt, picture) == 1.0)
+    options = {"marks": str(marks), "runs": str(run), "regularisation": 10.0}
+    return Case("reactions", f"shipped, marks on {PROMPTS} prompts by `gold`", options=options)
+
+
 def _remote(folder: Path, ending: ExitStack) -> Case:
     served = Served("proxy")
     ending.callback(served.close)
@@ -313,11 +325,61 @@ def _asked(name: str, answer: Callable[[float], Reply], **options: Any) -> Maker
 
 
 def brightness_of(request: Mapping[str, Any]) -> float:
-    """Mean brightness, from 0 to 1, of the picture that a judge is asked about."""
+    """Mean brightness, from 0 to 1, of the last picture that a judge is shown."""
     content = request["body"]["messages"][-1]["content"]
-    (url,) = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    url = [part["image_url"]["url"] for part in content if part["type"] == "image_url"][-1]
     picture = Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
     return sum(ImageStat.Stat(picture.convert("RGB")).mean) / 3 / 255
+
+
+def _critique(folder: Path, ending: ExitStack) -> Case:
+    """A server that finds a step wrong if it has an odd number of characters."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        steps = re.findall(r"^Step (\d+): (.*)$", question_of(dict(request)), re.MULTILINE)
+        return said(json.dumps({"wrong": [int(step) for step, text in steps if len(text) % 2]}))
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    return Case("critique", STUB, "worked", {"server": {"url": server.url, "model": "m", "concurrency": 4}})
+
+
+def _checklist(folder: Path, ending: ExitStack) -> Case:
+    """A server that says of each criterion whether the last picture is brighter than the criterion's number."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        bar = float(re.findall(r"than ([\d.]+)\n", question_of(dict(request)))[-1])
+        return said("Yes" if brightness_of(request) > bar else "No")
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    criteria = [f"It is brighter than {bar}" for bar in (0.86, 0.88, 0.9)]
+    return Case("checklist", STUB, "scenes, with a reference", {**given, "criteria": criteria})
+
+
+def _verifier(folder: Path, ending: ExitStack) -> Case:
+    """A server that judges a step and the outcome by the brightness of the picture."""
+
+    def answer(request: Mapping[str, Any], number: int) -> Reply:
+        outcome = "Judge the outcome alone" in question_of(dict(request))
+        met = brightness_of(request) > (0.89 if outcome else 0.86)
+        verdicts = [{"number": 1, "met": met, "reason": "so"}]
+        step = {"shows": "a picture", "failure": "none", "verdicts": verdicts}
+        return said(json.dumps(verdicts if outcome else step))
+
+    server = StubServer(answer)
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    return Case("verifier", STUB, options={**given, "process": ["It is bright."], "outcome": ["It is very bright."]})
+
+
+def _quiz(folder: Path, ending: ExitStack) -> Case:
+    """A server that answers A for a bright picture, and B for another; A is right."""
+    server = StubServer(lambda request, number: said("A" if brightness_of(request) > 0.87 else "B"))
+    ending.callback(server.stop)
+    given = {"server": {"url": server.url, "model": "m", "concurrency": 4}}
+    return Case("quiz", STUB, "scenes, with questions", given)
 
 
 def _token(brightness: float) -> Reply:
@@ -331,6 +393,11 @@ def _verdicts(brightness: float) -> Reply:
     return said(json.dumps([{"number": k, "met": one, "reason": "so"} for k, one in enumerate(met, start=1)]))
 
 
+def _artifacts(brightness: float) -> Reply:
+    severity = "slight" if brightness > 0.88 else "clear" if brightness > 0.86 else "severe"
+    return said(json.dumps([{"label": "surface", "severity": severity, "where": "everywhere"}]))
+
+
 def _axes(brightness: float) -> Reply:
     axes = ("Alignment", "Coherence", "Style")
     return said("\n".join(f"{axis} Score (1-5): {1 + 4 * brightness:.3f}" for axis in axes))
@@ -338,8 +405,11 @@ def _axes(brightness: float) -> Reply:
 
 _MADE: dict[str, Maker] = {
     "aesthetic": _aesthetic,
+    "artifacts": _asked("artifacts", _artifacts),
+    "checklist": _checklist,
     "choices": _choices,
     "clip_score": _clip_score,
+    "critique": _critique,
     "geneval": _geneval,
     "hpsv2": _hpsv2,
     "hpsv3": _hpsv3,
@@ -348,11 +418,14 @@ _MADE: dict[str, Maker] = {
     "judge": _asked("judge", lambda brightness: said(f"Score: {10 * brightness:.3f}")),
     "judge_logprob": _asked("judge_logprob", _token),
     "pickscore": _pickscore,
+    "quiz": _quiz,
+    "reactions": _reactions,
     "remote": _remote,
     "rubric": _asked("rubric", _verdicts, criteria=["It is bright.", "It is brighter.", "It is very bright."]),
     "safety": _safety,
     "siglip": _siglip,
     "unified_reward": _asked("unified_reward", _axes),
+    "verifier": _verifier,
     "videoalign": _videoalign,
     "vqascore": _vqascore,
 }

@@ -26,7 +26,7 @@ import flowgrpo
 from flowgrpo.configs.load import load_recipe, recipe_names
 from flowgrpo.configs.schema import AnyRecipe, Recipe
 from flowgrpo.parts.kinds import KINDS
-from flowgrpo.rewards.registry import BUILTIN
+from flowgrpo.rewards.registry import BUILTIN, outline
 from flowgrpo.rewards.runner import RewardSet
 from flowgrpo.training.credit.from_scores import Credit
 from flowgrpo.training.planning import forecast
@@ -38,6 +38,8 @@ PACKAGE = Path(flowgrpo.__file__).parent
 BASES = {"images": "mixgrpo_flash_guard", "text": "text"}
 MOST_LINES = 60
 """The most lines of code that a method may need for itself."""
+LEARNED = ("choices", "reactions")
+"""Rewards that learn from files of a person's own when they are made. Only their names and options are checked."""
 NEEDS = {
     "recipe": ("lines or recipes", ("library", "reward")),
     "library": ("library", ("lines", "recipes", "reward")),
@@ -238,7 +240,8 @@ def _check(recipe: AnyRecipe) -> None:
     else:
         tried(recipe)
     Credit(recipe)
-    rewards = RewardSet(reward_specs(recipe.rewards))
+    specs = reward_specs(recipe.rewards)
+    rewards = RewardSet([outline(spec) if spec.name in LEARNED else spec for spec in specs])
     for reward in rewards.rewards:
         # The prompt file decides which columns exist. It does not decide whether images or completions are scored.
         reward.check(

@@ -33,7 +33,18 @@ PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generati
 """Keys of a recipe at which no part and no reward stands."""
 NAMING = ("name", "judge", "correct")
 """Keys of a reward and of the package's own rewards at which a reward is named."""
-JUDGES = ("remote", "judge", "judge_logprob", "rubric", "unified_reward")
+JUDGES = (
+    "remote",
+    "artifacts",
+    "checklist",
+    "critique",
+    "judge",
+    "judge_logprob",
+    "quiz",
+    "rubric",
+    "unified_reward",
+    "verifier",
+)
 """Rewards of the package that ask a server."""
 MOST = 10
 

@@ -20,6 +20,8 @@ from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
 
 MAX_TOKENS = 1024
+INSTRUCTIONS = "instructions"
+"""Place of a prompt and name of a column: what the judge shall look for, apart from the form of its answer."""
 # "Score (0-10): 7", "Score: **7**" and "Score: 7/10" are all 7.
 SCORE = rf"\bscore\s*(?:\([^()]{{0,20}}\))?[^\w+\-.]{{0,10}}({NUMBER})"
 ABOUT_IMAGES = """The picture was made from the text between the lines.
@@ -59,6 +61,8 @@ class Judge:
         scale: lowest and highest score, which become 0 and 1; a score outside the scale is not accepted. null keeps all
             scores unchanged.
         system: the system message for the model.
+        instructions: replaces {instructions} in the prompt; a sample whose column `instructions` is not empty has its
+            own. Extension `meta_judge` writes this column, and so refines what the judge looks for.
         pair_prompt: a question about two samples, which makes this a judge of pairs for the reward `win_rate`. The
             model must answer that Image 1 or Image 2 is better, or give scores of both; see `read_preference`. For
             texts, the question refers to them as {first} and {second}.
@@ -80,8 +84,10 @@ class Judge:
         field: str | None = None,
         scale: Sequence[float] | None = (0, 10),
         system: str = "",
+        instructions: str | None = None,
         pair_prompt: str | None = None,
     ) -> None:
+        self.instructions = check_instructions(self.name, instructions, prompt)
         self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
         self.prompt = None if prompt is None else Template(self.name, "prompt", prompt)
         ours = pattern is None and field is None
@@ -90,7 +96,9 @@ class Judge:
         self.pair_prompt = None if pair_prompt is None else Template(self.name, "pair_prompt", pair_prompt)
         if self.pair_prompt is not None:
             self.compare = self._compare
-        self.__signature__ = signature_of("prompts", *(self.prompt.needed if self.prompt else ()))
+        needed = self.prompt.needed if self.prompt else ()
+        given = () if self.instructions is None else (INSTRUCTIONS,)
+        self.__signature__ = signature_of("prompts", *(name for name in needed if name not in given))
 
     def __call__(
         self,
@@ -116,12 +124,12 @@ class Judge:
             ServerError: the server could not be asked.
         """
         template = self.prompt or Template(self.name, "prompt", ABOUT_TEXTS if images is None else ABOUT_IMAGES)
-        questions = [
-            Question(
-                template.fill(values_of(row, prompts, completions, columns)), () if images is None else (images[row],)
-            )
-            for row in range(len(prompts))
-        ]
+        questions = []
+        for row in range(len(prompts)):
+            values = values_of(row, prompts, completions, columns)
+            if self.instructions is not None:
+                values[INSTRUCTIONS] = values.get(INSTRUCTIONS) or self.instructions
+            questions.append(Question(template.fill(values), () if images is None else (images[row],)))
         return scored(self.name, self.client.ask(questions), self.reader.read)
 
     def close(self) -> None:
@@ -141,6 +149,22 @@ class Judge:
             media = (first[row], second[row]) if pictures else ()
             questions.append(Question(self.pair_prompt.fill(values), media))
         return scored(self.name, self.client.ask(questions), lambda answer: read_preference(readable(answer)))
+
+
+def check_instructions(reward: str, instructions: Any, prompt: Any) -> str | None:
+    """Return the instructions of a judge.
+
+    Raises:
+        ValueError: they are no text, or the prompt has no place for them.
+    """
+    if instructions is None:
+        return None
+    place = f"{{{INSTRUCTIONS}}}"
+    if not isinstance(instructions, str) or not instructions.strip():
+        raise ValueError(f"{reward}: instructions is {instructions!r}; give a text")
+    if not isinstance(prompt, str) or place not in prompt:
+        raise ValueError(f"{reward}: `instructions` replaces {place} in `prompt`, which has no such place; add it")
+    return instructions
 
 
 def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeReply], float]) -> Scores:

@@ -1,7 +1,7 @@
 """Questions to a model behind any OpenAI-compatible server (vLLM, SGLang, llama.cpp, hosted ones).
 
-Temperature 0 and `max_tokens` are always sent, because with a server's own defaults a model may sample, or may never
-stop.
+A temperature and `max_tokens` are always sent, because with a server's own defaults a model may sample, or may never
+stop. The temperature is 0 unless a reward asks for several votes.
 """
 
 from __future__ import annotations
@@ -112,13 +112,18 @@ class Question:
 
     Attributes:
         text: the question.
-        media: images [3, H, W] or videos [F, 3, H, W] in [0, 1], shown before the text.
+        media: images [3, H, W] or videos [F, 3, H, W] in [0, 1], shown before the text; or data URLs of images that
+            many questions share, so that they are packed once.
         begun: the start of the answer, which the model continues.
+        temperature: of the answer; 0 takes the likeliest token at every place.
+        vote: tells the votes on one question apart; above 0, it is added to the seed of the request.
     """
 
     text: str
-    media: tuple[Tensor, ...] = ()
+    media: tuple[Tensor | str, ...] = ()
     begun: str = ""
+    temperature: float = 0.0
+    vote: int = 0
 
 
 @dataclass(frozen=True)
@@ -199,36 +204,44 @@ class JudgeClient:
             return self._completion(question)
         content: Any = question.text
         if question.media:
-            urls = [url for media in question.media for url in data_urls(media, self.server.side, self.server.frames)]
+            urls = [url for media in question.media for url in self._urls(media)]
             content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
             content.append({"type": "text", "text": question.text})
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": content})
-        body = {"model": self.server.model, "messages": messages, **self._sampling()}
+        body = {"model": self.server.model, "messages": messages, **self._sampling(question)}
         if question.begun:
             messages.append({"role": "assistant", "content": question.begun})
             # These fields make vLLM and SGLang continue that message.
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.logprobs:
             body |= {"logprobs": True, "top_logprobs": ALTERNATIVES}
-        return {**body, **self.server.extra}
+        return {**body, **self._extra(question)}
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def _urls(self, media: Tensor | str) -> list[str]:
+        return [media] if isinstance(media, str) else data_urls(media, self.server.side, self.server.frames)
 
     def _completion(self, question: Question) -> dict[str, Any]:
         if question.media:
             raise ValueError(f"{self.reward}: server.api completions takes no images; use chat")
         parts = [part for part in (self.system, question.text) if part]
         prompt = "\n\n".join(parts) + (f"\n{question.begun}" if question.begun else "")
-        body = {"model": self.server.model, "prompt": prompt, **self._sampling()}
+        body = {"model": self.server.model, "prompt": prompt, **self._sampling(question)}
         if self.logprobs:
             body["logprobs"] = ALTERNATIVES
-        return {**body, **self.server.extra}
+        return {**body, **self._extra(question)}
 
-    def _sampling(self) -> dict[str, Any]:
-        return {"temperature": 0, "max_tokens": self.max_tokens}
+    def _sampling(self, question: Question) -> dict[str, Any]:
+        return {"temperature": question.temperature or 0, "max_tokens": self.max_tokens}
+
+    def _extra(self, question: Question) -> dict[str, Any]:
+        extra = dict(self.server.extra)
+        # Without seeds of their own, the votes on a question would be one request, and one remembered answer.
+        return extra | {"seed": extra.get("seed", 0) + question.vote} if question.vote else extra
 
     def _answer(self, question: Question, stop: threading.Event) -> JudgeReply:
         if stop.is_set():

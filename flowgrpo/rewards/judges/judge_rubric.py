@@ -134,37 +134,53 @@ class Rubric:
         about = [_about(row, prompts, images, completions) for row in range(count)]
         media = [() if images is None else (images[row],) for row in range(count)]
         asked = [
-            Question(about[row] + text, media[row]) for row in range(count) for text in _questions(lists[row], self.ask)
+            Question(about[row] + text, media[row])
+            for row in range(count)
+            for text in questions_on(lists[row], self.ask)
         ]
         answers = iter(self.client.ask(asked))
         verdicts: list[list[CriterionVerdict] | str] = []
         for given in lists:
-            own = [next(answers) for _ in _questions(given, self.ask)]
+            own = [next(answers) for _ in questions_on(given, self.ask)]
             verdicts.append(read_verdicts(own, given, self.ask))
-        return self._scores(lists, verdicts, given_by_option=not any(rows))
+        return rubric_scores(self.name, lists, verdicts, () if any(rows) else self.criteria)
 
     def close(self) -> None:
         """Close the connections."""
         self.client.close()
 
-    def _scores(
-        self, lists: list[list[Criterion]], verdicts: list[list[CriterionVerdict] | str], given_by_option: bool
-    ) -> Scores:
-        values, met, notes = [], [], []
-        for given, found in zip(lists, verdicts):
-            values.append(math.nan if isinstance(found, str) else weighted_share(given, found))
-            wanted = [] if isinstance(found, str) else [v.met for c, v in zip(given, found) if c.weight > 0]
-            met.append(sum(wanted) / len(wanted) if wanted else math.nan)
-            notes.append(found if isinstance(found, str) else _note(given, found))
-        asked = [value for value, given in zip(values, lists) if given]
-        refuse_if_none(self.name, asked, [note for note, given in zip(notes, lists) if given])
-        subs = {"met": met}
-        if given_by_option:
-            for k, criterion in enumerate(self.criteria):
-                subs[criterion.name or criterion.text] = [
-                    math.nan if isinstance(found, str) else float(found[k].met) for found in verdicts
-                ]
-        return Scores(values, subs, notes)
+
+def rubric_scores(
+    reward: str,
+    lists: Sequence[Sequence[Criterion]],
+    verdicts: Sequence[Sequence[CriterionVerdict] | str],
+    named: Sequence[Criterion] = (),
+) -> Scores:
+    """Return the scores of samples from the verdicts on their criteria.
+
+    Args:
+        reward: name of the reward, for messages.
+        lists: the criteria of each sample.
+        verdicts: one for each criterion; or a text that says why the sample has no score.
+        named: the criteria that all samples share, if they do; each gets a sub-score.
+
+    Raises:
+        InvalidScores: there are 8 samples with criteria or more, and none has a score.
+    """
+    values, met, notes = [], [], []
+    for given, found in zip(lists, verdicts):
+        values.append(math.nan if isinstance(found, str) else weighted_share(given, found))
+        wanted = [] if isinstance(found, str) else [v.met for c, v in zip(given, found) if c.weight > 0]
+        met.append(sum(wanted) / len(wanted) if wanted else math.nan)
+        notes.append(found if isinstance(found, str) else _note(given, found))
+    asked = [value for value, given in zip(values, lists) if given]
+    refuse_if_none(reward, asked, [note for note, given in zip(notes, lists) if given])
+    subs = {"met": met}
+    for k, criterion in enumerate(named):
+        subs[criterion.name or criterion.text] = [
+            math.nan if isinstance(found, str) else float(found[k].met) for found in verdicts
+        ]
+    return Scores(values, subs, notes)
 
 
 def read_criteria(given: Any, where: str) -> list[Criterion]:
@@ -209,7 +225,7 @@ def read_verdicts(
     try:
         if ask == "each":
             return [_read_one(answer) for answer in answers]
-        return _read_list(read_object(readable(answers[0])), len(criteria))
+        return read_verdict_list(read_object(readable(answers[0])), len(criteria))
     except Unreadable as problem:
         shown = " / ".join(answer.text.strip() for answer in answers)[:NOTE_CHARACTERS]
         return f"no score ({problem}): {shown}"
@@ -225,7 +241,12 @@ def _read_one(answer: JudgeReply) -> CriterionVerdict:
     )
 
 
-def _read_list(value: Any, count: int) -> list[CriterionVerdict]:
+def read_verdict_list(value: Any, count: int) -> list[CriterionVerdict]:
+    """Return the verdicts in the JSON of an answer, one for each of `count` criteria.
+
+    Raises:
+        Unreadable: a verdict is missing, or is neither true nor false.
+    """
     if isinstance(value, Mapping) and count == 1 and "met" in value:
         value = [value]
     if isinstance(value, Mapping) and len(value) == 1:
@@ -263,7 +284,8 @@ def _about(row: int, prompts: Sequence[str], images: Tensor | None, completions:
     return before + prompts[row] + between + completions[row] + after
 
 
-def _questions(criteria: Sequence[Criterion], ask: str) -> list[str]:
+def questions_on(criteria: Sequence[Criterion], ask: str) -> list[str]:
+    """Return the questions that ask for the verdicts: one on all criteria, or one on each."""
     if ask == "each":
         return [_EACH.replace("{criterion}", criterion.text) for criterion in criteria]
     lines = "\n".join(f"{number}. {criterion.text}" for number, criterion in enumerate(criteria, start=1))

@@ -142,7 +142,7 @@ def shorten(pairs: Pairs) -> tuple[Pairs, Array]:
 def choose_penalty(pairs: Pairs, folds: int = FOLDS) -> float:
     """Return the penalty of `PENALTIES` under which held-out choices are most likely; the first of equal ones."""
     losses = np.zeros(len(PENALTIES))
-    for held in _held_out(pairs, folds):
+    for held in held_out_rows(pairs, folds):
         rest, there, weights = pairs.take(~held), pairs.take(held), None
         for place, penalty in enumerate(PENALTIES):
             weights = fit(rest, penalty, weights)
@@ -159,7 +159,7 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
             on the held-out pairs.
     """
     right = 0
-    for held in _held_out(pairs, FOLDS):
+    for held in held_out_rows(pairs, FOLDS):
         rest, there = pairs.take(~held), pairs.take(held & pairs.decided)
         weights = fit(rest, choose_penalty(rest, INNER_FOLDS) if penalty is None else penalty)
         # A difference of 0 predicts neither side.
@@ -167,7 +167,7 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
     return HeldOut(right, int(np.count_nonzero(pairs.decided)))
 
 
-def _held_out(pairs: Pairs, folds: int) -> list[NDArray[np.bool_]]:
+def held_out_rows(pairs: Pairs, folds: int) -> list[NDArray[np.bool_]]:
     """Return for each fold which rows are held out.
 
     Units are assigned to the folds in turn, by their numbers. If there are few units, each has its own fold.

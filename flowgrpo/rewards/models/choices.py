@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backbones.model_loading import check_dtype, load_processor, source_name
-from ..backbones.open_clip_model import open_clip_towers
-from ..backbones.sharing import Lease, borrow
-from ..backbones.towers import TowerReward, Towers, transformers_towers
+from ..backbones.towers import TowerReward
 from ..options import check_count, check_flag, check_positive
-from ..pixels import as_frames, load_frames, preprocess_images
-from ..registry import resolve
 from ..scores import Scores
 from .bradley_terry import Array, HeldOut, Pairs, choose_penalty, fit, shorten, validate
+from .picture_features import SCENES, feature_towers, known_embeddings
 from .voted import Voted, read_voted
 
-SCENES = "scenes"
 _log = logging.getLogger(__name__)
 
 
@@ -92,7 +86,7 @@ class Choices(TowerReward):
             voted = read_voted(names, least)
         except ValueError as error:
             raise ValueError(f"choices: {error}") from None
-        super().__init__(_towers(features, device, dtype), batch_size=batch_size, frames=frames)
+        super().__init__(feature_towers(self.name, features, device, dtype), batch_size=batch_size, frames=frames)
         try:
             self._fit(voted, agreement, regularisation)
             self._judge(allow_chance)
@@ -152,30 +146,13 @@ class Choices(TowerReward):
             self.lease.value.embed_texts(list(prompts)[start : start + self.batch_size])
             for start in range(0, len(prompts), self.batch_size)
         ]
-        known, words = self._known(voted, contents), torch.cat(texts).cpu().double().numpy()
+        samples = [(voted.files[content], voted.frames.get(content, 1)) for content in contents]
+        known = known_embeddings(self.lease.value, samples, self.batch_size, self.frames)
+        words = torch.cat(texts).cpu().double().numpy()
         return (
             known[[[places[pair.first], places[pair.second]] for pair in voted.pairs]],
             words[[[prompts[pair.prompt]] for pair in voted.pairs]],
         )
-
-    def _known(self, voted: Voted, contents: Sequence[str]) -> Array:
-        """Return the embeddings of N samples [N, D]; the embedding of a video is the mean over its frames."""
-        towers = self.lease.value
-        videos = (load_frames(voted.files[content], voted.frames.get(content, 1)) for content in contents)
-        stills = (
-            (place, still)
-            for place, video in enumerate(videos)
-            for still in as_frames(video.unsqueeze(0), self.frames)[0]
-        )
-        owners, parts = [], []
-        while some := list(islice(stills, self.batch_size)):
-            owners += [place for place, _ in some]
-            # The pictures in a file of votes may have several sizes, but the encoder's input has one size.
-            pixels = [towers.prepare(still.unsqueeze(0)) for _, still in some]
-            parts.append(towers.embed_pixels(torch.cat(pixels)))
-        frames = torch.cat(parts).cpu().double()
-        sums = frames.new_zeros(len(contents), frames.shape[1]).index_add_(0, torch.tensor(owners), frames)
-        return (sums / torch.tensor(owners).bincount().unsqueeze(1)).numpy()
 
     def _judge(self, allow_chance: bool) -> None:
         """Refuse a model that is not better than chance."""
@@ -189,36 +166,6 @@ class Choices(TowerReward):
                 "on with a warning"
             )
         warnings.warn(f"choices: {self.report}; the preferences of this reward may be noise", stacklevel=3)
-
-
-def _towers(features: str, device: str, dtype: str) -> Lease[Towers]:
-    if features == SCENES:
-        key = ("scenes", dtype, str(torch.device(device)))
-        return borrow(key, lambda: _scenes(device, check_dtype(Choices.name, dtype)))
-    folder = Path(features).expanduser()
-    if features.startswith(("hf-hub:", "local-dir:")) or (folder / "open_clip_config.json").is_file():
-        return open_clip_towers(Choices.name, features, device=device, dtype=dtype)
-    from transformers import AutoConfig
-
-    kind = load_processor(Choices.name, AutoConfig, source_name(Choices.name, "features", features)).model_type
-    # SigLIP 2 was trained on lower-case texts.
-    lowercase = kind.startswith("siglip")
-    return transformers_towers(Choices.name, features, device=device, dtype=dtype, lowercase=lowercase)
-
-
-def _scenes(device: str, dtype: torch.dtype) -> Towers:
-    """Return the scorer of the embedded world as towers."""
-    proxy = resolve("proxy")(device=device)
-    model = proxy.model.to(dtype)
-    return Towers(
-        model,
-        lambda images: preprocess_images(images, proxy.preprocess).to(dtype),
-        model.encode_image,
-        lambda texts: model.encode_text(proxy.tokenizer(texts).to(device)),
-        scale=float(model.logit_scale.float().exp()),
-        bias=0.0,
-        device=device,
-    )
 
 
 def _spread(sides: Array) -> float:

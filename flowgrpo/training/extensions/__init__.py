@@ -3,6 +3,8 @@
 from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
+from .judges import Judges
+from .meta_judge import MetaJudge
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
 from .shaping import Shaping
@@ -17,5 +19,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "replay": Replay,
     "visits": Visits,
     "guard": Guard,
+    "judges": Judges,
+    "meta_judge": MetaJudge,
 }
 """The extensions of the package, by their names in recipes."""

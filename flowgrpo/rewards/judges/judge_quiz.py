@@ -1,0 +1,193 @@
+"""Usefulness of a sample: the share of multiple-choice questions that a model answers rightly from it alone.
+
+CapRL (arXiv 2509.22647): a caption is as good as the answers that a language model without eyes reads from it. For
+generated images, a vision-language model answers from the image, and does not see the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..options import check_count
+from ..scores import Scores
+from ..within import signature_of
+from .judge_answers import Unreadable, note_of, readable, refuse_if_none
+from .judge_client import JudgeClient, JudgeReply, Question
+
+MAX_TOKENS = 256
+LETTERS = "ABCDEFGH"  # an answer that begins with "I" is a sentence
+MOST_QUESTIONS = 50
+_UNKNOWN = "this cannot be told"
+# A letter before another word, as in "A cat", is no answer.
+_FIRST = re.compile(r"\W*(?:(?:the\s+)?answer\s*(?:is)?\W*)?([A-H])(?=[^\w\s']|\s*$|\s*\n)", re.IGNORECASE)
+_TEXT = "Answer the question from the text between the lines alone, and from nothing else that you know.\n----\n"
+_IMAGE = "Answer the question from the picture alone.\n"
+_END = "\nSay the letter of the answer as the first word."
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A multiple-choice question.
+
+    Attributes:
+        question: its text.
+        choices: two to seven different answers.
+        right: place of the right answer, from 0.
+    """
+
+    question: str
+    choices: tuple[str, ...]
+    right: int
+
+
+class Quiz:
+    """Share of multiple-choice questions that a served model answers rightly from the sample alone (CapRL, 2509.22647).
+
+    The column `questions` holds a list of {question, choices, answer} for each prompt; `answer` is one of the choices.
+    Every question is asked by itself, so no question helps with another. A last choice says that the sample does not
+    tell. This choice counts as wrong, so that a guess does not pay more than the truth.
+
+    A sample has no score if it has no questions, or if an answer has no letter.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`. For completions any language model; for images one that sees.
+        turns: how often each question is asked; in turn t the choices are rotated by t places, so that a habit of the
+            model, such as the letter A, is right at most in one of the turns. At most the number of choices counts.
+        system: the system message for the model.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    name = "quiz"
+    remote = True
+
+    def __init__(self, server: Mapping[str, Any], *, turns: int = 1, system: str = "") -> None:
+        check_count(self.name, "turns", turns)
+        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
+        self.turns, self.batch_size = turns, self.client.batch_size
+        self.__signature__ = signature_of("prompts", "questions")
+
+    def __call__(
+        self,
+        prompts: Sequence[str],
+        questions: Sequence[Any],
+        images: Tensor | None = None,
+        completions: Sequence[str] | None = None,
+        **columns: Any,
+    ) -> Scores:
+        """Ask the questions of B samples.
+
+        Args:
+            prompts: B strings; the model does not see them.
+            questions: B lists of questions, or None.
+            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
+            completions: B strings, instead of images.
+            columns: not used.
+
+        Returns:
+            Scores with B values in [0, 1]: the mean over questions and turns; NaN for a sample without a score.
+            Sub-score `told`: share of the questions to which the model did not say that the sample does not tell.
+            Notes: a line for each question with the letters that were answered.
+
+        Raises:
+            ValueError: a row of the column is not a list of questions.
+            InvalidScores: there are 8 samples with questions or more, and none has a score.
+            ServerError: the server could not be asked.
+        """
+        rows = [read_questions(entry, f"the column `questions`, row {row},") for row, entry in enumerate(questions)]
+        asked, media = list[Question](), [() if images is None else (images[row],) for row in range(len(prompts))]
+        for row, own in enumerate(rows):
+            about = _IMAGE if completions is None else f"{_TEXT}{completions[row]}\n----\n"
+            asked += [Question(about + told(one, turn), media[row]) for one in own for turn in self._turns(one)]
+        answers = iter(self.client.ask(asked))
+        found = [_marked([(one, turn, next(answers)) for one in own for turn in self._turns(one)]) for own in rows]
+        counted = [row for row, own in enumerate(rows) if own]
+        refuse_if_none(self.name, [found[row][0] for row in counted], [found[row][2] for row in counted])
+        values, shares, notes = zip(*found) if found else ((), (), ())
+        return Scores(list(values), {"told": list(shares)}, list(notes))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.client.close()
+
+    def _turns(self, question: Choosing) -> range:
+        return range(min(self.turns, len(question.choices)))
+
+
+def read_questions(given: Any, where: str) -> list[Choosing]:
+    """Read the questions of a prompt; a text may contain them as JSON.
+
+    Raises:
+        ValueError: they are not a list of {question, choices, answer}, or `answer` is none of the choices.
+    """
+    if given is None or given == "" or given == []:
+        return []
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = None
+    if not isinstance(given, (list, tuple)) or len(given) > MOST_QUESTIONS:
+        raise ValueError(f"quiz: {where} has {given!r:.80}; give a list of at most {MOST_QUESTIONS} questions")
+    return [_read_question(entry, where) for entry in given]
+
+
+def _read_question(entry: Any, where: str) -> Choosing:
+    known = isinstance(entry, Mapping) and set(entry) == {"question", "choices", "answer"}
+    text, choices, answer = (entry[name] for name in ("question", "choices", "answer")) if known else ("", [], "")
+    listed = [str(choice).strip() for choice in choices] if isinstance(choices, (list, tuple)) else []
+    fits = isinstance(text, str) and text.strip() and 2 <= len(listed) < len(LETTERS) and all(listed)
+    if not fits or len(set(listed)) < len(listed) or str(answer).strip() not in listed:
+        raise ValueError(
+            f"quiz: {where} has {entry!r:.80}; give {{question: ..., choices: [...], answer: ...}} with 2 to "
+            f"{len(LETTERS) - 1} different choices, of which the answer is one"
+        )
+    return Choosing(text.strip(), tuple(listed), listed.index(str(answer).strip()))
+
+
+def told(question: Choosing, turn: int) -> str:
+    """Return the text of a question with its choices, rotated by `turn` places, and the choice of not knowing."""
+    count = len(question.choices)
+    shown = [question.choices[(place + turn) % count] for place in range(count)]
+    lines = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, [*shown, _UNKNOWN]))
+    return f"{question.question}\n{lines}{_END}"
+
+
+def read_letter(answer: JudgeReply, count: int) -> int:
+    """Return the place of the letter that an answer begins with, from 0 to `count`; `count` says "not told".
+
+    Raises:
+        Unreadable: the answer begins with no letter of a choice.
+    """
+    text = readable(answer)
+    found = _FIRST.match(text)
+    place = LETTERS.index(found.group(1).upper()) if found else count + 1
+    if place > count:
+        raise Unreadable(f"no letter of a choice: {text[:60]!r}")
+    return place
+
+
+def _marked(asked: Sequence[tuple[Choosing, int, JudgeReply]]) -> tuple[float, float, str]:
+    """The score of a sample, the share of its questions that were answered, and the note."""
+    if not asked:
+        return math.nan, math.nan, "no questions"
+    right, known, lines = 0, 0, list[str]()
+    for question, turn, answer in asked:
+        count = len(question.choices)
+        try:
+            place = read_letter(answer, count)
+        except Unreadable as problem:
+            return math.nan, math.nan, note_of(answer, str(problem))
+        said = _UNKNOWN if place == count else question.choices[(place + turn) % count]
+        right += place < count and (place + turn) % count == question.right
+        known += place < count
+        lines.append(f"{question.question} {said}" + ("" if said == question.choices[question.right] else " (wrong)"))
+    return right / len(asked), known / len(asked), "\n".join(lines)
