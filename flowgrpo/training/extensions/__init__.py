@@ -5,6 +5,7 @@ from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
+from .schedule import Schedule
 from .shaping import Shaping
 from .uncertainty import Uncertainty
 from .visits import Visits
@@ -16,6 +17,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "uncertainty": Uncertainty,
     "replay": Replay,
     "visits": Visits,
+    "schedule": Schedule,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
