@@ -9,6 +9,7 @@ from .baselines import anchor_state_advantages, beta_advantages, stratified_adva
 from .bounded_terms import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .combination import (
     constrained_advantages,
+    contrastive_signs,
     gated_rewards,
     group_gated_rewards,
     uncertainty_weighted_rewards,
@@ -38,6 +39,7 @@ __all__ = [
     "clip",
     "consistency_advantages",
     "constrained_advantages",
+    "contrastive_signs",
     "corrected_rewards",
     "degenerate_groups",
     "depth_advantages",

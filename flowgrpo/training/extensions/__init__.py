@@ -1,5 +1,6 @@
 """Extensions: features that only some runs need. Each is a class with hooks that the training loop calls."""
 
+from .contrast import Contrast
 from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
@@ -18,6 +19,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "replay": Replay,
     "visits": Visits,
     "schedule": Schedule,
+    "contrast": Contrast,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
