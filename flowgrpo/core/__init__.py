@@ -8,6 +8,7 @@ from .advantages import group_advantages, multi_reward_advantages
 from .baselines import anchor_state_advantages, beta_advantages, stratified_advantages, virtual_maximum_advantages
 from .bounded_terms import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .combination import (
+    coherent_rewards,
     constrained_advantages,
     contrastive_signs,
     gated_rewards,
@@ -37,6 +38,7 @@ __all__ = [
     "bounded_shaping",
     "cispo",
     "clip",
+    "coherent_rewards",
     "consistency_advantages",
     "constrained_advantages",
     "contrastive_signs",

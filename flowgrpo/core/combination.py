@@ -120,6 +120,33 @@ def contrastive_signs(shown: Tensor, outcome: Tensor, groups: Tensor | Sequence[
     return (sign * has).to(torch.promote_types(outcome.dtype, torch.float32))
 
 
+def coherent_rewards(
+    rewards: Tensor, likelihood: Tensor, groups: Tensor | Sequence[int], *, at_least: float = 1.0
+) -> Tensor:
+    """Keep the rewards of right samples whose likelihood is above that of their right peers (GRPO-CARE, 2506.16141).
+
+    Args:
+        rewards: [B]; a sample is right if its reward is at least `at_least`. NaN stays NaN.
+        likelihood: [B] how well an answer follows from its reasoning; NaN where this is unknown.
+        groups: [B] integer ids.
+        at_least: Smallest reward of a right sample.
+
+    Returns:
+        [B] the reward of a right sample whose likelihood is above the mean over the right samples of its group, and 0
+        for all others; float32 at least, without a gradient.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    known = as_precise(one_per_row(likelihood, len(values), "likelihood").to(values.device))
+    peers = known.masked_fill(~(values >= at_least), torch.nan)[:, None]
+    index, count = group_index(groups, len(values), values.device)
+    moments = group_moments(peers, index, count, ddof=0)
+    above = (peers - moments.minimum[index] > moments.offset[index])[:, 0]
+    return torch.where(above | values.isnan(), values, 0.0)
+
+
 def _members(rewards: Tensor) -> Tensor:
     if rewards.dim() != 2 or rewards.shape[1] == 0:
         raise ValueError(f"`rewards` has shape {tuple(rewards.shape)}; give one column per model, (B, K)")

@@ -1,5 +1,6 @@
 """Extensions: features that only some runs need. Each is a class with hooks that the training loop calls."""
 
+from .coherence import Coherence
 from .contrast import Contrast
 from .curriculum import Curriculum
 from .extension import Extension
@@ -20,6 +21,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "visits": Visits,
     "schedule": Schedule,
     "contrast": Contrast,
+    "coherence": Coherence,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
