@@ -7,7 +7,7 @@ from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
-from .schedule import Schedule
+from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .uncertainty import Uncertainty
 from .visits import Visits
@@ -19,7 +19,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "uncertainty": Uncertainty,
     "replay": Replay,
     "visits": Visits,
-    "schedule": Schedule,
+    "schedule": RewardSchedule,
     "contrast": Contrast,
     "coherence": Coherence,
     "guard": Guard,

@@ -76,7 +76,7 @@ def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
     _leaves_a_reward,
     idle("levels", where=lambda choice: choice["shape"] != "steps", why="only shape steps has levels"),
 )
-class Schedule(Extension):
+class RewardSchedule(Extension):
     """Moves the weight of a reward over the run: process rewards early, the outcome late (Atom-Searcher, 2508.12800).
 
     The weight is `start` in the first iteration. It replaces the `weight` of the recipe, also in `reward/total`. At a

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flowgrpo.configs.load import load_recipe
-from flowgrpo.training.extensions.schedule import scheduled_weight
+from flowgrpo.training.extensions.reward_schedule import scheduled_weight
 from tests.training.text_runs import trainer_of
 
 BOUNDED = "[{name: answer}, {name: digit_share, at_least: 0.5}]"
