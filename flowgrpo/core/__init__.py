@@ -8,7 +8,9 @@ from .advantages import group_advantages, multi_reward_advantages
 from .baselines import anchor_state_advantages, beta_advantages, stratified_advantages, virtual_maximum_advantages
 from .bounded_terms import bounded_shaping, positive_only_advantages, unlikeliness_rewards
 from .combination import (
+    coherent_rewards,
     constrained_advantages,
+    contrastive_signs,
     gated_rewards,
     group_gated_rewards,
     uncertainty_weighted_rewards,
@@ -36,8 +38,10 @@ __all__ = [
     "bounded_shaping",
     "cispo",
     "clip",
+    "coherent_rewards",
     "consistency_advantages",
     "constrained_advantages",
+    "contrastive_signs",
     "corrected_rewards",
     "degenerate_groups",
     "depth_advantages",

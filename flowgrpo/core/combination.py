@@ -85,6 +85,68 @@ def group_gated_rewards(
     return torch.where(is_open | values.isnan(), values, closed).to(values.dtype)
 
 
+def contrastive_signs(shown: Tensor, outcome: Tensor, groups: Tensor | Sequence[int], *, margin: float = 0.0) -> Tensor:
+    """Whether a behaviour helped in its group: group contrastive masking (GCPO, arXiv 2506.07160).
+
+    A group has a sign: 1 if the mean outcome with the behaviour minus the mean outcome without it is above 0 and at
+    least `margin`, -1 if it is below 0 and at most -`margin`, and 0 otherwise, or if one of the means does not exist.
+
+    Args:
+        shown: [B] 1 for a row that shows the behaviour, 0 for one that does not, NaN where this is unknown.
+        outcome: [B]; NaN rows are left out of the means.
+        groups: [B] integer ids.
+        margin: Smallest difference of the means that counts, not negative.
+
+    Returns:
+        [B] the sign of the group for rows that show the behaviour, 0 for rows that do not, NaN where this is unknown;
+        float32 at least, without a gradient.
+
+    Raises:
+        ValueError: If `margin` is negative, `shown` holds another value, or shapes do not match.
+    """
+    if margin < 0:
+        raise ValueError(f"`margin` is {margin}; use 0 or more, because a negative margin would count no difference")
+    values = as_precise(one_per_row(outcome, len(shown), "outcome").to(shown.device))
+    has = as_precise(one_per_row(shown, len(shown), "shown"))
+    if bool(((has != 0) & (has != 1) & ~has.isnan()).any()):
+        raise ValueError("`shown` holds a value that is neither 0 nor 1; give 1 for the behaviour, NaN where unknown")
+    index, count = group_index(groups, len(shown), shown.device)
+    known = ~(values.isnan() | has.isnan())
+    sides = torch.stack([known & (has == 1), known & (has == 0)], 1).to(values)
+    total = sum_by_group(sides * values.nan_to_num(0.0)[:, None], index, count)
+    mean = total / sum_by_group(sides, index, count)
+    gap = (mean[:, 0] - mean[:, 1])[index]
+    sign = torch.where(gap.abs() >= margin, gap.sign(), 0.0).nan_to_num(0.0)
+    return (sign * has).to(torch.promote_types(outcome.dtype, torch.float32))
+
+
+def coherent_rewards(
+    rewards: Tensor, likelihood: Tensor, groups: Tensor | Sequence[int], *, at_least: float = 1.0
+) -> Tensor:
+    """Keep the rewards of right samples whose likelihood is above that of their right peers (GRPO-CARE, 2506.16141).
+
+    Args:
+        rewards: [B]; a sample is right if its reward is at least `at_least`. NaN stays NaN.
+        likelihood: [B] how well an answer follows from its reasoning; NaN where this is unknown.
+        groups: [B] integer ids.
+        at_least: Smallest reward of a right sample.
+
+    Returns:
+        [B] the reward of a right sample whose likelihood is above the mean over the right samples of its group, and 0
+        for all others; float32 at least, without a gradient.
+
+    Raises:
+        ValueError: If shapes do not match.
+    """
+    values = rewards.detach().to(torch.promote_types(rewards.dtype, torch.float32))
+    known = as_precise(one_per_row(likelihood, len(values), "likelihood").to(values.device))
+    peers = known.masked_fill(~(values >= at_least), torch.nan)[:, None]
+    index, count = group_index(groups, len(values), values.device)
+    moments = group_moments(peers, index, count, ddof=0)
+    above = (peers - moments.minimum[index] > moments.offset[index])[:, 0]
+    return torch.where(above | values.isnan(), values, 0.0)
+
+
 def _members(rewards: Tensor) -> Tensor:
     if rewards.dim() != 2 or rewards.shape[1] == 0:
         raise ValueError(f"`rewards` has shape {tuple(rewards.shape)}; give one column per model, (B, K)")

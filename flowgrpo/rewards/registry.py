@@ -30,6 +30,7 @@ BUILTIN: dict[str, str] = {
     "choices": "flowgrpo.rewards.models.choices:Choices",
     "clip_score": "flowgrpo.rewards.models.clip_score:ClipScore",
     "code": "flowgrpo.rewards.sandbox.code:Code",
+    "confidence": "flowgrpo.rewards.text.confidence:Confidence",
     "critique": "flowgrpo.rewards.judges.judge_critique:Critique",
     "digit_share": "flowgrpo.rewards.text.digit_share:digit_share",
     "equations": "flowgrpo.rewards.text.equations:Equations",

@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
-from .base import InvalidScores, Reward, RewardError, Scores
+from .base import InvalidScores, Reward, RewardError, RewardSpec, Scores
 from .inputs import Inputs
+from .registry import build
 from .runner import RewardSet
+
+
+def inner_reward(outer: str, option: str, name: Any, options: Any) -> Reward:
+    """Make the reward that an option of another reward names.
+
+    Args:
+        outer: name of the outer reward, for messages.
+        option: the option that names the inner reward; the option of that name with `_options` has its options.
+        name: as in a recipe.
+        options: a mapping, or None.
+
+    Raises:
+        ValueError: the reward cannot be made; the message says why.
+        MissingDependency: the reward needs a package that is not installed.
+    """
+    if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
+        raise ValueError(
+            f"{outer}: {option} is {name!r} and {option}_options {options!r}; give the name of a reward and a mapping "
+            "of its options"
+        )
+    try:
+        return build(RewardSpec(name, options=options or {}))
+    except ValueError as error:
+        raise ValueError(f"{outer}: the reward {name!r} for `{option}` cannot be made: {error}") from error
 
 
 def signature_of(*names: str) -> inspect.Signature:

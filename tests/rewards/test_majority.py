@@ -5,7 +5,7 @@ import math
 import pytest
 
 from flowgrpo.rewards import RewardSet, RewardSpec
-from flowgrpo.rewards.text.majority import Majority
+from flowgrpo.rewards.text.majority import Majority, clusters
 
 
 def test_equal_answers_vote_together_in_their_own_group():
@@ -37,7 +37,32 @@ def test_the_rule_of_extraction_is_that_of_answer():
     assert Majority("last_number")(["is 3", "so 3", "4"], [""] * 3, [0] * 3).values == [1, 1, 0]
 
 
-@pytest.mark.parametrize("options", [{"extract": "first"}, {"least": 1.5}, {"least": True}])
+def test_the_share_of_the_group_is_the_value():
+    """EMPO: the mean over a group is the sum of squared shares, and grows as the entropy of the answers falls."""
+    scores = Majority(share=True)(["0.5", "7", "1/2", "", "50%", "7", "7", "7"], [""] * 8, [0, 1, 0, 0, 0, 1, 1, 1])
+    assert scores.values == [0.75, 1, 0.75, 0, 0.75, 1, 1, 1]
+    undecided = Majority(share=True, least=0.6)(["1", "1", "2", "3"], [""] * 4, [0] * 4).values
+    assert all(map(math.isnan, undecided))
+
+
+def test_answers_of_common_words_are_one_cluster_in_any_order():
+    """ "the red house" and "a red house" share 2 of 4 words, "a red house" and "a red barn" too; the ends share 1."""
+    texts = ["a red house", "the red house", "a red barn", "a blue sea"]
+    assert clusters(sorted(texts), 0.5) == dict.fromkeys(texts[:3], "a red barn") | {"a blue sea": "a blue sea"}
+    assert clusters(sorted(texts), 0.51) == {text: text for text in texts}
+    reward = Majority(share=True, alike=0.5)
+    scores = reward([*texts, "3", "3.0"], [""] * 6, [0] * 6)
+    assert scores.values == [pytest.approx(value) for value in (3 / 6, 3 / 6, 3 / 6, 1 / 6, 2 / 6, 2 / 6)]
+    assert scores.answers == ["a red barn", "a red barn", "a red barn", "a blue sea", "3", "3"]
+    again = reward(["3.0", *texts[::-1], "3"], [""] * 6, [0] * 6)
+    assert again.values == [pytest.approx(value) for value in (2 / 6, 1 / 6, 3 / 6, 3 / 6, 3 / 6, 2 / 6)]
+    # Each group has clusters of its own: without the link, the ends are not alike.
+    assert reward(texts[:3], [""] * 3, [0, 1, 1]).values == [1, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "options", [{"extract": "first"}, {"least": 1.5}, {"least": True}, {"share": 1}, {"alike": -1}]
+)
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match=rf"majority: {next(iter(options))} is {next(iter(options.values()))!r}"):
         Majority(**options)

@@ -42,6 +42,19 @@ def test_pattern_and_tags_through_the_runner() -> None:
     rewards.close()
 
 
+def test_sections_refer_to_each_other() -> None:
+    """Two of three references are made in the first; a section that is there twice refers to nothing."""
+    asked = {"think": ["facts"], "answer": ["think", "facts"]}
+    reward = TextFormat(tags=["facts", "think", "answer"], references=asked, partial=True)
+    first = "<facts>[think]</facts><think>by [facts]</think><answer>7, see [facts]</answer>"
+    twice = "<facts>a</facts><think>[facts]</think><think></think><answer>[think] [facts]</answer>"
+    scores = reward([first, twice, "[facts]"], [""] * 3)
+    assert scores.sub_scores["references"] == pytest.approx([2 / 3, 2 / 3, 0])
+    assert scores.values == pytest.approx([(1 + 1 + 2 / 3) / 3, (2 / 3 + 0 + 2 / 3) / 3, 0])
+    strict = TextFormat(tags=["a", "b"], references={"b": ["a"]}, reference="see {tag}:")
+    assert strict(["<a></a><b>see a: 1</b>", "<a></a><b>[a]</b>"], ["", ""]).values == [1, 0]
+
+
 @pytest.mark.slow
 def test_a_pattern_that_backtracks_for_ever_is_given_up() -> None:
     reward = TextFormat(pattern="(a+)+b", seconds=0.5)
@@ -63,6 +76,11 @@ def test_a_pattern_that_backtracks_for_ever_is_given_up() -> None:
         ({"tags": ["a", "a"]}, "give different names"),
         ({"tags": ["a"], "seconds": 0}, "seconds is 0; give a number above 0"),
         ({"tags": ["a"], "partial": "yes"}, "partial is 'yes'; give true or false"),
+        ({"tags": ["a", "b"], "references": {"b": ["c"]}}, "the tags are a, b"),
+        ({"tags": ["a", "b"], "references": {"b": "a"}}, "give for a tag the other tags"),
+        ({"tags": ["a"], "references": {"a": ["a"]}}, "the other tags"),
+        ({"pattern": "x", "references": {"a": ["b"]}}, "the tags are none"),
+        ({"tags": ["a"], "reference": "see above"}, "write {tag} for the name"),
     ],
 )
 def test_wrong_options_are_named(options: dict, message: str) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...parts.plugins import nearest
-from ..base import Reward, RewardSpec
 from ..inputs import Inputs
-from ..registry import build
 from ..scores import Scores
-from ..within import score_within, signature_of
+from ..within import inner_reward, score_within, signature_of
 
 MODES = ("linear", "cosine", "relative")
 UNITS = ("characters", "words", "tokens")
@@ -122,7 +120,7 @@ class Length:
         self.threshold, self.tau, self.exceeded, self.alpha = threshold, tau, exceeded, alpha
         self.right, self.wrong = right, wrong
         self._tokenizer = None if tokenizer is None else _load_tokenizer(tokenizer)
-        self.correct = None if correct is None else _make(correct, correct_options)
+        self.correct = None if correct is None else inner_reward(self.name, "correct", correct, correct_options)
         self.whole_group = tau is not None or mode == "relative" or bool(self.correct and self.correct.whole_group)
         self.remote = bool(self.correct and self.correct.remote)
         # A failed call of a remote reward is repeated as a whole, so each call has one group only.
@@ -225,18 +223,6 @@ def _refuse(wrong: bool, message: str) -> None:
 
 def _choice(name: str, value: Any, known: Sequence[str]) -> None:
     _refuse(value not in known, f"{name} is {value!r}{nearest(str(value), known)} Write one of {', '.join(known)}")
-
-
-def _make(name: str, options: Mapping[str, Any] | None) -> Reward:
-    if not isinstance(name, str) or not (options is None or isinstance(options, Mapping)):
-        raise ValueError(
-            f"length: correct is {name!r} and correct_options {options!r}; give the name of a reward and a mapping "
-            "of its options"
-        )
-    try:
-        return build(RewardSpec(name, options=options or {}))
-    except ValueError as error:
-        raise ValueError(f"length: the reward {name!r} for `correct` cannot be made: {error}") from error
 
 
 def _load_tokenizer(name: str) -> Any:

@@ -1,5 +1,7 @@
 """Extensions: features that only some runs need. Each is a class with hooks that the training loop calls."""
 
+from .coherence import Coherence
+from .contrast import Contrast
 from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
@@ -7,6 +9,7 @@ from .judges import Judges
 from .meta_judge import MetaJudge
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
+from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .uncertainty import Uncertainty
 from .visits import Visits
@@ -18,6 +21,9 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "uncertainty": Uncertainty,
     "replay": Replay,
     "visits": Visits,
+    "schedule": RewardSchedule,
+    "contrast": Contrast,
+    "coherence": Coherence,
     "guard": Guard,
     "judges": Judges,
     "meta_judge": MetaJudge,

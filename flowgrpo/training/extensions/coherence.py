@@ -1,0 +1,126 @@
+"""A right answer earns a bonus if it follows from the reasoning before it better than those of its group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core.combination import coherent_rewards
+from ...parts.choice import Choice
+from ...parts.needs import needs
+from ...parts.ranges import Count, Given
+from ...text.cutting import cut_completions
+from ...weights.averages import Ema
+from ..credit.pooling import Batch, Pooled
+from ..distributed.processes import Processes
+from ..reporting.clock import Clock
+from ..text.text_objective import batches_of
+from .extension import Extension, names_a_reward, once, one_round, reported
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ..text.text_policy import Completions, TextPolicy
+
+LIKELIHOOD = "coherence/likelihood"
+
+
+def _of_text(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.task == "text":
+        return []
+    return [
+        "extension coherence asks how likely the tokens of an answer are after the tokens before them, which only a "
+        "causal language model tells; leave the extension out"
+    ]
+
+
+@needs(once, _of_text, names_a_reward, one_round("scores the completions of a prompt together"))
+class Coherence(Extension):
+    """Turns a reward for right answers into a bonus for right answers that follow from their reasoning (GRPO-CARE).
+
+    A slow average of the policy's weights says how likely an answer is after its reasoning: the geometric mean of the
+    probabilities of the tokens after the last `marker`, the end token included. The score of a right completion stays
+    as it is if its likelihood is above the mean of the right completions of its prompt. All other scores become 0 (the
+    consistency bonus of GRPO-CARE, 2506.16141). A completion without the marker, or with nothing after it, gets no
+    bonus. List the reward twice: once as it is, and once under the label that this extension changes, with the weight
+    of the bonus. Metrics and gates have the new score.
+
+    Args:
+        reward: Label (or name) of the reward that becomes the bonus.
+        marker: Text after which the answer stands.
+        at_least: Smallest score of a right completion.
+        decay: What the average keeps of itself at each update.
+        every: The average is updated once in this many iterations. The first update of all copies the weights if it
+            follows the first iteration.
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: str,
+        marker: Annotated[str, Field(min_length=1)] = "<answer>",
+        at_least: float = 1.0,
+        decay: Annotated[float, Field(ge=0, lt=1)] = 0.99,
+        every: Count = 1,
+        recipe: Given[Any],
+        trained: Given[Sequence[str]],
+    ) -> None:
+        self.reward, self.marker, self.at_least = reported(recipe, trained, reward), marker, at_least
+        self.decay, self.every = decay, every
+        self._mean: float | None = None
+
+    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
+        """Take the policy, and begin the average at its weights."""
+        self.policy: TextPolicy = task.policy
+        self.clock, self.part = clock, task.update_part
+        self.average = Ema(task.weights, decay=self.decay, every=self.every, rise=1.0)
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Replace the scores of the reward, and share the likelihoods of the answers."""
+        scores, experience = batch.scores, batch.experience
+        with self.clock.part(self.part), self.average.applied():
+            found = self.likelihoods(experience)
+        batch.columns[LIKELIHOOD] = found.tolist()
+        place, values = scores.names.index(self.reward), scores.values.clone()
+        counted = found.masked_fill(~experience.outcomes, torch.nan)
+        values[:, place] = coherent_rewards(values[:, place], counted, experience.groups, at_least=self.at_least)
+        return replace(batch, scores=replace(scores, values=values))
+
+    @torch.no_grad()
+    def likelihoods(self, completions: Completions) -> Tensor:
+        """[B] likelihoods of the answers under the weights of now, in (0, 1]; NaN for completions without an answer."""
+        texts, ids = completions.samples, completions.sampled.ids
+        cut = cut_completions(texts, ids, self.policy.language.decode, re.escape(self.marker))
+        found = torch.full((len(texts),), torch.nan, dtype=torch.float64)
+        for part in range(completions.updates):
+            for rows in batches_of(completions, part, self.policy.recipe.rollout.tokens):
+                for row, values in zip(rows, self.policy.log_probs(completions, rows)[0]):
+                    last = len(cut.texts[row]) - 1
+                    start = cut.ids[row].index(last) if last in cut.ids[row] else len(ids[row])
+                    # An answer of white space alone is no part of its own, and leaves the marker in the last part.
+                    if last > 0 and self.marker not in cut.texts[row][last] and start < len(ids[row]):
+                        found[row] = values[start : len(ids[row])].double().mean().exp().cpu()
+        return found
+
+    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
+        """Move the average, and keep the mean likelihood for the metrics."""
+        self.average.step()
+        found = torch.tensor(samples.columns[LIKELIHOOD], dtype=torch.float64)
+        self._mean = None if bool(found.isnan().all()) else float(found.nanmean())
+
+    def record(self) -> dict[str, float]:
+        """The mean likelihood of the answers."""
+        return {} if self._mean is None else {"coherence": self._mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average."""
+        return self.average.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a state."""
+        self.average.load_state_dict(state)
