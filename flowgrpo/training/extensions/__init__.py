@@ -1,11 +1,14 @@
 """Extensions: features that only some runs need. Each is a class with hooks that the training loop calls."""
 
 from .curriculum import Curriculum
+from .difficulty import Difficulty
+from .exploration import Exploration
 from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
 from .replay import Replay
 from .shaping import Shaping
+from .teacher import Teacher
 from .uncertainty import Uncertainty
 from .visits import Visits
 
@@ -16,6 +19,9 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "uncertainty": Uncertainty,
     "replay": Replay,
     "visits": Visits,
+    "difficulty": Difficulty,
+    "exploration": Exploration,
+    "teacher": Teacher,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
