@@ -36,14 +36,21 @@ class Target:
     def gaps(self, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, temperature: float) -> Tensor:
         """A `Measure` of the student: the log-probs of the teacher's tokens less that of the token itself.
 
-        Equal completions of a prompt have equal teachers, so it does not matter which of them is scored.
+        Equal completions have one teacher, see `teachers_of`, so it does not matter which of them is scored.
         """
         return relative_logits(logits, ids, self.ids[list(rows), first : first + ids.shape[1]], temperature)
 
 
 def teachers_of(experience: Completions) -> list[list[int] | None]:
-    """The context of each completion's teacher; None for a completion without a teacher."""
-    return [None] * len(experience.samples) if experience.teachers is None else experience.teachers
+    """The context of each completion's teacher; None for a completion without a teacher.
+
+    Completions are scored once if they are equal. So the first of equal completions of a prompt decides.
+    """
+    if experience.teachers is None:
+        return [None] * len(experience.samples)
+    first: dict[tuple[int, ...], list[int] | None] = {}
+    pairs = zip(experience.prompt_of_sample, experience.sampled.ids)
+    return [first.setdefault((p, *ids), own) for (p, ids), own in zip(pairs, experience.teachers)]
 
 
 @torch.no_grad()
