@@ -129,7 +129,7 @@ def test_the_teacher_sees_another_success_of_the_group(small_text: list[str], tm
             assert context == language.encode(f"{e.samples[good[0]]} {before.rows[row // 4].text}")
         seen.add((won, context is None))
     assert ((True, False) in seen) != failed
-    assert {(True, True), (False, False)} <= seen
+    assert (False, False) in seen
 
 
 def test_feedback_is_what_rewards_say_and_braces_stay(small_text: list[str], tmp_path: Path) -> None:

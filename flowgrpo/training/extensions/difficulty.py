@@ -56,7 +56,10 @@ class Difficulty(Extension):
     def samples_scored(self, batch: Batch) -> Batch:
         """Share the column; raises ValueError if a prompt has no number from 0 to 1 in it."""
         if self.column is not None:
-            given = [_share_of(row.columns.get(self.column), self.column, row.place or row.text) for row in batch.rows]
+            given = [
+                _share_of(row.columns.get(self.column), self.column, row.place or f"{row.text!r:.80}")
+                for row in batch.rows
+            ]
             batch.columns[EASE] = [given[p] for p in batch.experience.prompt_of_sample]
         return batch
 
@@ -90,7 +93,7 @@ def _share_of(value: Any, column: str, place: str) -> float:
         found = -1.0
     if not 0 <= found <= 1:
         raise ValueError(
-            f"extension difficulty reads the ease of a prompt from column {column!r}, and {place!r:.80} has "
+            f"extension difficulty reads the ease of a prompt from column {column!r}, and {place} has "
             f"{value!r:.40}; write a number from 0 for hard to 1 for easy"
         )
     return found

@@ -45,8 +45,8 @@ def expert(writer: Writer, *, column: str = "answer", success: float = 0.5, belo
         ids = writer.ids(str(text)) if text not in (None, "") else []
         if not ids:
             raise ValueError(
-                f"form expert reads the expert's text from column {column!r}, and {row.place or row.text!r:.80} has "
-                "none; add it, or name another column"
+                f"form expert reads the expert's text from column {column!r}, and "
+                f"{row.place or f'{row.text!r:.80}'} has none; add it, or name another column"
             )
         ids = [*ids, writer.policy.language.ends[0]]
         found.append(
