@@ -7,13 +7,13 @@ one loss per pair, row or group. The caller adds them up and divides by the coun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from ..parts.ranges import Positive, Share
+from ..parts.ranges import NotNegative, Positive, Share
 from .advantages import as_precise, group_index, sum_by_group
 from .forward_process import arg_extreme
 
@@ -193,10 +193,139 @@ def real(
     return (top + ((-top).exp() + total).log()).view(count, 2).sum(1)
 
 
+def inpo(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor, pairs: Tensor, *, eta: Positive = 0.1, share: Share = 0.5
+) -> Tensor:
+    """`(h - 1 / (2 eta))^2`, a step of self-play towards a Nash policy (INPO, arXiv 2407.00617).
+
+    h is the winner's lead in log-prob less its lead under the mixture of reference and policy that sampled:
+    h = gap(logp) - share gap(ref_logp) - (1 - share) gap(old_logp). With share = tau / eta this is the paper's loss. No
+    win rate is estimated: a preference counts as certain. The loss of a pair is 0 where the lead is 1 / (2 eta), so the
+    winner is not pushed on for ever.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        ref_logp: [B] summed log-probs of the reference.
+        old_logp: [B] summed log-probs of the policy that sampled.
+        pairs: [P, 2] rows of winner and loser.
+        eta: the smaller it is, the further winner and loser part.
+        share: weight of the reference in the mixture; the policy that sampled has the rest.
+
+    Returns:
+        [P].
+
+    Raises:
+        ValueError: If shapes do not match, or an option is out of range.
+    """
+    if not (eta > 0 and 0 <= share <= 1):
+        raise ValueError(f"eta={eta}, share={share}; use eta > 0 and a share from 0 to 1")
+    mixture = share * ref_logp.detach() + (1 - share) * old_logp.detach()
+    return (_gap(logp - mixture, pairs) - 1 / (2 * eta)).square()
+
+
+@per_answer
+def contrastive(
+    logp: Tensor, ref_logp: Tensor, advantages: Tensor, groups: Tensor | Sequence[int], *, beta: Positive = 0.1
+) -> Tensor:
+    """`(d_i - d_j)^2 / (4 beta)` of every two answers of a prompt (CoPG, arXiv 2406.19185).
+
+    d = A - beta log(pi / pi_ref) is the regularised reward of an answer. The value of an answer is the mean over the
+    other answers j of its group. The gradient is that of REINFORCE on d, with the mean d of the other answers as the
+    baseline, whatever policy sampled: there is no importance ratio. For two answers and rewards of 1 and 0, it is IPO.
+    Differences of advantages are differences of rewards only without a scale, so use `advantage.scale: none`.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        ref_logp: [B] summed log-probs of the reference.
+        advantages: [B]; a constant of the group has no influence.
+        groups: [B] integer ids; whole groups.
+        beta: strength of the KL to the reference, above 0.
+
+    Returns:
+        [B]; 0 for an answer that is alone in its group.
+
+    Raises:
+        ValueError: If `beta` is not positive or shapes do not match.
+    """
+    if not beta > 0:
+        raise ValueError(f"`beta` is {beta}; use a positive strength of the KL")
+    if logp.dim() != 1 or advantages.shape != logp.shape or ref_logp.shape != logp.shape:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `ref_logp` {tuple(ref_logp.shape)}, `advantages` "
+            f"{tuple(advantages.shape)}; give all as (B,)"
+        )
+    index, _ = group_index(groups, len(logp), logp.device)
+    value = advantages.detach().to(logp) - beta * (logp - ref_logp.detach())
+    others = (index[:, None] == index[None, :]).fill_diagonal_(False)
+    squares = torch.where(others, (value[:, None] - value[None, :]).square(), 0.0)
+    return squares.sum(1) / others.sum(1).clamp(min=1) / (4 * beta)
+
+
+def disco(
+    logp: Tensor,
+    lengths: Tensor,
+    log_ratio: Tensor,
+    correct: Tensor,
+    groups: Tensor | Sequence[int],
+    *,
+    tau: Positive = 1.0,
+    score: Literal["likelihood", "ratio"] = "likelihood",
+    beta: NotNegative = 1000.0,
+    delta: NotNegative = 1e-4,
+) -> Tensor:
+    """Correct answers should score above the hardest wrong ones, within a bound on the KL (DisCO, arXiv 2505.12366).
+
+    The loss of a group is the mean over its correct answers i of tau log(mean over the wrong answers j of
+    e^((s_j - s_i) / tau)), so a wrong answer counts more if it is likelier (distributionally robust optimisation). A
+    question's difficulty is no weight: a group counts the same, however many of its answers are correct. To it
+    `beta max(0, KL - delta)^2` is added, where KL is the mean of -log r over the answers of the group, an estimate of
+    the KL per token from the policy that sampled.
+
+    Args:
+        logp: [B] summed log-probs, with gradient.
+        lengths: [B] numbers of columns, at least 1.
+        log_ratio: [B] with gradient: mean log-ratio of a row to the policy that sampled.
+        correct: [B] bool.
+        groups: [B] integer ids; whole groups.
+        tau: temperature, above 0; with a small one, the likeliest wrong answer alone counts.
+        score: s is the mean log-prob of a row, or its ratio e^log_ratio.
+        beta: price of the KL beyond `delta`.
+        delta: KL in nats per token that costs nothing.
+
+    Returns:
+        [M], one loss per group in the order of their ids. A group without a correct or without a wrong answer has only
+        the price of its KL.
+
+    Raises:
+        ValueError: If an option is out of range or shapes do not match.
+    """
+    if not (tau > 0 and beta >= 0 and delta >= 0):
+        raise ValueError(f"tau={tau}, beta={beta}, delta={delta}; use tau > 0, and beta, delta >= 0")
+    if logp.dim() != 1 or correct.shape != logp.shape or log_ratio.shape != logp.shape:
+        raise ValueError(
+            f"`logp` has shape {tuple(logp.shape)}, `log_ratio` {tuple(log_ratio.shape)}, `correct` "
+            f"{tuple(correct.shape)}; give all as (B,)"
+        )
+    index, count = group_index(groups, len(logp), logp.device)
+    right = correct.bool()
+    scores = logp / lengths.to(logp) if score == "likelihood" else log_ratio.exp()
+    against = (index[:, None] == index[None, :]) & ~right[None, :]
+    judged = right & against.any(1)
+    hard = torch.where(against[judged], scores[None, :] / tau, -torch.inf).logsumexp(1)
+    lost = tau * (hard - against[judged].sum(1).to(hard).log()) - scores[judged]
+    totals = sum_by_group(torch.stack([lost, torch.ones_like(lost)], 1), index[judged], count)
+    drift = sum_by_group(torch.stack([-log_ratio, torch.ones_like(log_ratio)], 1), index, count)
+    excess = (drift[:, 0] / drift[:, 1] - delta).relu()
+    return totals[:, 0] / totals[:, 1].clamp(min=1) + beta * excess.square()
+
+
 ANSWER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "dpo": dpo,
     "simpo": simpo,
     "regression": group_regression,
     "real": real,
+    "contrastive": contrastive,
+    "disco": disco,
+    "inpo": inpo,
 }
 """`loss(logp, ..., *, ...) -> [n]`: a run passes the parameters before the `*` by name."""

@@ -47,6 +47,44 @@ def token_log_probs(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Te
     return found
 
 
+@torch.no_grad()
+def own_curvature(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """[B, T] curvature of a token's log-likelihood along its own gradient, in float32 and without a gradient.
+
+    The gradient of log p(y) in the logits is u = e_y - p, and minus its second derivative is the Fisher matrix F =
+    diag(p) - p p^T. The result is u^T F u, which is the variance of u under p: from 0 to 27/64.
+
+    Args:
+        logits: [B, K, V], K at least T; the logits of token t are at t.
+        ids: [B, T].
+        temperature: logits are divided by it; the gradient is in the divided logits.
+    """
+    found = torch.empty(ids.shape, dtype=torch.float32, device=logits.device)
+    for place in _places(logits, ids):
+        p = tempered(logits[place].float(), temperature).softmax(-1)
+        u = -p
+        u.scatter_add_(-1, ids[place][..., None], torch.ones_like(u[..., :1]))
+        mean = (p * u).sum(-1, keepdim=True)
+        found[place] = (p * (u - mean).square()).sum(-1)
+    return found
+
+
+def relative_logits(logits: Tensor, ids: Tensor, others: Tensor, temperature: float = 1.0) -> Tensor:
+    """[B, T, K] log-probs of tokens `others` less the log-prob of the token in `ids`, float32, with a gradient.
+
+    Added to `token_log_probs`, they are the log-probs of these tokens. Only the chosen logits are copied.
+
+    Args:
+        logits: [B, N, V], N at least T; the logits of token t are at t.
+        ids: [B, T].
+        others: [B, T, K] ids of tokens.
+        temperature: logits are divided by it.
+    """
+    near = logits[:, : ids.shape[1]]
+    gap = near.gather(-1, others).float() - near.gather(-1, ids[..., None]).float()
+    return tempered(gap, temperature)
+
+
 class _TokenLogProbs(torch.autograd.Function):
     """`x[id] - logsumexp(x)`, with the gradient `onehot - softmax(x)`, of a few positions at a time."""
 

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from .curvature import capo
+from .entropy_guided import hapo
 from .offpolicy import MORE_SURROGATES
 from .pooled_ratios import sspo
 from .surrogates import SURROGATES as CLASSIC
 from .surrogates import clip_nats
 
-SURROGATES: dict[str, Callable[..., Tensor]] = {**CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo}
+SURROGATES: dict[str, Callable[..., Tensor]] = {
+    **CLASSIC, "clip_nats": clip_nats, **MORE_SURROGATES, "sspo": sspo, "hapo": hapo, "capo": capo,
+}  # fmt: skip
 """`surrogate(log_ratio [B, T], adv, logp, mask, *, ...) -> [B, T]`."""

@@ -1,7 +1,8 @@
 """Penalties of tokens. A penalty times its weight is added to the loss of the tokens.
 
 A run passes the parameters before the `*` by name: `logp` [R, T] with gradient, `ref_logp` of the reference, `old_logp`
-of the policy that sampled, `mask`, and `adv` [R] or [R, T]. All penalties return [R, T].
+of the policy that sampled, `mask`, and `adv` [R] or [R, T]. A run of a causal model also passes `entropy` [R, T], in
+nats and without gradient. All penalties return [R, T].
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ..parts.needs import needs, several_updates
+from ..parts.ranges import Count, NotNegative, Share
+from .entropy_guided import window_means
 from .guards import likelihood_guard
 from .objectives import kl as kl_estimate
 
@@ -41,5 +45,35 @@ def llds(logp: Tensor, old_logp: Tensor, mask: Tensor, adv: Tensor, *, rows: Lit
     return likelihood_guard(logp, old_logp, mask, adv if rows == "good" else None)
 
 
-TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {"kl": kl, "llds": llds}
+def window_kl(
+    logp: Tensor,
+    ref_logp: Tensor,
+    entropy: Tensor,
+    mask: Tensor,
+    *,
+    kind: Literal["k2", "k3+"] = "k2",
+    window: Count = 4,
+    threshold: NotNegative = 1.0,
+    relaxed: Share = 0.1,
+) -> Tensor:
+    """KL divergence to the reference, relaxed where the policy stays uncertain for several tokens (ARES, 2510.08457).
+
+    A token triggers exploration if the mean entropy of a window that begins at it is above the threshold. The entropy
+    of one token alone is noisy, and the mean is not.
+
+    Args:
+        logp: [R, T] with gradient.
+        ref_logp: [R, T].
+        entropy: [R, T] in nats.
+        mask: [R, T].
+        kind: as for penalty `kl`.
+        window: tokens of a window; at the end of a completion there are fewer.
+        threshold: mean entropy in nats above which a token triggers exploration.
+        relaxed: share of the penalty that is left at such a token.
+    """
+    trigger = window_means(entropy, mask, window) > threshold
+    return torch.where(trigger, relaxed, 1.0) * kl_estimate(logp, ref_logp, kind)
+
+
+TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {"kl": kl, "llds": llds, "window_kl": window_kl}
 """`penalty(logp, ..., *, ...) -> [R, T]`."""

@@ -24,6 +24,7 @@ OFFERED = {
     "noiseless": "none of its steps has noise",
     "neighbours": "it trains steps without noise, as choices among neighbours",
     "divergence": "it tells how far the policy has moved since it last saw a prompt",
+    "teachers": "it gives completions a context in which the policy teaches itself",
     "multipliers": "it finds the weights of rewards with `at_least`",
 }
 """What a part may offer to other parts, each with a description of the part."""

@@ -9,7 +9,7 @@ completion that has ended leaves the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from ..core.addressing import address
 from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
 from .model import LanguageModel
+
+Temperature = float | Callable[[Tensor], Tensor]
+"""A number, or a function from the logits [B, V] of the next tokens to temperatures [B] above 0."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Sampler(Protocol):
         keys: Sequence[int],
         *,
         max_tokens: int,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Sampled:
@@ -93,7 +96,7 @@ def sample_completions(
     keys: Sequence[int],
     *,
     max_tokens: int,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Sampled:
@@ -105,7 +108,7 @@ def sample_completions(
         owner: [B] the index of each completion's prompt, in rising order.
         keys: B seeds, one for the uniform numbers of each completion.
         max_tokens: length of the longest completion, end token included.
-        temperature: logits are divided by it; 0 takes the likeliest token.
+        temperature: logits are divided by it, or by what it makes of them; 0 takes the likeliest token.
         top_k: sample only from this many likeliest tokens.
         top_p: sample only from the likeliest tokens that together have this mass.
 
@@ -132,7 +135,11 @@ def sample_completions(
             token = logits.argmax(-1)[state]
             chance = torch.zeros(len(token))
         else:
-            likely = filtered(tempered(logits, temperature), top_k, top_p)
+            if callable(temperature):
+                scaled = logits / temperature(logits)[:, None].to(logits)
+            else:
+                scaled = tempered(logits, temperature)
+            likely = filtered(scaled, top_k, top_p)
             token, chance = pick(likely[state], uniform[alive.cpu(), t])
         stops = torch.isin(token, ends)
         for row, one, p, stop in zip(alive.tolist(), token.tolist(), chance.tolist(), stops.tolist()):

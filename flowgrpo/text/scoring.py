@@ -30,6 +30,12 @@ def right_padded_values(rows: Sequence[Sequence[float]], device: torch.device) -
     return torch.tensor([list(row) + [0.0] * (width - len(row)) for row in rows], device=device)
 
 
+Measure = Callable[[Tensor, Tensor, Sequence[int], int], Tensor]
+"""`measure(logits [R, N, V], ids [R, T], rows, first) -> [R, T, ...]`: something of each token, from its logits.
+
+N is T or more, and the logits of token t are at t. `rows` are R places among the completions that are scored. The
+tokens are those from the number `first` of their completions on. Completions that are scored once have one place."""
+
 CHUNK = 4096
 LEAST = -1e4  # its exp is 0
 
@@ -43,18 +49,21 @@ class Statistics:
         mask: [B, T] bool, the tokens that are not padding.
         entropy: [B, T] entropy of the distribution of each token, in nats, 0 in the padding; None if it was not asked
             for.
+        measured: [B, T, ...] what a `Measure` found, any value in the padding; None if nothing was measured.
     """
 
     log_probs: Tensor
     mask: Tensor
     entropy: Tensor | None
+    measured: Tensor | None = None
 
     def repeated(self, rows: Sequence[int]) -> Statistics:
         """The statistics of [C] completions from the B different ones; `rows` [C] says which one each of them is."""
         # The gradient of an index is summed in a fixed order on every device; the gradient of index_select is not.
         index = torch.tensor(list(rows), device=self.mask.device)
         spread = None if self.entropy is None else self.entropy[index]
-        return Statistics(self.log_probs[index], self.mask[index], spread)
+        measured = None if self.measured is None else self.measured[index]
+        return Statistics(self.log_probs[index], self.mask[index], spread, measured)
 
 
 def completion_log_probs(
@@ -82,6 +91,7 @@ def completion_statistics(
     temperature: float = 1.0,
     shared_prefix: bool = True,
     entropy: bool = False,
+    measure: Measure | None = None,
 ) -> Statistics:
     """Log-probs of completions, and the entropies of the distributions of their tokens.
 
@@ -98,15 +108,17 @@ def completion_statistics(
         shared_prefix: whether to encode each prompt, and each of its different completions, only once.
         entropy: whether to compute entropies. They are over all tokens at the temperature, without the filters of the
             sampler.
+        measure: what else to find out about each token from its logits.
     """
+    places: Sequence[int] = range(len(completions))
     if shared_prefix:
         places, inverse = _different(completions, owner)
         if len(places) < len(completions):
             completions, owner = [completions[k] for k in places], [owner[k] for k in places]
-            once = _statistics(language, prompts, completions, owner, temperature, _shared, entropy)
+            once = _statistics(language, prompts, completions, owner, temperature, _shared, entropy, measure, places)
             return once.repeated(inverse)
     through = _shared if shared_prefix else _plain
-    return _statistics(language, prompts, completions, owner, temperature, through, entropy)
+    return _statistics(language, prompts, completions, owner, temperature, through, entropy, measure, places)
 
 
 def _different(completions: Sequence[Sequence[int]], owner: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -129,6 +141,8 @@ def _statistics(
     temperature: float,
     through: Callable[..., list[Tensor]],
     entropy: bool,
+    measure: Measure | None,
+    places: Sequence[int],
 ) -> Statistics:
     device = next(language.model.parameters()).device
     ids, mask = right_padded(completions, language.pad, device)
@@ -136,7 +150,7 @@ def _statistics(
     rows = torch.tensor(list(owner), device=device)
     parts = through(language.model, heads, head_mask, rows, ids, mask)
     # One number a token is joined, and not its logits, which would be in memory twice.
-    starts = itertools.accumulate((logits.shape[1] for logits in parts), initial=0)
+    starts = list(itertools.accumulate((logits.shape[1] for logits in parts), initial=0))
     # The last logits of a whole sequence belong to no token. A cut would copy all the others.
     wanted = [ids[:, first : first + part.shape[1]] for first, part in zip(starts, parts)]
     log_probs = torch.cat([token_log_probs(part, of, temperature) for part, of in zip(parts, wanted)], dim=1)
@@ -146,7 +160,10 @@ def _statistics(
             [token_entropies(part, temperature)[:, : of.shape[1]] for part, of in zip(parts, wanted)], dim=1
         )
         spread = torch.where(mask, entropies, 0.0)
-    return Statistics(found, mask, spread)
+    if measure is None:
+        return Statistics(found, mask, spread)
+    values = [measure(part, of, places, first) for part, of, first in zip(parts, wanted, starts)]
+    return Statistics(found, mask, spread, torch.cat(values, dim=1))
 
 
 def _plain(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Tensor, mask: Tensor) -> list[Tensor]:

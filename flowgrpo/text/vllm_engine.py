@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from .model import LanguageModel, merged_weights
-from .sampling import Sampled
+from .sampling import Sampled, Temperature
 
 SHARE = 0.3
 """Share of the accelerator's memory for vLLM if the recipe gives none. The trainer needs the rest."""
@@ -75,11 +75,17 @@ class VllmEngine:
         keys: Sequence[int],
         *,
         max_tokens: int,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Sampled:
-        """Complete prompts with the current weights of the model; the arguments are those of `sample_completions`."""
+        """Complete prompts with the current weights of the model; the arguments are those of `sample_completions`.
+
+        Raises:
+            ValueError: the temperature is a function.
+        """
+        if callable(temperature):
+            raise ValueError("vLLM samples a completion at one temperature; use generation.engine transformers")
         self.synchronise(language.model)
         ends = language.ends
         filters = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}

@@ -173,7 +173,11 @@ def _pictured(row: PromptRow, given: Path | list[Path]) -> PromptRow:
 
 def templated(row: PromptRow, template: str) -> PromptRow:
     """A prompt within a template; in a conversation, the last message is put into the template."""
-    text = template.replace(PROMPT, row.text)
+    return worded(row, template.replace(PROMPT, row.text))
+
+
+def worded(row: PromptRow, text: str) -> PromptRow:
+    """A prompt with another text; in a conversation, it is the text of the last message."""
     if row.messages is None:
         return replace(row, text=text)
     *before, last = row.messages

@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from flowgrpo.core.answer_losses import bradley_terry, dpo, group_regression, pairs_of, real, simpo
+from flowgrpo.core.answer_losses import (
+    bradley_terry,
+    contrastive,
+    disco,
+    dpo,
+    group_regression,
+    inpo,
+    pairs_of,
+    real,
+    simpo,
+)
 from flowgrpo.core.forward_process import Noised, flow_dpo
 
 NAN = math.nan
@@ -155,6 +165,61 @@ def test_a_gradient_of_real_is_bounded_however_wrong_the_row():
     torch.testing.assert_close(grad, double([-4.0, 4.0, 0.0]))
 
 
+def test_inpo_by_hand():
+    """The lead of the first winner is 2.0, of the mixture 0.25 * 1.0 + 0.75 * 0.4 = 0.55."""
+    logp = double([-1.0, -2.0, -3.0]).requires_grad_()
+    ref, old = double([-4.0, 0.0, -5.0]), double([-2.6, -1.0, -3.0])
+    loss = inpo(logp, ref, old, torch.tensor([[0, 2]]), eta=0.5, share=0.25)
+    torch.testing.assert_close(loss.detach(), double([(2.0 - 0.55 - 1.0) ** 2]))
+    loss.sum().backward()
+    torch.testing.assert_close(logp.grad, double([0.9, 0.0, -0.9]))
+    still = inpo(double([-1.0, -2.0]), double([-9.0, -9.5]), double([-1.0, -2.0]), torch.tensor([[0, 1]]), share=0.0)
+    torch.testing.assert_close(still, double([25.0]))  # where the policy sampled, the lead is 0 and the goal 5
+
+
+def test_contrastive_is_reinforce_on_regularised_rewards_off_policy():
+    """d is 0.7, -0.1 and 0.3, and the fourth answer is alone."""
+    logp, ref = double([-2.0, -3.0, -1.0, -7.0]).requires_grad_(), double([-5.0, -2.0, -8.0, 0.0])
+    loss = contrastive(logp, ref, double([1.0, -0.2, 1.0, 4.0]), [7, 7, 7, 2], beta=0.1)
+    near, far = (0.4**2) / 0.4, (0.8**2) / 0.4
+    torch.testing.assert_close(loss.detach(), double([(far + near) / 2, (far + near) / 2, near, 0.0]))
+    (grad,) = torch.autograd.grad(loss.sum(), logp)
+    torch.testing.assert_close(grad, double([-(0.7 - 0.1), -(-0.1 - 0.5), 0.0, 0.0]))
+
+
+def test_contrastive_of_two_answers_is_ipo():
+    """Half of the reference's margin 1 / beta is not enough, and the whole margin is."""
+    ref, rewards = double([-2.0, -2.0]), double([1.0, 0.0])
+    half = contrastive(double([0.5, -2.0]), ref, rewards, [0, 0], beta=0.2)
+    torch.testing.assert_close(half, double([0.2 * (2.5 - 5.0) ** 2 / 4] * 2))
+    whole = contrastive(double([3.0, -2.0]), ref, rewards, [0, 0], beta=0.2)
+    torch.testing.assert_close(whole, double([0.0, 0.0]))
+
+
+def test_disco_by_hand():
+    """Two correct and two wrong answers, then a group without a wrong one, whose KL is 0.4 above delta."""
+    logp = double([-2.0, -3.0, -4.0, -1.0, -6.0]).requires_grad_()
+    lengths, right = torch.tensor([2, 1, 4, 2, 3]), torch.tensor([True, True, False, False, True])
+    moved = double([0.1, -0.1, 0.0, 0.0, -0.5]).requires_grad_()
+    loss = disco(logp, lengths, moved, right, [4, 4, 4, 4, 9], tau=0.5, beta=10.0, delta=0.1)
+    hard = 0.5 * math.log((math.exp(-1 / 0.5) + math.exp(-0.5 / 0.5)) / 2)
+    torch.testing.assert_close(loss.detach(), double([hard - (-1.0 - 3.0) / 2, 10 * 0.4**2]))
+    by_score, by_ratio = torch.autograd.grad(loss.sum(), (logp, moved))
+    likely = sigmoid((-0.5 + 1) / 0.5)  # the share of the likelier wrong answer
+    torch.testing.assert_close(by_score, double([-0.5 / 2, -0.5 / 1, (1 - likely) / 4, likely / 2, 0.0]))
+    torch.testing.assert_close(by_ratio, double([0.0, 0.0, 0.0, 0.0, -2 * 10 * 0.4]))
+
+
+def test_disco_does_not_weigh_a_group_by_its_difficulty():
+    right = torch.tensor([True, False, False, False, True, True, True, False])
+    scores, ones, groups = torch.zeros(8, dtype=torch.float64).requires_grad_(), torch.ones(8), [0] * 4 + [1] * 4
+    loss = disco(scores, ones, torch.zeros(8, dtype=torch.float64), right, groups, delta=0.0)
+    (grad,) = torch.autograd.grad(loss.sum(), scores)
+    assert [grad[right][:1].sum().item(), grad[right][1:].sum().item()] == pytest.approx([-1.0, -1.0])
+    far = disco(scores.detach(), ones, double([math.log(2)] * 8), right, groups, score="ratio", beta=0.0)
+    torch.testing.assert_close(far, double([0.0, 0.0]))
+
+
 @pytest.mark.parametrize(
     "loss",
     [
@@ -163,6 +228,9 @@ def test_a_gradient_of_real_is_bounded_however_wrong_the_row():
         lambda x: group_regression(x, double([0.1] * 5), double(SCORES), [0, 0, 1, 1, 1]).sum(),
         lambda x: real(x, CORRECT, [0, 0, 1, 1, 1]).sum(),
         lambda x: real(x, CORRECT, [0, 0, 1, 1, 1], each=True).sum(),
+        lambda x: inpo(x, double([0.1] * 5), double(SCORES[::-1]), PAIRS).sum(),
+        lambda x: contrastive(x, double([0.1] * 5), double(SCORES[::-1]), [0, 0, 1, 1, 1]).sum(),
+        lambda x: disco(x, torch.arange(1, 6), x - 0.3, CORRECT, [0, 0, 1, 1, 1], delta=0.05).sum(),
     ],
 )
 def test_gradients_are_those_of_finite_differences(loss):
@@ -181,6 +249,12 @@ def test_gradients_are_those_of_finite_differences(loss):
         (lambda: group_regression(torch.zeros(1), torch.zeros(1), torch.zeros(1), [0], beta=0.0), "`beta` is 0.0"),
         (lambda: real(torch.zeros(1), CORRECT[:1], [0], tau=0.0), "`tau` is 0.0"),
         (lambda: real(torch.zeros(1), CORRECT, [0]), r"`correct` \(5,\)"),
+        (lambda: inpo(torch.zeros(3), torch.zeros(3), torch.zeros(3), PAIRS, eta=0.0), "eta=0.0, share=0.5"),
+        (lambda: inpo(torch.zeros(3), torch.zeros(3), torch.zeros(3), PAIRS[0]), r"`pairs` \(2,\)"),
+        (lambda: contrastive(torch.zeros(1), torch.zeros(1), torch.zeros(1), [0], beta=0.0), "`beta` is 0.0"),
+        (lambda: contrastive(torch.zeros(2), torch.zeros(1), torch.zeros(2), [0, 0]), r"`ref_logp` \(1,\)"),
+        (lambda: disco(*[torch.ones(1)] * 3, CORRECT[:1], [0], tau=0.0), "tau=0.0, beta=1000.0"),
+        (lambda: disco(*[torch.ones(1)] * 3, CORRECT, [0]), r"`correct` \(5,\)"),
     ],
 )
 def test_bad_input_is_named(call, words):

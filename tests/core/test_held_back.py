@@ -33,8 +33,10 @@ CASES = {
     "dhpo/both": partial(SURROGATES["dhpo"], mix=(UNITS / 2).double(), row_low=0.2, row_high=0.3),
     "units": per_unit(partial(clip, low=0.3), UNITS),
     "sspo": partial(SURROGATES["sspo"], units=UNITS, entropy=ENTROPY, mean_entropy=0.5),
+    "hapo": partial(SURROGATES["hapo"], entropy=ENTROPY, mean_entropy=0.5),
+    "capo": partial(SURROGATES["capo"], curvature=ENTROPY / 2, limit=0.2),
 }
-BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo")
+BOUNDED = ("clip", "clip_nats", "gmpo", "bapo", "dcpo", "rec", "dhpo", "units", "sspo", "hapo", "capo")
 LIMITED = ("sapo", "r2vpo", "nft")
 """Beyond the limit of what is computed they have no gradient."""
 

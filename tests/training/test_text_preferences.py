@@ -71,7 +71,7 @@ def test_the_first_gradient(random_language_folder: Path, tmp_path: Path, form: 
         assert torch.allclose(one, other, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("form", ["dpo", "simpo", "regression", "real"])
+@pytest.mark.parametrize("form", ["dpo", "simpo", "regression", "real", "contrastive", "disco", "inpo"])
 def test_a_step_raises_what_it_should(random_language_folder: Path, tmp_path: Path, form: str) -> None:
     more = ("optimizer.learning_rate=1e-3", "optimizer.weight_decay=0.0")
     trainer = trainer_of(random_language_folder, tmp_path / "run", answers(form), *more)
@@ -88,7 +88,7 @@ def test_a_step_raises_what_it_should(random_language_folder: Path, tmp_path: Pa
     record = trainer.update(e, advantages)
     assert record["ratio/first_error"] == 0.0
     assert gap() > before
-    if form in ("dpo", "simpo"):
+    if form in ("dpo", "simpo", "inpo"):
         assert record["pairs"] == 1.0
 
 

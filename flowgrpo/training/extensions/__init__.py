@@ -3,6 +3,8 @@
 from .coherence import Coherence
 from .contrast import Contrast
 from .curriculum import Curriculum
+from .difficulty import Difficulty
+from .exploration import Exploration
 from .extension import Extension
 from .guard import Guard
 from .judges import Judges
@@ -11,6 +13,7 @@ from .multipliers import ConstraintMultipliers
 from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
+from .teacher import Teacher
 from .uncertainty import Uncertainty
 from .visits import Visits
 
@@ -24,6 +27,9 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "schedule": RewardSchedule,
     "contrast": Contrast,
     "coherence": Coherence,
+    "difficulty": Difficulty,
+    "exploration": Exploration,
+    "teacher": Teacher,
     "guard": Guard,
     "judges": Judges,
     "meta_judge": MetaJudge,

@@ -13,9 +13,11 @@ from ...core.answer_losses import dpo, pairs_of
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, choices
 from ...parts.needs import needs
+from .distilled_objective import DistilledObjective
+from .expert_objective import GuidedObjective
 from .part_ratios import PartRatios
 from .text_objective import ScoredTokens, TextObjective
-from .token_objective import PENALISED, TokenObjective
+from .token_objective import OF_TEXT, TokenObjective
 
 if TYPE_CHECKING:
     # These import the libraries of models, and a recipe is read without them.
@@ -122,7 +124,12 @@ class AnswerObjective(TextObjective):
         return loss, metrics
 
 
-TEXT_OBJECTIVES: dict[str, type[TextObjective]] = {"tokens": TokenObjective, "answers": AnswerObjective}
+TEXT_OBJECTIVES: dict[str, type[TextObjective]] = {
+    "tokens": TokenObjective,
+    "answers": AnswerObjective,
+    "distilled": DistilledObjective,
+    "guided": GuidedObjective,
+}
 """`objective(recipe, policy, controls, *, ...)`: a class with the methods of `TextObjective`."""
 
 
@@ -158,7 +165,7 @@ def tried(recipe: TextRecipe) -> None:
         values |= {"correct": torch.tensor([True, False]), "groups": nothing.long(), "pairs": torch.tensor([[0, 1]])}
         count = (2,) if _per_answer(loss.target) else (1,)
         _shaped(answered(loss.make(), _known(values)), count, loss, "one value for each pair, prompt or marked answer")
-    columns = dict.fromkeys(PENALISED, column) | {"mask": torch.ones(2, 1, dtype=torch.bool), "adv": nothing}
+    columns = dict.fromkeys(OF_TEXT, column) | {"mask": torch.ones(2, 1, dtype=torch.bool), "adv": nothing}
     for penalty in recipe.penalties:
         _shaped(answered(penalty.make(), _known(columns)), (2, 1), penalty, "one value for each token")
 

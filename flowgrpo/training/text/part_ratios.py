@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from .text_policy import Completions
 
 
-GIVEN = ("units", "entropy", "mean_entropy")
-"""What a surrogate of text may ask for: numbers of parts [R, T], entropies [R, T] when sampled, and their mean."""
+GIVEN = ("units", "entropy", "mean_entropy", "curvature")
+"""What a surrogate of text may ask for: numbers of parts [R, T], entropies [R, T] when sampled, their mean, and the
+curvature [R, T] of the log-likelihood of each token along its own gradient, see `core.categorical.own_curvature`."""
 
 
 class PartRatios:
@@ -32,6 +33,7 @@ class PartRatios:
 
     Attributes:
         guided: whether the surrogate asks for the entropy of the policy before the weights moved.
+        curved: whether the surrogate asks for the curvature of the policy as it is.
 
     Raises:
         ValueError: an option of the surrogate is out of range.
@@ -41,10 +43,11 @@ class PartRatios:
         self._pooled, self._even = level == "part", reduce == "part"
         self._asks = given_names(surrogate.func if isinstance(surrogate, partial) else surrogate)
         self.guided = "entropy" in self._asks or "mean_entropy" in self._asks
+        self.curved = "curvature" in self._asks
         self._entropy: dict[int, Tensor] = {}
         self._mean: Tensor | float = 1.0
         nothing = torch.zeros(1, 1)
-        given = {"units": nothing.long(), "entropy": nothing, "mean_entropy": 1.0}
+        given = {"units": nothing.long(), "entropy": nothing, "mean_entropy": 1.0, "curvature": nothing}
         plain = partial(surrogate, **{name: given[name] for name in self._asks if name in given})
         plain(nothing, torch.ones(1), nothing, torch.ones(1, 1, dtype=torch.bool))
 
@@ -80,15 +83,18 @@ class PartRatios:
         """Take the mean entropy of an optimizer step from the sums of `entropies`."""
         self._mean = sums[0] / sums[1].clamp(min=1)
 
-    def surrogate(self, plain: Callable[..., Tensor], units: Tensor, batch: Sequence[int]) -> Callable[..., Tensor]:
+    def surrogate(
+        self, plain: Callable[..., Tensor], units: Tensor, batch: Sequence[int], curvature: Tensor | None = None
+    ) -> Callable[..., Tensor]:
         """The surrogate of a batch.
 
         Args:
             plain: the surrogate of tokens.
             units: [R, T], see `units_of`.
             batch: R rows of the rollout.
+            curvature: [R, T]; needed only if the surrogate asks for it.
         """
-        given: dict[str, Any] = {"units": units, "mean_entropy": self._mean}
+        given: dict[str, Any] = {"units": units, "mean_entropy": self._mean, "curvature": curvature}
         if "entropy" in self._asks:
             given["entropy"] = torch.stack([self._entropy[row] for row in batch])
         made = partial(plain, **{name: given[name] for name in self._asks}) if self._asks else plain

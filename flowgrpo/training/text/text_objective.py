@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.diagnostics import step_statistics
 from ...core.surrogates import per_column
-from ...text.scoring import right_padded_values
+from ...text.scoring import Measure, right_padded_values
 from ..losses.objective import Outcome
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class ScoredTokens:
         advantage: [R], or [R, T] where tokens have advantages of their own.
         entropy: [R, T] with a gradient; None if the recipe does not use it.
         weight: [R, T] weights of tokens; None if all tokens have the same weight.
+        measured: [R, T, ...] what the objective measures of each token; None if it measures nothing.
     """
 
     batch: list[int]
@@ -44,6 +45,7 @@ class ScoredTokens:
     advantage: Tensor
     entropy: Tensor | None = None
     weight: Tensor | None = None
+    measured: Tensor | None = None
 
 
 def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list[int]]:
@@ -151,10 +153,15 @@ class TextObjective(ABC):
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, ratio.abs().max().cpu())
 
+    def _measure(self, experience: Completions, batch: list[int]) -> Measure | None:
+        """What is measured of the tokens of a batch beside their log-probs; None for nothing."""
+        return None
+
     def _scored(
         self, experience: Completions, batch: list[int], advantages: Tensor, keep: Tensor | None
     ) -> ScoredTokens:
-        found = self.policy.statistics(experience, batch, entropy=self.entropy_now)
+        measure = self._measure(experience, batch)
+        found = self.policy.statistics(experience, batch, entropy=self.entropy_now, measure=measure)
         log_probs, mask = found.log_probs, found.mask
         mask = mask & (self._counted(experience, keep)[batch, None] & experience.trained(batch)).to(mask.device)
         old = torch.stack([self._before[row] for row in batch]) if self._before else log_probs.detach()
@@ -163,7 +170,9 @@ class TextObjective(ABC):
         advantage = advantages[batch]
         if advantage.dim() == 2:
             advantage = advantage[:, : mask.shape[1]]
-        return ScoredTokens(batch, log_probs, old, mask, gap, advantage, found.entropy)
+        return ScoredTokens(
+            batch, log_probs, old, mask, gap, advantage, found.entropy, measured=found.measured
+        )  # fmt: skip
 
     @abstractmethod
     def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from ...pipelines.experience import part_bounds
 from ...text.cutting import CUTS, Parts, cut_completions
 from ...text.model import LanguageModel, LanguageWeights
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
-from ...text.scoring import Statistics, completion_statistics
+from ...text.scoring import Measure, Statistics, completion_statistics
 from ..data import PromptRow
 from ..distributed.processes import Processes
 
@@ -41,6 +41,8 @@ class Completions:
         own: B lists that say which tokens the policy drew, and are trained; all tokens if left out.
         counted: whether each completion is compared and trained; all are if left out.
         told: what the index of samples says about each completion.
+        teachers: for each completion, token ids that precede it when the policy is its own teacher, or None if it has
+            no teacher; no completion has one if left out.
     """
 
     prompts: list[list[int]]
@@ -55,6 +57,7 @@ class Completions:
     own: list[list[bool]] | None = None
     counted: list[bool] | None = None
     told: list[dict[str, Any]] | None = None
+    teachers: list[list[int] | None] | None = None
     columns: int = field(default=STRETCHES, init=False)
 
     def part(self, update: int) -> tuple[int, int]:
@@ -259,8 +262,13 @@ class TextPolicy:
         found = self.statistics(completions, rows)
         return found.log_probs, found.mask
 
-    def statistics(self, completions: Completions, rows: Sequence[int], *, entropy: bool = False) -> Statistics:
-        """Log-probs of some completions, and with `entropy` also entropies, at the temperature of sampling."""
+    def statistics(
+        self, completions: Completions, rows: Sequence[int], *, entropy: bool = False, measure: Measure | None = None
+    ) -> Statistics:
+        """Log-probs of some completions, and with `entropy` also entropies, at the temperature of sampling.
+
+        For a `measure`, the places of completions are places in `rows`.
+        """
         whole = completions.contexts is None
         owners = [completions.prompt_of_sample[row] if whole else tuple(completions.context(row)) for row in rows]
         known = {owner: completions.context(row) for owner, row in zip(owners, rows)}
@@ -275,4 +283,5 @@ class TextPolicy:
             # A backward pass that recomputes activations cannot use the cache of a shared prefix.
             shared_prefix=model.shared_prefix and not model.gradient_checkpointing,
             entropy=entropy,
+            measure=measure,
         )

@@ -12,17 +12,18 @@ from pydantic import Field
 from torch import Tensor
 
 from ...configs.sections import BalanceConfig, EntropyConfig, VarianceConfig
+from ...core.categorical import own_curvature
 from ...core.corrections import Correction, auto
 from ...core.guards import ALIGNMENTS, confident_rows, conflict_weights
 from ...core.objectives import held_columns, policy_loss
 from ...core.offpolicy import r2vpo, ratio_variance
 from ...core.surrogates import clip, per_column
 from ...core.token_penalties import TOKEN_PENALTIES
-from ...parts.asked import answered, not_given
+from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, given_names
 from ...parts.needs import Need, needs
 from ...parts.ranges import Positive
-from ...text.scoring import right_padded
+from ...text.scoring import Measure, right_padded
 from ..balance import Balance
 from ..controls import Controls, moves
 from .part_ratios import GIVEN, PartRatios, units_of
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 
 PENALISED = ("logp", "ref_logp", "old_logp", "mask", "adv")
 """What a penalty of tokens may ask for."""
+OF_TEXT = (*PENALISED, "entropy")
+"""What a penalty of the tokens of a causal model may ask for."""
 
 
-def _of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
+def of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
     """Faults of a recipe: a surrogate or a penalty asks for what a run does not give, or parts are used and not cut."""
     faults = list[str]()
     asked = [f"objective.{name} part" for name in ("level", "reduce") if choice.get(name) == "part"]
@@ -61,11 +64,11 @@ def _of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
     faults += [
         f"penalties has {name} more than once; add their weights" for name in set(names) if names.count(name) > 1
     ]
-    return faults + [fault for penalty in recipe.penalties for fault in not_given(penalty, PENALISED)]
+    return faults + [fault for penalty in recipe.penalties for fault in not_given(penalty, OF_TEXT)]
 
 
 @needs(
-    _of_tokens,
+    of_tokens,
     moves("balance", "bapo", "the bounds", "lower", "upper"),
     moves("variance", "r2vpo", "the price", "lam"),
     Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
@@ -121,10 +124,13 @@ class TokenObjective(TextObjective):
         self.level, self.reduce, self.constant = level, reduce, constant
         self.conflict, self.confident = conflict, confident
         self.penalties = penalties_of(recipe)
+        penalties = [penalty for _, penalty in self.penalties.values()]
         self.balance = None if balance is None else Balance(balance)
         self.parts = PartRatios(level, reduce, surrogate)
         self.entropy_before = self.parts.guided
-        self.entropy_now = self.controls.entropy is not None or confident is not None
+        self.entropy_now = (
+            self.controls.entropy is not None or confident is not None or any("entropy" in asked(p) for p in penalties)
+        )
         self._moved = False
 
     def prepare(self, experience: Completions) -> None:
@@ -198,6 +204,10 @@ class TokenObjective(TextObjective):
             weight = sure if weight is None else weight * sure
         return replace(scored, weight=weight)
 
+    def _measure(self, experience: Completions, batch: list[int]) -> Measure | None:
+        temperature = self.policy.recipe.generation.temperature
+        return (lambda logits, ids, *_: own_curvature(logits, ids, temperature)) if self.parts.curved else None
+
     def _conflicts(self, experience: Completions, batch: list[int], advantages: Tensor, boost: float) -> Tensor:
         """[R, T] weights of a batch. They follow from whole groups, even if the batch holds a part of a group."""
         groups = experience.groups
@@ -256,7 +266,8 @@ class TokenObjective(TextObjective):
         if not self.parts.asked:
             return self.surrogate, None
         units = units_of(experience, scored.batch, scored.mask.device)
-        return self.parts.surrogate(self.surrogate, units, scored.batch), self.parts.weight(units, scored.mask)
+        made = self.parts.surrogate(self.surrogate, units, scored.batch, scored.measured)
+        return made, self.parts.weight(units, scored.mask)
 
     def _penalties(self, experience: Completions, scored: ScoredTokens) -> dict[str, tuple[float, Tensor]]:
         """Factor and values [R, T] of each term that is added to the loss, by the name of its metric."""
@@ -266,6 +277,7 @@ class TokenObjective(TextObjective):
             "old_logp": lambda: scored.old,
             "mask": lambda: scored.mask,
             "adv": lambda: scored.advantage,
+            "entropy": lambda: None if scored.entropy is None else scored.entropy.detach(),
         }
         found = {name: (weight, answered(penalty, has)) for name, (weight, penalty) in self.penalties.items()}
         if self.controls.entropy is not None and scored.entropy is not None:

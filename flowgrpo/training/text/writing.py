@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...core.addressing import address
-from ...text.sampling import Sampled
+from ...text.sampling import Sampled, Temperature
 from ..data import PromptRow, templated
 from .text_policy import Completions
 
@@ -120,7 +120,7 @@ class Writer:
         *,
         stage: int = 0,
         limit: int | Sequence[int] | None = None,
-        temperature: float | None = None,
+        temperature: Temperature | None = None,
     ) -> list[Attempt]:
         """Continue attempts until they end.
 
@@ -131,7 +131,7 @@ class Writer:
             openings: attempts, those of a prompt side by side.
             stage: addresses the randomness; take another number for each call of a rollout.
             limit: the longest completion, opening included, for all or for each; generation.max_tokens if left out.
-            temperature: the writer's own if left out.
+            temperature: a number, or a function of the logits of the next tokens; the writer's own if left out.
         """
         many = (
             list(limit)
@@ -156,7 +156,7 @@ class Writer:
         return found
 
     def _continued(
-        self, openings: list[Attempt], seeds: list[int], temperature: float | None, room: list[int]
+        self, openings: list[Attempt], seeds: list[int], temperature: Temperature | None, room: list[int]
     ) -> list[Attempt]:
         """Continue attempts that go on; `room` says by how many tokens at most."""
         before = [one.context + one.ids for one in openings]

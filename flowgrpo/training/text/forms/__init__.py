@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
+from .by_entropy import by_entropy
+from .expert import expert
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -38,5 +40,5 @@ def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
 NEEDS = (_own_sampler,)
 """What every form needs from a recipe."""
 
-FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain}
+FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain, "by_entropy": by_entropy, "expert": expert}
 """`form(writer, *, ...) -> attempts`."""

@@ -1,0 +1,102 @@
+"""More exploration where prompts are hard, and less where they are easy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ...core.bounded_terms import bounded_shaping
+from ...core.difficulty import group_ease
+from ...core.entropy_guided import window_means
+from ...parts.needs import Need, needs
+from ...parts.ranges import Count, NotNegative
+from ..credit.combining import total_reward
+from ..credit.pooling import Batch, Pooled
+from ..distributed.processes import Processes
+from ..reporting.clock import Clock
+from ..text.text_objective import batches_of
+from .extension import CREDIT, Comparison, Extension, once, one_round
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ..text.text_policy import TextPolicy
+
+TRIGGERS = "exploration/triggers"
+
+
+@needs(
+    once, Need("task", ("text",), "reads the entropy of tokens"), one_round("reads the entropy of completions"),
+    Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"),
+)  # fmt: skip
+class Exploration(Extension):
+    """Adds to advantages how much a completion explored, with the sign of the prompt's difficulty (ARES, 2510.08457).
+
+    A token is a trigger of exploration if the mean entropy of a window that begins at it is above a threshold, as for
+    penalty `window_kl`. Let n be the share of triggers among the tokens of a completion, and u the ease of its prompt,
+    the mean weighted sum of rewards within 0 and 1. The advantage becomes A + strength (1 − 2 u) (n − mean of n in the
+    group), within `bound` |A| of A. So exploration gains where the policy fails, and costs where it succeeds. The
+    entropies take another pass over the completions.
+
+    Args:
+        window: Tokens of a window.
+        threshold: Mean entropy in nats above which a token is a trigger.
+        strength: Factor of what is added.
+        bound: Largest change, as a share of the advantage.
+    """
+
+    def __init__(
+        self,
+        *,
+        window: Count = 4,
+        threshold: NotNegative = 1.0,
+        strength: NotNegative = 1.0,
+        bound: Annotated[float, Field(ge=0, lt=1)] = 0.5,
+    ) -> None:
+        self.window, self.threshold, self.strength, self.bound = window, threshold, strength, bound
+        self._mean: float | None = None
+
+    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
+        """Take the policy, which gives the entropies."""
+        self.policy: TextPolicy = task.policy
+        self.clock, self.part = clock, task.update_part
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Share the triggers of the completions of this process."""
+        with self.clock.part(self.part):
+            batch.columns[TRIGGERS] = self.triggers(batch.experience)
+        return batch
+
+    @torch.no_grad()
+    def triggers(self, experience: Any) -> list[float]:
+        """[B] the share of triggers among the tokens that the policy drew of each completion."""
+        found = [0.0] * len(experience.samples)
+        for part in range(experience.updates):
+            for rows in batches_of(experience, part, self.policy.recipe.rollout.tokens):
+                entropy = self.policy.statistics(experience, rows, entropy=True).entropy
+                own = experience.trained(rows).to(self.policy.device)
+                assert entropy is not None
+                trigger = own & (window_means(entropy, own, self.window) > self.threshold)
+                shares = trigger.sum(1) / own.sum(1).clamp(min=1)
+                for row, share in zip(rows, shares.tolist()):
+                    found[row] = share
+        return found
+
+    def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
+        """Add how much each completion explored."""
+        samples = comparison.samples
+        ease = group_ease(total_reward(comparison.scores, samples), samples.groups)
+        signal = (1 - 2 * ease) * torch.tensor(samples.columns[TRIGGERS], dtype=ease.dtype)
+        return bounded_shaping(advantages, signal, samples.groups, strength=self.strength, bound=self.bound)
+
+    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
+        """Keep the mean share of triggers for the metrics."""
+        triggers = samples.columns[TRIGGERS]
+        self._mean = sum(triggers) / max(len(triggers), 1)
+
+    def record(self) -> dict[str, float]:
+        """The mean share of triggers."""
+        return {} if self._mean is None else {"triggers": self._mean}

@@ -1,0 +1,98 @@
+"""Successes of a group, and feedback, as what the policy knows when it teaches itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...parts.choice import Choice
+from ...parts.needs import Need, needs
+from ...parts.traits import offers
+from ..credit.combining import total_reward
+from ..credit.pooling import Batch, Pooled
+from ..data import PromptRow, worded
+from ..distributed.processes import Processes
+from ..reporting.clock import Clock
+from .extension import Extension, once, one_round
+
+WORDS = ("prompt", "solution", "feedback")
+"""What a template may hold, in braces."""
+TAUGHT = "teacher/taught"
+
+
+def _knows_more(recipe: Any, choice: Choice) -> list[str]:
+    template = choice["template"]
+    if "{prompt}" in template and ("{solution}" in template or "{feedback}" in template):
+        return []
+    return [
+        f"extension teacher: template is {template!r:.80}, and a teacher sees the prompt and more; write {{prompt}}, "
+        "and {solution} or {feedback}"
+    ]
+
+
+@offers("teachers")
+@needs(
+    once, Need("task", ("text",), "writes contexts of completions"), one_round("changes groups that are complete"),
+    Need("rollout.form", ("plain",), "writes contexts of the prompt alone"), _knows_more,
+    Need("objective", ("distilled",), "gives completions a teacher, which no other objective uses"),
+)  # fmt: skip
+class Teacher(Extension):
+    """Gives completions a context in which the policy is their teacher, for objective `distilled` (SDPO, 2601.20802).
+
+    The context is a template around the prompt. `{solution}` in it is another completion of the group that is a
+    success. `{feedback}` is what rewards say about the completion itself, such as a judge's reason. A completion for
+    which the template has nothing has no teacher.
+
+    Args:
+        template: What the teacher sees; has `{prompt}`, and `{solution}` or `{feedback}`.
+        success: Weighted sum of rewards from which a completion is a success.
+        failed: Whether only failures have a teacher (SRPO). If not, successes have one too (SDPO).
+    """
+
+    def __init__(self, *, template: str, success: float = 0.5, failed: bool = True) -> None:
+        self.template, self.success, self.failed = template, success, failed
+        self._share: float | None = None
+
+    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
+        """Take the model, which turns templates into tokens."""
+        self.language = task.policy.language
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Give the completions of this process their teachers."""
+        e = batch.experience
+        total, owners = total_reward(batch.scores, e).tolist(), e.prompt_of_sample
+        # The sum is NaN where no reward applies: neither a success nor a failure.
+        good = [row for row, value in enumerate(total) if value >= self.success]
+        notes = ["\n".join(said for column in batch.scores.notes.values() if (said := column[row])) for row in
+                 range(len(owners))]  # fmt: skip
+        teachers: list[list[int] | None] = []
+        for row, value in enumerate(total):
+            wanted = value < self.success or (value >= self.success and not self.failed)
+            others = [k for k in good if owners[k] == owners[row] and e.sampled.ids[k] != e.sampled.ids[row]]
+            solution = e.samples[others[0]] if others else ""
+            teachers.append(self._context(batch.rows[owners[row]], solution, notes[row]) if wanted else None)
+        batch.columns[TAUGHT] = [one is not None for one in teachers]
+        return replace(batch, experience=replace(e, teachers=teachers))
+
+    def _context(self, row: PromptRow, solution: str, feedback: str) -> list[int] | None:
+        """Ids of what the teacher sees; None if the template has nothing for a completion."""
+        words = dict(zip(WORDS, (row.text, solution, feedback)))
+        asked = re.findall(r"\{(solution|feedback)\}", self.template)
+        if not any(words[name] for name in asked):
+            return None
+        # One pass, so braces in the texts themselves stay as they are.
+        text = re.sub(r"\{(prompt|solution|feedback)\}", lambda found: words[found[1]], self.template)
+        known = worded(row, text)
+        found: list[int] = self.language.encode(known.text, known.messages)
+        return found
+
+    def update_done(self, samples: Pooled, record: Any) -> None:
+        """Keep the share of completions with a teacher for the metrics."""
+        taught: Sequence[bool] = samples.columns[TAUGHT]
+        self._share = sum(taught) / max(len(taught), 1)
+
+    def record(self) -> dict[str, float]:
+        """The share of completions that have a teacher."""
+        return {} if self._share is None else {"taught": self._share}

@@ -1,0 +1,94 @@
+"""What the policy predicts for the tokens of completions when it knows more than their prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...core.categorical import relative_logits
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from .text_policy import Completions, TextPolicy
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the teachers of a batch of R completions of up to T tokens predict.
+
+    Attributes:
+        taught: [R] bool, completions that have a teacher. The other attributes are 0 for the others.
+        ids: [R, T, K] the tokens that are likeliest for the teacher.
+        log_probs: [R, T, K] their log-probs under the teacher.
+        entropy: [R, T] of the teacher, in nats.
+    """
+
+    taught: Tensor
+    ids: Tensor
+    log_probs: Tensor
+    entropy: Tensor
+
+    def gaps(self, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, temperature: float) -> Tensor:
+        """A `Measure` of the student: the log-probs of the teacher's tokens less that of the token itself.
+
+        Equal completions have one teacher, see `teachers_of`, so it does not matter which of them is scored.
+        """
+        return relative_logits(logits, ids, self.ids[list(rows), first : first + ids.shape[1]], temperature)
+
+
+def teachers_of(experience: Completions) -> list[list[int] | None]:
+    """The context of each completion's teacher; None for a completion without a teacher.
+
+    Completions are scored once if they are equal. So the first of equal completions of a prompt decides.
+    """
+    if experience.teachers is None:
+        return [None] * len(experience.samples)
+    first: dict[tuple[int, ...], list[int] | None] = {}
+    pairs = zip(experience.prompt_of_sample, experience.sampled.ids)
+    return [first.setdefault((p, *ids), own) for (p, ids), own in zip(pairs, experience.teachers)]
+
+
+@torch.no_grad()
+def predicted(policy: TextPolicy, experience: Completions, batch: Sequence[int], top: int) -> Target | None:
+    """What the teachers of some completions predict; None if none of them has a teacher.
+
+    Args:
+        policy: with its current weights, which the teacher has too.
+        experience: the rollout.
+        batch: R rows of it.
+        top: how many of the likeliest tokens are told.
+    """
+    teachers = teachers_of(experience)
+    places = [k for k, row in enumerate(batch) if teachers[row] is not None]
+    if not places:
+        return None
+    knowing = replace(experience, contexts=[one or experience.context(row) for row, one in enumerate(teachers)])
+    likeliest = partial(_likeliest, top=top, temperature=policy.recipe.generation.temperature)
+    found = policy.statistics(knowing, [batch[k] for k in places], entropy=True, measure=likeliest)
+    assert found.measured is not None
+    assert found.entropy is not None
+    gaps, ids = found.measured.chunk(2, -1)
+    width, place = int(experience.lengths[list(batch)].max()), torch.tensor(places, device=ids.device)
+
+    def spread(values: Tensor) -> Tensor:
+        whole = values.new_zeros(len(batch), width, *values.shape[2:])
+        whole[place, : values.shape[1]] = values
+        return whole
+
+    taught = torch.zeros(len(batch), dtype=torch.bool, device=ids.device)
+    taught[place] = True
+    return Target(taught, spread(ids.long()), spread(gaps + found.log_probs[..., None]), spread(found.entropy))
+
+
+def _likeliest(logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, top: int, temperature: float) -> Tensor:
+    """[R, T, 2 K] the likeliest tokens: their log-probs less that of the token itself, and their ids.
+
+    float32 holds every id below 2^24.
+    """
+    likeliest = logits[:, : ids.shape[1]].topk(min(top, logits.shape[-1])).indices
+    return torch.cat([relative_logits(logits, ids, likeliest, temperature), likeliest.float()], -1)
