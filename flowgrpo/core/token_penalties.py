@@ -12,6 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..parts.needs import needs, several_updates
+from ..parts.ranges import Share
 from .guards import likelihood_guard
 from .objectives import kl as kl_estimate
 
@@ -41,5 +42,21 @@ def llds(logp: Tensor, old_logp: Tensor, mask: Tensor, adv: Tensor, *, rows: Lit
     return likelihood_guard(logp, old_logp, mask, adv if rows == "good" else None)
 
 
-TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {"kl": kl, "llds": llds}
+@needs(several_updates("holds the policy near the one that began the iteration, and has no effect before it has moved"))
+def kl_convex(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, base: Share = 0.5, kind: Literal["k2", "k3+"] = "k2"
+) -> Tensor:
+    """base KL(policy || reference) + (1 - base) KL(policy || policy before the iteration) (ReMix, 2507.06892).
+
+    Args:
+        logp: [R, T] with gradient.
+        ref_logp: [R, T].
+        old_logp: [R, T].
+        base: share of the divergence from the reference.
+        kind: `k2` is half of the squared log-ratio; `k3+` has the value of k3 and the gradient of k2.
+    """
+    return base * kl_estimate(logp, ref_logp, kind) + (1 - base) * kl_estimate(logp, old_logp, kind)
+
+
+TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {"kl": kl, "llds": llds, "kl_convex": kl_convex}
 """`penalty(logp, ..., *, ...) -> [R, T]`."""

@@ -4,8 +4,10 @@ from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
+from .past_groups import PastGroups
 from .replay import Replay
 from .shaping import Shaping
+from .tightening import Tightening
 from .uncertainty import Uncertainty
 from .visits import Visits
 
@@ -17,5 +19,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "replay": Replay,
     "visits": Visits,
     "guard": Guard,
+    "past_groups": PastGroups,
+    "tightening": Tightening,
 }
 """The extensions of the package, by their names in recipes."""

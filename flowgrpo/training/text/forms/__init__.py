@@ -11,6 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
+from .exits import anytime, elastic, exits
+from .gains import gains
+from .greedy import greedy
+from .segments import segments
+from .subgroups import subgroups
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -38,5 +43,14 @@ def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
 NEEDS = (_own_sampler,)
 """What every form needs from a recipe."""
 
-FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain}
+FORMS: dict[str, Callable[..., list[Attempt]]] = {
+    PLAIN: plain,
+    "segments": segments,
+    "exits": exits,
+    "anytime": anytime,
+    "elastic": elastic,
+    "subgroups": subgroups,
+    "greedy": greedy,
+    "gains": gains,
+}
 """`form(writer, *, ...) -> attempts`."""
