@@ -59,8 +59,7 @@ def segments(judged: Judged, *, below: Fraction = 1.0) -> Tensor:
         experience.lengths,
     )
     unlikely = [[p <= math.log(below) for p in own] for own in experience.sampled.log_probs]
-    counts = padded(unlikely, found.shape[1], False) & experience.outcomes[:, None]
-    return torch.where(counts, found, 0.0)
+    return torch.where(padded(unlikely, found.shape[1], False), found, 0.0)
 
 
 @needs(*_of_form("exits", "takes the exits of a completion"), compares_itself, undivided)
