@@ -75,5 +75,26 @@ def window_kl(
     return torch.where(trigger, relaxed, 1.0) * kl_estimate(logp, ref_logp, kind)
 
 
-TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {"kl": kl, "llds": llds, "window_kl": window_kl}
+@needs(several_updates("holds the policy near the one that began the iteration, and has no effect before it has moved"))
+def kl_convex(
+    logp: Tensor, ref_logp: Tensor, old_logp: Tensor, *, base: Share = 0.5, kind: Literal["k2", "k3+"] = "k2"
+) -> Tensor:
+    """base KL(policy || reference) + (1 - base) KL(policy || policy before the iteration) (ReMix, 2507.06892).
+
+    Args:
+        logp: [R, T] with gradient.
+        ref_logp: [R, T].
+        old_logp: [R, T].
+        base: share of the divergence from the reference.
+        kind: `k2` is half of the squared log-ratio; `k3+` has the value of k3 and the gradient of k2.
+    """
+    return base * kl_estimate(logp, ref_logp, kind) + (1 - base) * kl_estimate(logp, old_logp, kind)
+
+
+TOKEN_PENALTIES: dict[str, Callable[..., Tensor]] = {
+    "kl": kl,
+    "llds": llds,
+    "window_kl": window_kl,
+    "kl_convex": kl_convex,
+}
 """`penalty(logp, ..., *, ...) -> [R, T]`."""

@@ -11,9 +11,7 @@ from flowgrpo.core.categorical import pick, tempered, token_log_probs
 SHARES = torch.tensor([0.5, 0.0, 0.3, 0.2])
 
 
-@pytest.mark.parametrize(
-    ("number", "token"), [(0.0, 0), (0.499, 0), (0.501, 2), (0.799, 2), (0.801, 3), (0.999999, 3)]
-)
+@pytest.mark.parametrize(("number", "token"), [(0.0, 0), (0.499, 0), (0.501, 2), (0.799, 2), (0.801, 3), (0.999999, 3)])
 def test_a_number_picks_the_token_whose_share_it_falls_into(number: float, token: int) -> None:
     """The shares end at .5, .5, .8 and 1; the second token has none, and is never picked."""
     found, chance = pick(SHARES.log()[None] + 3.0, torch.tensor([number], dtype=torch.float64))

@@ -33,6 +33,7 @@ from .conditions import (
     undivided,
     works_on_samples,
 )
+from .form_credits import FORM_CREDITS
 from .scales import Ddof, Scale, ScaleWithin
 from .step_credits import at_nodes, critic, depth, process, step_rewards, turning, value
 from .token_credits import least_of_parts, least_returns, parts, prefix
@@ -195,5 +196,6 @@ CREDITS: dict[str, Callable[..., Tensor]] = {
     "anchor": anchor,
     "parts": parts,
     "minimum": minimum,
+    **FORM_CREDITS,
 }
 """`credit(judged, *, ...) -> [N]`, or [N, T] by token."""

@@ -10,10 +10,12 @@ from .guard import Guard
 from .judges import Judges
 from .meta_judge import MetaJudge
 from .multipliers import ConstraintMultipliers
+from .past_groups import PastGroups
 from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .teacher import Teacher
+from .tightening import Tightening
 from .uncertainty import Uncertainty
 from .visits import Visits
 
@@ -33,5 +35,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "guard": Guard,
     "judges": Judges,
     "meta_judge": MetaJudge,
+    "past_groups": PastGroups,
+    "tightening": Tightening,
 }
 """The extensions of the package, by their names in recipes."""

@@ -52,12 +52,12 @@ def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list
     """Completions that are scored together: as many whole groups as fit into a budget of tokens.
 
     A group is cut only if it alone is larger than the budget. Completions that are not trained stay in their batch, so
-    a selection does not change the batches.
+    a selection does not change the batches. Completions that a form has made for their scores alone are in no batch.
     """
     low, high = experience.part(part)
     groups: dict[int, list[int]] = {}
     for row, prompt in enumerate(experience.prompt_of_sample):
-        if low <= prompt < high:
+        if low <= prompt < high and (experience.counted is None or experience.counted[row]):
             groups.setdefault(prompt, []).append(row)
     batch, widths = list[int](), (0, 0)
     for rows in groups.values():
@@ -146,7 +146,8 @@ class TextObjective(ABC):
         metrics["entropy"] = torch.stack([-torch.where(mask, old, 0.0).sum(), count])
         ratio = torch.where(mask, (scored.log_probs - old).detach(), 0.0)
         width = -(-self.recipe.generation.max_tokens // experience.columns)
-        stretch = torch.arange(mask.shape[1], device=device)[None, :] // width
+        # A form may add tokens of its own to a completion. What is longer than max_tokens counts in the last stretch.
+        stretch = (torch.arange(mask.shape[1], device=device)[None, :] // width).clamp(max=experience.columns - 1)
         statistics = step_statistics(
             ratio, stretch, per_column(scored.advantage), mask, self._held(experience, scored),
             num_steps=experience.columns,

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
 from .by_entropy import by_entropy
+from .exits import anytime, elastic, exits
 from .expert import expert
+from .gains import gains
+from .greedy import greedy
+from .segments import segments
+from .subgroups import subgroups
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -40,5 +45,16 @@ def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
 NEEDS = (_own_sampler,)
 """What every form needs from a recipe."""
 
-FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain, "by_entropy": by_entropy, "expert": expert}
+FORMS: dict[str, Callable[..., list[Attempt]]] = {
+    PLAIN: plain,
+    "by_entropy": by_entropy,
+    "expert": expert,
+    "segments": segments,
+    "exits": exits,
+    "anytime": anytime,
+    "elastic": elastic,
+    "subgroups": subgroups,
+    "greedy": greedy,
+    "gains": gains,
+}
 """`form(writer, *, ...) -> attempts`."""

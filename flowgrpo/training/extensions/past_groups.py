@@ -1,0 +1,146 @@
+"""Groups of earlier iterations that are trained again, beside the groups of the iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...core.addressing import address
+from ...parts.choice import Choice
+from ...parts.needs import Need, needs
+from ...parts.ranges import Count, Fraction, Given
+from ...rewards.score_batches import RewardBatch, join_scores
+from ...text.cutting import Parts
+from ...text.sampling import Sampled
+from ..credit.pooling import Batch
+from ..data import PromptRow
+from ..distributed.processes import Processes
+from ..reporting.clock import Clock
+from ..tasks import Task
+from ..text.text_policy import Completions
+from .extension import Extension, once, one_round
+
+DRAWS = 15
+"""The part of an address that says: this draws the groups that come back."""
+Group = dict[str, Any]
+"""What is remembered about a group: plain data, so that a checkpoint can hold it."""
+
+
+def _first(recipe: Any, choice: Choice) -> list[str]:
+    if recipe.extensions[0].name == choice.name:
+        return []
+    return [f"extension {choice.short} adds samples, and other extensions have to see them; write it first"]
+
+
+@needs(
+    once, _first, Need("task", ("text",), "keeps the tokens of completions"), one_round("adds groups"),
+    Need("rollout.form", ("plain",), "keeps completions of the prompt alone"),
+    Need("optimizer.updates", (1,), "adds groups to one optimizer step", mend="use optimizer.epochs for more steps"),
+    Need("objective.correction", ("truncate", "mask"), "brings back completions of older policies, which are weighted "
+         "by the ratio of the policies"),
+)  # fmt: skip
+class PastGroups(Extension):
+    """Groups of earlier iterations come back beside the new ones (mixed policies of ReMix, arXiv 2507.06892).
+
+    A group that comes back has the log-probs and the rewards of the time when it was sampled. Let pi_i be the policy
+    that sampled it, and pi_k the policy before the update. `objective.correction` gives each token the weight
+    pi_k / pi_i, up to its cap, and the surrogate bounds pi / pi_k. Metrics and saved samples have the old groups too.
+
+    Args:
+        share: Of the groups of an iteration that come back later, in addition to the new groups.
+        keep: How many past iterations are remembered.
+        until: The iteration from which on no group comes back, and the run is on-policy; never if left out.
+    """
+
+    def __init__(
+        self, *, share: Fraction = 0.5, keep: Count = 1, until: Count | None = None, recipe: Given[Any]
+    ) -> None:  # fmt: skip
+        self.share, self.keep, self.until = share, keep, until
+        self._seed, self._prompts, self._iteration = recipe.run.seed, recipe.rollout.prompts, 0
+        self._past: dict[int, list[Group]] = {}
+        self._mixed = 0
+
+    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
+        """Take the processes, because each process remembers the groups of all."""
+        self._processes = processes
+
+    def prompts_drawn(
+        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
+    ) -> Sequence[PromptRow]:
+        """Take the number of the iteration; the prompts stay."""
+        self._iteration = iteration
+        return rows
+
+    def samples_scored(self, batch: Batch) -> Batch:
+        """Add past groups, and remember the new ones."""
+        past = [group for groups in self._past.values() for group in groups]
+        order = torch.Generator().manual_seed(address(self._seed, DRAWS, self._iteration))
+        count = min(round(self.share * self._prompts), len(past))
+        drawn = [past[k] for k in torch.randperm(len(past), generator=order).tolist()[:count]]
+        ends = self.until is not None and self._iteration >= self.until
+        self._mixed = 0 if ends else len(drawn)
+        fresh, _ = self._processes.pool(_groups(batch, self._iteration), batch.places)
+        self._past = {k: v for k, v in self._past.items() if k > self._iteration - self.keep}
+        self._past[self._iteration] = fresh
+        # Each process adds the groups of its own places, so no group comes back twice.
+        mine = [] if ends else [group for group in drawn if group["place"] in batch.places]
+        return _joined(batch, mine, self._prompts) if mine else batch
+
+    def record(self) -> dict[str, float]:
+        """How many groups came back."""
+        return {"past_groups": float(self._mixed)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups of the last iterations."""
+        return {"past": {iteration: list(groups) for iteration, groups in self._past.items()}}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Continue from a state."""
+        self._past = {iteration: list(groups) for iteration, groups in state["past"].items()}
+
+
+def _groups(batch: Batch, iteration: int) -> list[Group]:
+    """The groups of a batch in the order of its prompts."""
+    e, found = batch.experience, []
+    for p, (place, row) in enumerate(zip(batch.places, batch.rows)):
+        rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
+        scores = vars(batch.scores.taken(rows)) | {"seconds": dict.fromkeys(batch.scores.seconds, 0.0)}
+        columns = {name: [column[k] for k in rows] for name, column in _columns(e).items()}
+        about = [row.id, row.text, dict(row.columns), row.messages]
+        found.append(
+            {"place": place, "iteration": iteration, "row": about, "prompt": e.prompts[p], "scores": scores} | columns
+        )
+    return found
+
+
+def _columns(e: Completions) -> dict[str, list[Any]]:
+    """What is remembered about each completion."""
+    found: dict[str, list[Any]] = {
+        "ids": e.sampled.ids,
+        "log_probs": e.sampled.log_probs,
+        "ended": e.sampled.ended,
+        "samples": e.samples,
+    }
+    return found if e.parts is None else found | {"part_texts": e.parts.texts, "part_ids": e.parts.ids}
+
+
+def _joined(batch: Batch, past: Sequence[Group], prompts: int) -> Batch:
+    """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
+    e, fresh = batch.experience, _columns(batch.experience)
+    new = {name: [*column, *(one for group in past for one in group[name])] for name, column in fresh.items()}
+    owners = [len(e.prompts) + k for k, group in enumerate(past) for _ in group["samples"]]
+    told = [{"sampled_at": group["iteration"]} for group in past for _ in group["samples"]]
+    joined = replace(
+        e, prompts=[*e.prompts, *(group["prompt"] for group in past)], samples=new["samples"],
+        sampled=Sampled(new["ids"], new["log_probs"], new["ended"]), prompt_of_sample=[*e.prompt_of_sample, *owners],
+        parts=None if e.parts is None else Parts(new["part_texts"], new["part_ids"]),
+        told=[{} for _ in e.samples] + told,
+    )  # fmt: skip
+    return replace(
+        batch, experience=joined, rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],
+        places=[*batch.places, *(prompts * (group["iteration"] + 1) + group["place"] for group in past)],
+        scores=join_scores([batch.scores, *(RewardBatch(**group["scores"]) for group in past)]),
+    )  # fmt: skip
