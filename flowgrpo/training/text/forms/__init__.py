@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ....parts.choice import Choice
+from .hints import hints, rewritten, self_hints
+from .second_attempts import critiques, drafts, retries
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -38,5 +40,13 @@ def _own_sampler(recipe: Any, choice: Choice) -> list[str]:
 NEEDS = (_own_sampler,)
 """What every form needs from a recipe."""
 
-FORMS: dict[str, Callable[..., list[Attempt]]] = {PLAIN: plain}
+FORMS: dict[str, Callable[..., list[Attempt]]] = {
+    PLAIN: plain,
+    "hints": hints,
+    "self_hints": self_hints,
+    "rewritten": rewritten,
+    "drafts": drafts,
+    "critiques": critiques,
+    "retries": retries,
+}
 """`form(writer, *, ...) -> attempts`."""
