@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ....parts.choice import Choice
 from .hints import hints, rewritten, self_hints
 from .second_attempts import critiques, drafts, retries
+from .turns import branches, turns
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -48,5 +49,7 @@ FORMS: dict[str, Callable[..., list[Attempt]]] = {
     "drafts": drafts,
     "critiques": critiques,
     "retries": retries,
+    "turns": turns,
+    "branches": branches,
 }
 """`form(writer, *, ...) -> attempts`."""
