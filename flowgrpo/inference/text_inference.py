@@ -164,9 +164,11 @@ def how_text(recipe: WordsRecipe) -> str:
             f"{recipe.model.dtype}, {recipe.generation.tokens} tokens in {steps_of(recipe, evaluation=True)} steps, "
             f"the likeliest tokens, batch {recipe.rollout.batch}"
         )
+    form = recipe.rollout.form
+    formed = f", form {form.short}" if getattr(form.target, "in_evaluations", False) else ""
     return (
         f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
-        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
+        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}{formed}"
     )
 
 

@@ -89,11 +89,13 @@ class TextTask(PolicyTask):
     ) -> Completions:
         """Sample completions at the temperature of evaluations; `seen` is called with the number so far."""
         settings = self.recipe.evaluate
+        total = len(rows) * settings.seeds
 
         def done(count: int) -> None:
-            clock.count(count, len(rows) * settings.seeds)
+            # A form may write a completion in several stages.
+            clock.count(min(count, total), total)
             if seen is not None:
-                seen(count)
+                seen(min(count, total))
 
         with clock.part("sampling"):
             return self._written(

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from flowgrpo.configs.load import load_recipe
+from flowgrpo.rewards.base import RewardSpec
+from flowgrpo.rewards.runner import RewardSet
+from flowgrpo.text.cutting import cut_completions
 from flowgrpo.text.model import LanguageModel
+from flowgrpo.training.credit.credits import Judged
+from flowgrpo.training.credit.pooling import asked
+from flowgrpo.training.credit.token_credits import parts
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.text.forms.tools import calculator
 from flowgrpo.training.text.forms.turns import Talk, branches, entropy, turns
@@ -98,6 +104,28 @@ def test_no_branches_in_evaluations_and_none_beyond_the_group(language: Language
     writer = scripted(language, [SUM], branching, group=2, chance=chance, iteration=None)
     assert [writer.text(one) for one in branches(writer, **options)] == ["c= 42 42", "no"]
     assert entropy([]) == 0.0
+
+
+def test_a_turn_is_credited_with_its_own_calls_and_with_the_answer(language: LanguageModel) -> None:
+    """MatchTIR: the right call gives its turn 1, and the right answer gives both turns 1/2 over the group's mean.
+
+    With R = 1 + 1/2 and 1/2 for the turns of the first completion, and -1/2 for those of the second, the first turns
+    have the mean 1/2, and the second turns 0.
+    """
+    lines = iter(["c1+1=", "c9=", "so 2", "so 9"])
+    writer = scripted(language, [{"prompt": "x", "answer": "2", "calls": ["1+1"]}], lambda before, n: next(lines))
+    found = writer.completions(turns(writer, **MARKS))
+    assert found.samples == ["c1+1= 2 so 2", "c9= 9 so 9"]
+    found = replace(found, parts=cut_completions(found.samples, found.sampled.ids, language.decode, r"= \d "))
+    specs = [
+        RewardSpec("tool_match", options={"begin": "c", "end": "="}),
+        RewardSpec("answer", options={"extract": "last_number"}),
+    ]
+    scores = RewardSet(specs).score(*asked(writer.rows, found))
+    assert scores.parts["tool_match"] == [[1.0, 0.0], [0.0, 0.0]]
+    mine, other = parts(Judged(found, scores, None, task="text"), scale="none")
+    assert mine.tolist() == [1.0] * 8 + [0.5] * 5
+    assert other.tolist() == [-1.0] * 6 + [-0.5] * 5 + [0.0] * 2
 
 
 MINE = '''
