@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..base import RewardSpec
 from ..inputs import Inputs
 from ..registry import build
-from ..base import RewardSpec
 from ..scores import Scores
 from ..within import score_within, signature_of
 from .tool_calls import BEGIN, END, calls_in, check_marks
@@ -20,7 +20,8 @@ class ToolThrift:
     This is the reward of OTC-GRPO (arXiv 2504.14870). With m calls, and n the fewest calls of a right completion of the
     group, the factor of a right completion is
 
-        1 for m = n = 0;    cos(m pi / (2 m + smooth)) for n = 0;    sin(f pi / (2 n)) with f = 2 n m / (m + n) otherwise
+        cos(m pi / (2 m + smooth)) for n = 0, which is 1 for m = 0
+        sin(f pi / (2 n)) with f = 2 n m / (m + n) otherwise
 
     The factor is 1 for m = n and falls with m. A completion that is not right keeps the score of the other reward.
 

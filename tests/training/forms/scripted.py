@@ -84,6 +84,4 @@ def in_other_contexts(rows: Sequence[PromptRow], found: Completions) -> torch.Te
 def texts(writer: Writer, attempts: Sequence[Any]) -> list[tuple[int, str, str]]:
     """Prompt, context and completion of each attempt, in the order in which a run has them."""
     decode = writer.policy.language.decode
-    return [
-        (one.prompt, decode(one.context), writer.text(one)) for one in sorted(attempts, key=lambda one: one.prompt)
-    ]
+    return [(one.prompt, decode(one.context), writer.text(one)) for one in sorted(attempts, key=lambda one: one.prompt)]

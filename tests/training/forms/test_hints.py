@@ -1,4 +1,4 @@
-"""Forms with hints: who gets one, which one, what stays of the group, and that the ratio of a hinted run starts at 1."""
+"""Forms with hints: who gets one, which one, what stays of the group, and ratios that start at 1."""
 
 from pathlib import Path
 from typing import Any

@@ -22,7 +22,7 @@ from flowgrpo.training.text.forms.tools import calculator
 from flowgrpo.training.text.forms.turns import Talk, branches, entropy, turns
 from flowgrpo.training.text.text_task import TextTask
 from tests.parts.own_parts import write_part
-from tests.training.forms.scripted import scripted, texts
+from tests.training.forms.scripted import scripted
 from tests.training.text_runs import trainer_of
 
 SUM = {"prompt": "12+30=", "answer": "42"}
@@ -128,10 +128,10 @@ def test_a_turn_is_credited_with_its_own_calls_and_with_the_answer(language: Lan
     assert other.tolist() == [-1.0] * 6 + [-0.5] * 5 + [0.0] * 2
 
 
-MINE = '''
+MINE = """
 def shout(call, row, *, mark: str = "9"):
     return call + row.columns["answer"][-1] + mark
-'''
+"""
 FORM = "{{name: {name}, tool: {{name: mine.py:shout, mark: '7'}}, begin: '', end: m, answer: '{{answer}}'{more}}}"
 
 

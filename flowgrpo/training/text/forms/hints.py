@@ -160,7 +160,9 @@ def rewritten(
             asks[p] = ask
     told = written(writer, [started(writer, p, ask) for p, ask in asks.items()], tokens, stage=1)
     forms = {p: text for p, text in zip(asks, told) if text}
-    again = [started(writer, p, "{rewritten}", rewritten=text) for p, text in forms.items() for _ in range(writer.group)]
+    again = [
+        started(writer, p, "{rewritten}", rewritten=text) for p, text in forms.items() for _ in range(writer.group)
+    ]
     return [one for one in found if one.prompt not in forms] + writer.write(again, stage=2)
 
 
