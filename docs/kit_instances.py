@@ -100,6 +100,14 @@ def all_material() -> dict[str, Material]:
             "answer",
             ["26", "3.33"],
         ),
+        "called": _written(
+            {
+                "12 + 7 * 2?": ["c7*2=14 c12+14=26", "c12+7=19 c19*2=38", "c7*2=14 26", "26"],
+                "Half of 10 less 1?": ["c10-1=9 5", "4", "c1=1 c10-1=9", "c5-1=4"],
+            },
+            "calls",
+            [["7*2", "12+14"], ["5-1"]],
+        ),
         "programs": _written(
             {
                 "Double x.": ["def f(x):\n    return 2 * x", "def f(x):\n    return x", "def f(x): return x * x", "f("],
@@ -201,6 +209,8 @@ def makers() -> dict[str, Maker]:
         Case("proxy", SHIPPED),
         Case("sql", NONE, "queries"),
         Case("text_format", NONE, "answers", {"pattern": r"[\d ]+"}),
+        Case("tool_match", NONE, "called", {"begin": "c", "end": "="}),
+        Case("tool_thrift", NONE, "sums", {"begin": "", "end": "-"}),
         Case("win_rate", SHIPPED, options={"judge": "proxy"}),
     ]
     simple: dict[str, Maker] = {case.name: lambda folder, ending, case=case: case for case in plain}  # type: ignore[misc]

@@ -76,7 +76,7 @@ The material is small:
 - *videos*: 4 frames each, made from these 8 samples; every frame moves the sample by one pixel.
 - *pages*: 8 drawn pages with a word, 256×96 pixels.
 - *sums*: 4 held-out prompts × 6 completions of the embedded language model.
-- *answers*, *worked*, *programs*, *objects*, *queries*: 8 written completions each.
+- *answers*, *worked*, *called*, *programs*, *objects*, *queries*: 8 written completions each.
 
 The column of weights says how a reward was loaded:
 

@@ -31,6 +31,8 @@ CONFIG = "config.yaml"
 """Name of a recipe in a run folder and in a checkpoint."""
 PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "clamp")
 """Keys of a recipe at which no part and no reward stands."""
+PARTS_OF_FORMS = ("tool",)
+"""Options of the package's forms of rollouts that are parts. The other options are numbers and texts for the policy."""
 NAMING = ("name", "judge", "correct")
 """Keys of a reward and of the package's own rewards at which a reward is named."""
 JUDGES = (
@@ -124,6 +126,8 @@ def acts(recipe: Mapping[str, Any], folder: Path, rewards: bool = True) -> list[
         elif key == "evaluate" and isinstance(section, Mapping):
             found += look.rewards(section.get("rewards")) if rewards else ()
             found += look.parts({name: value for name, value in section.items() if name != "rewards"})
+        elif key == "rollout":
+            found += look.form(section.get("form") if isinstance(section, Mapping) else section)
         else:
             found += look.parts(section)
     return list({act.keys: act for act in found}.values())
@@ -204,6 +208,12 @@ class _Look:
             for key, value in section.items():
                 if key != "name":
                     yield from self.parts(value)
+
+    def form(self, section: Any) -> Iterator[Act]:
+        """Acts of a form of rollouts. A text for the policy may look like code, and is none."""
+        if isinstance(section, Mapping) and section.get("name") in KINDS["form"].builtin:
+            section = {key: value for key, value in section.items() if key in PARTS_OF_FORMS}
+        yield from self.parts(section)
 
     def _running(self, names: list[str], kind: str, entry: Any) -> Act:
         files = [source_of(name) for name in names]

@@ -31,7 +31,7 @@ from ..training.model_paths import DTYPES, MASKED, UNTRAINED, language_folder, m
 from ..training.planning import steps_of
 from ..training.reporting.records import sample_records
 from ..training.session import lora_spec
-from ..training.text.text_policy import Completions, TextPolicy, complete_seeded
+from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, load_checkpoint
 from .opening import is_run, run_config
@@ -164,9 +164,11 @@ def how_text(recipe: WordsRecipe) -> str:
             f"{recipe.model.dtype}, {recipe.generation.tokens} tokens in {steps_of(recipe, evaluation=True)} steps, "
             f"the likeliest tokens, batch {recipe.rollout.batch}"
         )
+    form = recipe.rollout.form
+    formed = f", form {form.short}" if getattr(form.target, "in_evaluations", False) else ""
     return (
         f"{recipe.model.dtype}, temperature {recipe.evaluate.temperature:g}, at most {recipe.generation.max_tokens} "
-        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}"
+        f"tokens, batch {recipe.evaluate.batch or recipe.rollout.batch}{formed}"
     )
 
 
@@ -210,15 +212,7 @@ def sample_texts(
     recipe = recipe_of(model, overrides)
     seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
     heat = recipe.generation.temperature if temperature is None else temperature
-    found: Completions | UnmaskedTexts
-    if isinstance(recipe, MaskedRecipe):
-        task = text_task(model, recipe, base=base, checkpoint=checkpoint)
-        assert isinstance(task, MaskedTask)
-        found = task.seeded(rows, seeds, count, heat)
-    else:
-        language = open_language_model(model, recipe, base=base, checkpoint=checkpoint)
-        batch = recipe.evaluate.batch or recipe.rollout.batch
-        found = complete_seeded(language, rows, seeds, count, recipe.generation, batch=batch, temperature=heat)
+    found = text_task(model, recipe, base=base, checkpoint=checkpoint).seeded(rows, seeds, count, heat)
     nothing = RewardBatch(torch.zeros(len(seeds), 0), (), torch.zeros(0), {}, {}, {})
     records = [{**record, "seed": seed + record["seed"]} for record in sample_records(rows, found, nothing)]
     write_completions(index, "sample", 0 if base else iterations_done(model, checkpoint), records, found.samples)

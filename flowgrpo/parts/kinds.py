@@ -120,6 +120,10 @@ _ALL = (
         rules="flowgrpo.training.text.forms:NEEDS",
     ),
     Kind(
+        "tool", "rollout.form.tool", "flowgrpo.training.text.forms.tools:TOOLS",
+        "tool(call, row, *, ...) -> text",
+    ),
+    Kind(
         "combination", "combine", "flowgrpo.training.credit.combining:COMBINATIONS",
         "combination(rewards [L, K], *, ...) -> [L]",
     ),

@@ -60,6 +60,8 @@ BUILTIN: dict[str, str] = {
     "siglip": "flowgrpo.rewards.models.siglip:Siglip",
     "sql": "flowgrpo.rewards.sandbox.sql:Sql",
     "text_format": "flowgrpo.rewards.text.text_format:TextFormat",
+    "tool_match": "flowgrpo.rewards.text.tool_match:ToolMatch",
+    "tool_thrift": "flowgrpo.rewards.text.tool_thrift:ToolThrift",
     "unified_reward": "flowgrpo.rewards.judges.judge_unified:UnifiedReward",
     "verifier": "flowgrpo.rewards.judges.judge_verifier:Verifier",
     "videoalign": "flowgrpo.rewards.models.videoalign:VideoAlign",
@@ -67,7 +69,7 @@ BUILTIN: dict[str, str] = {
     "win_rate": "flowgrpo.rewards.win_rate:WinRate",
 }
 
-LIGHT = frozenset({"answer", "equations", "gold", "majority", "paint", "text_format"})
+LIGHT = frozenset({"answer", "equations", "gold", "majority", "paint", "text_format", "tool_match"})
 """Built-in classes whose constructor reads no weights and asks no server. An instance can be made just to check its
 options."""
 NEEDS = {"math": ("math_verify",), "ocr": ("rapidocr", "onnxruntime")}

@@ -17,10 +17,11 @@ from flowgrpo.configs.layers import parts, recipe_lines
 from flowgrpo.configs.load import dump_recipe, load_recipe
 from flowgrpo.configs.reward_sections import RewardConfig
 from flowgrpo.configs.schema import Recipe, TextRecipe
-from flowgrpo.configs.trust import PLAIN, acts, config_file
+from flowgrpo.configs.trust import PARTS_OF_FORMS, PLAIN, acts, config_file
 from flowgrpo.configs.yaml_text import parse_yaml
 from flowgrpo.intake import ledger
-from flowgrpo.parts.choice import Choice
+from flowgrpo.parts.choice import Choice, Of, options_model
+from flowgrpo.parts.kinds import KINDS
 from flowgrpo.parts.section import Section
 from flowgrpo.rewards.registry import BUILTIN
 
@@ -41,6 +42,22 @@ def test_no_part_or_reward_stands_where_nobody_looks(schema: type[Section]):
     assert seen & set(PLAIN) == set()
 
 
+def test_the_parts_of_forms_are_known_and_their_texts_are_no_code(tmp_path: Path):
+    forms = KINDS["form"].builtin
+    asked = {name for form in forms for name, field in options_model("form", form).model_fields.items()
+             if any(isinstance(one, Of) for one in field.metadata)}  # fmt: skip
+    assert asked == set(PARTS_OF_FORMS)
+    said = [
+        [act.says for act in acts({"rollout": {"prompts": 3, "form": form}}, tmp_path)]
+        for form in (
+            {"name": "hints", "template": "{prompt} Hint: {hint}"}, {"name": "turns", "tool": {"name": "calculator"}},
+            {"name": "turns", "tool": {"name": "mine.py:saw"}}, "mine.py:saw", {"name": "mine.py:saw"},
+        )
+    ]  # fmt: skip
+    assert said[:2] == [[], []]
+    assert all("run the part mine.py:saw" in acts_of[0] for acts_of in said[2:])
+
+
 def test_every_reward_that_names_another_is_known():
     package = Path(flowgrpo.__file__).parent / "rewards"
     makers = {
@@ -48,7 +65,7 @@ def test_every_reward_that_names_another_is_known():
         for path in package.rglob("*.py")
         if re.search(r"\b(build|construct)\(RewardSpec", path.read_text(encoding="utf-8"))
     }
-    assert makers == {"win_rate.py", "length.py", "serve.py"}, "see configs.trust.NAMING"
+    assert makers == {"win_rate.py", "length.py", "serve.py", "tool_thrift.py"}, "see configs.trust.NAMING"
 
 
 def test_every_reward_that_asks_a_server_is_known():

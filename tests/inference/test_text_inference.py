@@ -229,3 +229,33 @@ def test_what_cannot_be_done_is_said(command: Command, words: list[str], message
     assert status == 1
     assert message in errors
     assert not Path("samples").exists()
+
+
+def test_a_form_of_evaluations_is_used_and_another_is_not(random_language_folder: Path, tmp_path: Path) -> None:
+    """With turns, the calculator's answer is in the completions, and a completion still depends on its seed alone."""
+    model, settings = str(random_language_folder), ["generation.max_tokens=30"]
+    plain = lines_of(sample_texts(model, ROWS, tmp_path / "plain", count=4, overrides=settings)[0])
+    hints = [*settings, "rollout.form=hints"]
+    assert lines_of(sample_texts(model, ROWS, tmp_path / "hints", count=4, overrides=hints)[0]) == plain
+    told = [*settings, "rollout.form={name: turns, begin: '', end: l, answer: ' {answer} ', calls: 2}"]
+    index, found = sample_texts(model, ROWS, tmp_path / "turns", count=4, overrides=told)
+    turns = lines_of(index)
+    assert [(r["prompt_id"], r["seed"]) for r in turns] == [(p, k) for p in range(2) for k in range(4)]
+    called = [r for r in turns if "calls" in r]
+    assert called
+    assert all("l error " in r["completion"] for r in called)
+    assert len(found.samples) == 8
+    later = lines_of(sample_texts(model, ROWS, tmp_path / "one", seed=3, overrides=told)[0])
+    assert [r["completion"] for r in later] == [turns[k]["completion"] for k in (3, 7)]
+
+
+def test_a_form_that_makes_more_than_was_asked_is_refused(
+    random_language_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from flowgrpo.parts.traits import in_evaluations\n@in_evaluations\ndef two(writer):\n"
+        "    return writer.write(writer.starts(count=2))\n"
+    )
+    with pytest.raises(ValueError, match="form two made 4 completions where 2 were asked"):
+        sample_texts(str(random_language_folder), ROWS, tmp_path / "out", overrides=["rollout.form=mine.py:two"])

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from flowgrpo.text.model import load_language_model, reinitialise
 from flowgrpo.worlds.arithmetic.problems import (
     HELDOUT,
+    LONG,
     TRAIN,
     WIDTH,
     ArithmeticSettings,
     build_arithmetic,
+    long_problems,
     problems,
     same_problem,
     shipped,
@@ -42,12 +44,24 @@ def test_the_three_parts_share_nothing() -> None:
 def test_the_files_are_those_the_package_ships(tmp_path: Path) -> None:
     write_problem_files(tmp_path)
     folder = resources.files("flowgrpo.worlds.arithmetic") / "data"
-    names = {"train.jsonl", "heldout.jsonl", "test.jsonl"}
+    names = {f"{long}{name}.jsonl" for long in ("", "long_") for name in ("train", "heldout", "test")}
     assert {path.name for path in folder.iterdir()} == {path.name for path in tmp_path.iterdir()} == names
     for name in names:
         assert (tmp_path / name).read_text() == (folder / name).read_text()
         first = json.loads((tmp_path / name).read_text().splitlines()[0])
         assert first.keys() == {"prompt", "answer"}
+
+
+def test_long_problems_are_new_and_have_no_negative_answer() -> None:
+    found = long_problems()
+    assert {name: len(rows) for name, rows in found.items()} == LONG
+    every = [row for rows in found.values() for row in rows]
+    assert len(dict(every)) == len(every)
+    assert not dict(every).keys() & dict(problems()).keys()
+    for prompt, answer in every[:200]:
+        left, sign, right = prompt.removesuffix("=").partition("+" if "+" in prompt else "-")
+        assert int(answer) == (int(left) + int(right) if sign == "+" else int(left) - int(right)) >= 0
+        assert 100 <= min(int(left), int(right)) <= max(int(left), int(right)) < 10_000
 
 
 def test_test_problems_are_in_no_other_file_with_their_numbers_in_either_order() -> None:

@@ -18,7 +18,7 @@ from ..planning import budget_line, clip_of, parts_line
 from ..reporting.clock import Clock
 from ..tasks import Decoded, PolicyTask, Score, trained_numbers
 from .forms import PLAIN
-from .text_policy import Completions, TextPolicy
+from .text_policy import Completions, TextPolicy, complete_seeded
 from .writing import Writer
 
 
@@ -89,18 +89,56 @@ class TextTask(PolicyTask):
     ) -> Completions:
         """Sample completions at the temperature of evaluations; `seen` is called with the number so far."""
         settings = self.recipe.evaluate
+        total = len(rows) * settings.seeds
 
         def done(count: int) -> None:
-            clock.count(count, len(rows) * settings.seeds)
+            # A form may write a completion in several stages.
+            clock.count(min(count, total), total)
             if seen is not None:
-                seen(count)
+                seen(min(count, total))
 
         with clock.part("sampling"):
             return self._written(
-                rows, keys, settings.seeds, getattr(self._form.target, "in_evaluations", False), iteration=None,
+                rows, keys, settings.seeds, self._formed, iteration=None,
                 score=None, temperature=settings.temperature, batch=settings.batch or self.recipe.rollout.batch,
                 seen=done,
             )  # fmt: skip
+
+    def seeded(self, rows: Sequence[PromptRow], seeds: Sequence[int], count: int, temperature: float) -> Completions:
+        """`count` completions of each of P prompts, made as in evaluations; each depends on its own seed alone.
+
+        Args:
+            rows: P prompts.
+            seeds: P times `count` seeds, prompt by prompt.
+            count: completions of a prompt.
+            temperature: 0 takes the likeliest token.
+
+        Raises:
+            ValueError: the form of the recipe makes several completions where one is asked.
+        """
+        recipe = self.recipe
+        batch = recipe.evaluate.batch or recipe.rollout.batch
+        if not self._formed:
+            return complete_seeded(
+                self.policy.language, rows, seeds, count, recipe.generation, batch=batch, temperature=temperature
+            )
+        # Each completion is the only one of a group, because those of a group may depend on each other.
+        each = [row for row in rows for _ in range(count)]
+        alone = Writer(self.policy, each, seeds, 1, iteration=None, temperature=temperature, batch=batch, score=None)
+        found = sorted(self._form.make()(alone), key=lambda one: one.prompt)
+        if [one.prompt for one in found] != list(range(len(each))):
+            raise ValueError(
+                f"form {self._form.short} made {len(found)} completions where {len(each)} were asked, one for each "
+                "seed; make as many as writer.group of each prompt"
+            )
+        together = Writer(self.policy, rows, seeds[::count], count, iteration=None, temperature=temperature,
+                          batch=batch, score=None)  # fmt: skip
+        return together.completions([replace(one, prompt=one.prompt // count) for one in found])
+
+    @property
+    def _formed(self) -> bool:
+        """Whether evaluations use the form of the recipe."""
+        return getattr(self._form.target, "in_evaluations", False)
 
     def _written(
         self,

@@ -28,6 +28,8 @@ CHARACTERS = "0123456789+-= abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("<pad>", "<eos>", "<unk>")
 LIMIT = 100
 TRAIN, HELDOUT = 4_000, 300
+LONG = {"long_train": 1_000, "long_heldout": 200, "long_test": 200}
+LONG_LIMIT = 10_000
 WIDTH = 11  # Room for the longest problem with its answer and its end token, such as 99+99=198.
 Report = Callable[[str], None]
 
@@ -86,9 +88,24 @@ def shipped(seed: int = 0) -> dict[str, list[tuple[str, str]]]:
     return {"train": train, "heldout": heldout, "test": test}
 
 
+def long_problems() -> dict[str, list[tuple[str, str]]]:
+    """Problems for a model with a calculator: sums and differences of numbers of three and four digits.
+
+    The model has not seen such problems. No answer is negative, so that `-` can stand for something else.
+    """
+    dice, found = np.random.default_rng(20_260_102), dict[str, str]()
+    while len(found) < sum(LONG.values()):
+        one, two = (int(number) for number in dice.integers(LIMIT, LONG_LIMIT, 2))
+        prompt, value = (f"{one}+{two}=", one + two) if dice.random() < 0.5 else (f"{one}-{two}=", one - two)
+        if value >= 0:
+            found[prompt] = str(value)
+    rows = iter(found.items())
+    return {name: [next(rows) for _ in range(count)] for name, count in LONG.items()}
+
+
 def write_problem_files(folder: Path) -> None:
-    """Write `train.jsonl`, `heldout.jsonl` and `test.jsonl`; each line is an object with `prompt` and `answer`."""
-    for name, rows in shipped().items():
+    """Write a file for each set of `shipped` and `long_problems`; a line is an object with `prompt` and `answer`."""
+    for name, rows in {**shipped(), **long_problems()}.items():
         lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in rows]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

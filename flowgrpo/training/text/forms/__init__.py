@@ -16,8 +16,11 @@ from .exits import anytime, elastic, exits
 from .expert import expert
 from .gains import gains
 from .greedy import greedy
+from .hints import hints, rewritten, self_hints
+from .second_attempts import critiques, drafts, retries
 from .segments import segments
 from .subgroups import subgroups
+from .turns import branches, turns
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -56,5 +59,13 @@ FORMS: dict[str, Callable[..., list[Attempt]]] = {
     "subgroups": subgroups,
     "greedy": greedy,
     "gains": gains,
+    "hints": hints,
+    "self_hints": self_hints,
+    "rewritten": rewritten,
+    "drafts": drafts,
+    "critiques": critiques,
+    "retries": retries,
+    "turns": turns,
+    "branches": branches,
 }
 """`form(writer, *, ...) -> attempts`."""
