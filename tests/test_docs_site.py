@@ -219,6 +219,10 @@ def test_command_reference_refuses_a_parameter_without_help(reference):
 def test_recipes_of_the_pages_are_recipes(name: str, tmp_path: Path):
     examples = blocks(DOCS / name, "yaml")
     assert examples
+    # A recipe may build on another recipe of the page, which may stand further below.
+    for example in examples:
+        if named := re.match(r"# (\S+\.yaml)\n", example):
+            (tmp_path / named[1]).write_text(example, encoding="utf-8")
     for example in examples:
         (tmp_path / "example.yaml").write_text(example, encoding="utf-8")
         load_recipe(tmp_path / "example.yaml")

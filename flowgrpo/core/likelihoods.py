@@ -117,7 +117,7 @@ LIKELIHOODS: dict[str, Callable[..., Passes]] = {
 
 
 @lru_cache(maxsize=64)
-def gauss_legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def gauss_legendre(count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Nodes in (0, 1), rising, and weights that sum to 1; exact for polynomials of degree ``2 count - 1``.
 
     They follow from the eigenvalues of the Jacobi matrix (Golub and Welsch 1969).
@@ -125,4 +125,4 @@ def gauss_legendre(count: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     k = torch.arange(1, count, dtype=torch.float64)
     beside = k / (4 * k**2 - 1).sqrt()
     nodes, vectors = torch.linalg.eigh(torch.diag(beside, 1) + torch.diag(beside, -1))
-    return tuple(((nodes + 1) / 2).tolist()), tuple(vectors[0].square().tolist())
+    return ((nodes + 1) / 2).unbind(), vectors[0].square().unbind()

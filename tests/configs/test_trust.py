@@ -65,7 +65,7 @@ def test_every_reward_that_names_another_is_known():
         for path in package.rglob("*.py")
         if re.search(r"\b(build|construct)\(RewardSpec", path.read_text(encoding="utf-8"))
     }
-    assert makers == {"win_rate.py", "length.py", "serve.py", "tool_thrift.py"}, "see configs.trust.NAMING"
+    assert makers == {"win_rate.py", "within.py", "serve.py", "tool_thrift.py"}, "see configs.trust.NAMING"
 
 
 def test_every_reward_that_asks_a_server_is_known():
