@@ -48,14 +48,14 @@ def segments(judged: Judged, *, below: Fraction = 1.0) -> Tensor:
     continued = defaultdict[tuple[int, int, int], list[float]](list)
     for group, origin, total in zip(groups, origins, totals.tolist()):
         if "token" in origin:
-            continued[group, origin["path"], origin["token"]].append(total)
+            continued[group, origin["number"], origin["token"]].append(total)
     value = {place: float(torch.tensor(found).nanmean()) for place, found in continued.items()}
     cuts = [one.get("cuts", []) for one in origins]
     found = segment_advantages(
         totals.tolist(),
         (totals - group_advantages(judged.rewards(), groups, scale="none")).tolist(),
         cuts,
-        [[value[group, one["path"], token] for token in own] for group, one, own in zip(groups, origins, cuts)],
+        [[value[group, one["number"], token] for token in own] for group, one, own in zip(groups, origins, cuts)],
         experience.lengths,
     )
     unlikely = [[p <= math.log(below) for p in own] for own in experience.sampled.log_probs]
@@ -102,7 +102,7 @@ def anytime(judged: Judged, *, prior: Literal["uniform", "linear"] = "uniform") 
     experience, totals = judged.experience, judged.rewards()
     origins, groups, count = experience.origins(), experience.groups, experience.origins()[0]["budgets"]
     known: dict[tuple[int, int], int] = {}
-    paths = [known.setdefault((g, one["path"]), len(known)) for g, one in zip(groups.tolist(), origins)]
+    paths = [known.setdefault((g, one["number"]), len(known)) for g, one in zip(groups.tolist(), origins)]
     answers = defaultdict[tuple[int, int], list[int]](list)
     for row, (path, origin) in enumerate(zip(paths, origins)):
         answers[path, origin["budget"]].append(row)

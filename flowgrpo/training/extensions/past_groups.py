@@ -35,8 +35,24 @@ def _first(recipe: Any, choice: Choice) -> list[str]:
     return [f"extension {choice.short} adds samples, and other extensions have to see them; write it first"]
 
 
+MEMORIES = ("curriculum", "multipliers", "replay", "visits")
+"""Extensions that learn from the samples of each iteration."""
+
+
+def _seen_once(recipe: Any, choice: Choice) -> list[str]:
+    advantage = recipe.advantage
+    known = [f"extension {other.short}" for other in recipe.extensions if other.name in MEMORIES]
+    if advantage is not None and isinstance(advantage.target, type):
+        known.append(f"advantage {advantage.short}")
+    return [
+        f"{who} learns from all samples of an iteration, and with extension {choice.short} it would see a group "
+        "several times; leave one of them out"
+        for who in known
+    ]
+
+
 @needs(
-    once, _first, Need("task", ("text",), "keeps the tokens of completions"), one_round("adds groups"),
+    once, _first, _seen_once, Need("task", ("text",), "keeps the tokens of completions"), one_round("adds groups"),
     Need("rollout.form", ("plain",), "keeps completions of the prompt alone"),
     Need("optimizer.updates", (1,), "adds groups to one optimizer step", mend="use optimizer.epochs for more steps"),
     Need("objective.correction", ("truncate", "mask"), "brings back completions of older policies, which are weighted "

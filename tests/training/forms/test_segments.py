@@ -60,7 +60,7 @@ def test_a_run_by_tokens(small_text: list[str], tmp_path: Path) -> None:
     for row, origin in enumerate(e.origins()):
         if "token" in origin:
             peers = [k for k, owner in enumerate(e.prompt_of_sample) if owner == e.prompt_of_sample[row]]
-            source = next(k for k in peers if "cuts" in e.origins()[k] and e.origins()[k]["path"] == origin["path"])
+            source = next(k for k in peers if "cuts" in e.origins()[k] and e.origins()[k]["number"] == origin["number"])
             assert e.sampled.ids[row][: origin["token"]] == e.sampled.ids[source][: origin["token"]]
             assert len(e.sampled.ids[row]) <= 6
 
@@ -87,6 +87,7 @@ def test_a_run_by_parts(small_text: list[str], tmp_path: Path) -> None:
         (["rollout.form=segments", "credit=segments"], "write advantage: null"),
         (["rollout.form={name: segments, at: parts}"], "or use at tokens"),
         (["rollout.form=segments", *LINES, "rollout.group=1"], "use 2 or more"),
+        (["rollout.form={name: segments, at: parts, every: 2}", "parts={cut: lines}"], "no tokens are counted"),
     ],
 )
 def test_what_does_not_fit_is_refused(lines: list[str], message: str) -> None:

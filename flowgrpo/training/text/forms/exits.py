@@ -109,7 +109,7 @@ def anytime(
             opening = _at_budget(path, limit, end, words)
             # The words of the form are no thoughts, and those that the policy wrote are.
             thought = sum(opening.own)
-            origin = {"path": number % writer.group, "budget": k, "budgets": budgets, "thought": thought}
+            origin = {"number": number % writer.group, "budget": k, "budgets": budgets, "thought": thought}
             for again in range(1 if opening.ended else answers):
                 own = [again == 0 and before <= t < thought for t in range(len(opening.ids))]
                 openings.append(replace(opening, own=own, origin=origin))

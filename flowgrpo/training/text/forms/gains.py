@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ....parts.needs import needs
 from ....parts.ranges import Count, Fraction
-from .places import CLOSING, At, Words, cuts_of, has_parts
+from .places import CLOSING, At, Words, counts_tokens, cuts_of, has_parts
 
 if TYPE_CHECKING:
     from ..writing import Attempt, Writer
 
 
-@needs(has_parts)
+@needs(has_parts, counts_tokens)
 def gains(
     writer: Writer,
     *,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from ....parts.choice import Choice
+from ....parts.needs import idle
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -43,6 +44,12 @@ def every_unlikely(log_probs: Sequence[float], every: int, below: float) -> list
     """Numbers of tokens after each `every`-th token of a probability of at most `below`; the end is left out."""
     unlikely = [k + 1 for k, value in enumerate(log_probs) if value <= math.log(below)]
     return [place for place in unlikely[every - 1 :: every] if place < len(log_probs)]
+
+
+counts_tokens = idle(
+    "every", "below", where=lambda choice: choice["at"] == "parts", why="with at parts, no tokens are counted"
+)  # fmt: skip
+"""A need of forms with an option `at`: what counts tokens has an effect only with `at: tokens`."""
 
 
 def has_parts(recipe: Any, choice: Choice) -> list[str]:

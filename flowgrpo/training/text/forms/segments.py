@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ....parts.needs import needs
 from ....parts.ranges import Count, Fraction
-from .places import At, cuts_of, has_parts
+from .places import At, counts_tokens, cuts_of, has_parts
 
 if TYPE_CHECKING:
     from ..writing import Attempt, Writer
 
 
-@needs(has_parts)
+@needs(has_parts, counts_tokens)
 def segments(
     writer: Writer, *, samples: Count = 9, at: At = "tokens", every: Count = 5, below: Fraction = 0.9
 ) -> list[Attempt]:
@@ -35,9 +35,9 @@ def segments(
     openings: list[Attempt] = []
     for k, (one, places) in enumerate(zip(written, cuts)):
         number = k % writer.group
-        named.append(replace(one, origin={"path": number, "cuts": places}))
+        named.append(replace(one, origin={"number": number, "cuts": places}))
         openings += [
-            replace(one.cut(place), counts=False, origin={"path": number, "token": place})
+            replace(one.cut(place), counts=False, origin={"number": number, "token": place})
             for place in places
             for _ in range(samples)
         ]
