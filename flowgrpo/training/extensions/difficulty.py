@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...core.difficulty_weights import difficulty_weights, group_ease
+from ...core.ease import difficulty_weights, group_ease
 from ...parts.choice import Choice
 from ...parts.needs import idle, needs
 from ...parts.ranges import Share

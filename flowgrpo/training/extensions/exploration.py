@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.bounded_terms import bounded_shaping
-from ...core.difficulty_weights import group_ease
+from ...core.ease import group_ease
 from ...core.entropy_guided import window_means
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, NotNegative

@@ -57,13 +57,15 @@ def test_the_loss_adds_the_likelihood_of_the_expert(small_text: list[str], tmp_p
 
 
 def test_an_iteration_imitates_and_leaves_the_expert_out_of_the_rewards(small_text: list[str], tmp_path: Path) -> None:
-    trainer = trainer_of(small_text, tmp_path / "run", *GUIDED)
+    lines = ["rollout.form={name: expert, success: 99, below: 1.0}", "objective=guided"]
+    trainer = trainer_of(small_text, tmp_path / "run", *lines)
     plain = trainer_of(small_text, tmp_path / "plain").iterate(0)
     record = trainer.iterate(0)
     assert record["ratio/first_error"] == 0.0
     assert record["reward/nines"] == plain["reward/nines"]
     assert record["expert_loss"] > 1
-    assert trainer.iterate(1)["expert_loss"] < record["expert_loss"] + 1
+    later = [trainer.iterate(k)["expert_loss"] for k in range(1, 8)]
+    assert later[-1] < record["expert_loss"] - 0.5
 
 
 def test_what_does_not_go_together_is_refused(small_text: list[str], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.core.advantages import group_advantages
-from flowgrpo.core.difficulty_weights import difficulty_weights, group_ease
+from flowgrpo.core.ease import difficulty_weights, group_ease
 
 NAN = math.nan
 
