@@ -73,6 +73,7 @@ The material is small:
 
 - *scenes*: 4 held-out prompts × 6 samples of the embedded model, 64×64 pixels. With *red stars*, all prompts ask for 4
   red stars. With *short prompts*, 8 of the samples have the prompts "a cat" and "a dog".
+  With *questions*, each prompt has one multiple-choice question, and with *a reference*, each has a reference image.
 - *videos*: 4 frames each, made from these 8 samples; every frame moves the sample by one pixel.
 - *pages*: 8 drawn pages with a word, 256×96 pixels.
 - *sums*: 4 held-out prompts × 6 completions of the embedded language model.

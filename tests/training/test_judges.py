@@ -49,6 +49,8 @@ def test_a_run_learns_from_satisfying_samples_alone(small_text: list[str], tmp_p
         ("{name: judges, at_least: {}}", "extension judges names no judge"),
         ("{name: judges, at_least: {answer: 1}, keep: some}", "keep"),
         ("judges", "at_least"),
+        ("{name: judges, at_least: {answer: .nan}}", "at_least.answer"),
+        ("{name: judges, at_least: {answer: true}}", "at_least.answer"),
     ],
 )
 def test_what_cannot_judge_is_refused(line: str, message: str) -> None:

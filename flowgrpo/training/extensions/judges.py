@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from torch import Tensor
 
 from ...core.judged_samples import calibrated_advantages, satisfied_judges
@@ -14,6 +15,8 @@ from ...parts.ranges import Given, Positive
 from ...parts.traits import offered
 from ..credit.combining import total_reward
 from .extension import CREDIT, Comparison, Extension, once, reported, unknown_reward
+
+Bar = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _judges_are_rewards(recipe: Any, choice: Choice) -> list[str]:
@@ -55,7 +58,7 @@ class Judges(Extension):
     def __init__(
         self,
         *,
-        at_least: dict[str, float],
+        at_least: dict[str, Bar],
         keep: Literal["all", "best"] = "all",
         scale: Positive = 1.0,
         recipe: Given[Any],
