@@ -56,6 +56,10 @@ class GuidedObjective(TokenObjective):
         mine = [row for rows in self.batches(experience, part, None) for row in rows]
         return super().rows(experience, part, keep) + int(_expert(experience, mine).sum())
 
+    def _scored_ones(self, experience: Completions) -> list[bool]:
+        told, counted = experience.origins(), experience.counted or [True] * len(experience.samples)
+        return [own or bool(one.get(EXPERT)) for own, one in zip(counted, told)]
+
     def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         loss, metrics = super()._loss(experience, scored, rows)
         expert = _expert(experience, scored.batch).to(scored.mask.device)

@@ -48,16 +48,25 @@ class ScoredTokens:
     measured: Tensor | None = None
 
 
-def batches_of(experience: Completions, part: int, budget: int) -> Iterator[list[int]]:
+def batches_of(
+    experience: Completions, part: int, budget: int, scored: Sequence[bool] | None = None
+) -> Iterator[list[int]]:
     """Completions that are scored together: as many whole groups as fit into a budget of tokens.
 
     A group is cut only if it alone is larger than the budget. Completions that are not trained stay in their batch, so
     a selection does not change the batches. Completions that a form has made for their scores alone are in no batch.
+
+    Args:
+        experience: the rollout.
+        part: number of the part of the rollout.
+        budget: tokens of a batch, with padding.
+        scored: whether each completion is in a batch; if left out, those that count for a form are.
     """
+    scored = experience.counted if scored is None else scored
     low, high = experience.part(part)
     groups: dict[int, list[int]] = {}
     for row, prompt in enumerate(experience.prompt_of_sample):
-        if low <= prompt < high and (experience.counted is None or experience.counted[row]):
+        if low <= prompt < high and (scored is None or scored[row]):
             groups.setdefault(prompt, []).append(row)
     batch, widths = list[int](), (0, 0)
     for rows in groups.values():
@@ -128,7 +137,11 @@ class TextObjective(ABC):
 
     def batches(self, experience: Completions, part: int, keep: Tensor | None) -> Iterator[list[int]]:
         """Completions that are scored together, see `batches_of`."""
-        return batches_of(experience, part, self.recipe.rollout.tokens)
+        return batches_of(experience, part, self.recipe.rollout.tokens, self._scored_ones(experience))
+
+    def _scored_ones(self, experience: Completions) -> Sequence[bool] | None:
+        """[B] whether the objective scores each completion; None for all that count."""
+        return None
 
     def _counted(self, experience: Completions, keep: Tensor | None) -> Tensor:
         return experience.outcomes if keep is None else experience.outcomes & keep
