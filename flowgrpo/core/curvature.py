@@ -30,7 +30,7 @@ def _capo_holds_back(
 
 @needs(
     Need("task", ("text",), "reads the distributions of tokens"),
-    Need("objective.level", ("token",), "rejects tokens", task="text"),
+    Need("objective.level", ("token", None), "rejects tokens", task="text"),
 )
 @holds_back(_capo_holds_back)
 def capo(

@@ -78,7 +78,7 @@ def _hapo_holds_back(
 
 @needs(
     Need("task", ("text",), "reads the entropy of tokens, and all steps of images are equally certain"),
-    Need("objective.level", ("token",), "clips the ratios of tokens", task="text"),
+    Need("objective.level", ("token", None), "clips the ratios of tokens", task="text"),
 )
 @holds_back(_hapo_holds_back)
 def hapo(

@@ -179,7 +179,7 @@ _ALL = (
     Kind(
         "token penalty", "penalties", "flowgrpo.core.token_penalties:TOKEN_PENALTIES",
         "penalty(logp, ..., *, ...) -> [R, T]; the parameters before the * are any of logp, ref_logp, old_logp, mask, "
-        "adv",
+        "adv, and for causal models entropy",
         own={"weight": (_WEIGHT, inspect.Parameter.empty)},
     ),
     Kind(

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.checking import check
 from flowgrpo.training.extensions import Difficulty, Exploration
+from flowgrpo.training.folder.run_folder import RunFolder
+from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 from tests.training.test_text import task_of
 from tests.training.text_runs import trainer_of
@@ -129,3 +132,22 @@ def test_what_does_not_go_together_is_refused(lines: list[str], message: str) ->
 def test_the_surrogates_refuse_their_options_before_a_run(small_text: list[str]) -> None:
     with pytest.raises(ValueError, match=r"low \* \(1 \+ spread\) < 1"):
         check(load_recipe("text", [*small_text, "objective.surrogate={name: hapo, low: 0.6}"])).require()
+
+
+def test_steps_of_images_have_the_factor_of_their_prompt(small: list[str], tmp_path: Path) -> None:
+    """In a tree, a step has the mean over the images below it, which all are of one prompt."""
+    lines = [line for line in small if not line.startswith(("sampler.", "rewards"))]
+    lines += ["sampler={steps: 4, plan: {name: branch, splits: [0, 2]}}", "rollout.group=4", "data.heldout=null",
+              "rewards=[{name: gold, options: {dense: true}}]"]  # fmt: skip
+
+    def of(folder: Path, *more: str) -> Trainer:
+        recipe = load_recipe("mixgrpo_flash_guard", [*lines, *more])
+        return Session(recipe, RunFolder.create(folder, "")).trainer(Silent())
+
+    plain, rewards = advantages_of(of(tmp_path / "plain", "extensions=[]"))
+    trainer = of(tmp_path / "run", "extensions=[{name: difficulty, strength: 0.5}]")
+    batch, everyone, found = trainer._compared(trainer._sampled(0))
+    factor = 1.5 - rewards.double().view(2, 4).mean(1).clamp(0, 1)
+    nodes = batch.experience.node_advantages(factor.repeat_interleave(4))
+    torch.testing.assert_close(found, (plain * nodes).to(found), rtol=1e-4, atol=1e-6)
+    assert len(everyone.prompts) == 8

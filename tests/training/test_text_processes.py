@@ -59,7 +59,8 @@ def both(overrides: list[str], tmp_path: Path, asked: Mapping[str, str] = {}) ->
         assert mine.keys() == theirs.keys()
         for name in mine:
             if not name.startswith("time/") and name != "steps":
-                assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (mine["iteration"], name)
+                want = mine[name] if mine[name] is None else pytest.approx(mine[name], rel=1e-3, abs=1e-5)
+                assert theirs[name] == want, (mine["iteration"], name)
     weights = [load_file(next(folder.glob("*/*model.safetensors"))) for folder in (one, two)]
     assert weights[0].keys() == weights[1].keys()
     for name, weight in weights[0].items():
@@ -90,3 +91,21 @@ def test_so_they_do_by_parts(overrides: list[str], tmp_path: Path) -> None:
     records = both([*overrides, *lines], tmp_path)
     assert records[0]["parts"] > 1
     assert 0 < records[0]["clip_share"] < 1
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["extensions=[{name: teacher, template: '{solution} {prompt}', success: -0.5}, difficulty]",
+         "objective={name: distilled, top: 5}"],
+        ["extensions=[{name: exploration, threshold: 3.4}]", "objective={name: guided, surrogate: hapo}",
+         "rollout.form={name: expert, success: 99}"],
+    ],
+    ids=["distilled", "guided"],
+)  # fmt: skip
+def test_so_they_do_with_teachers_and_with_an_expert(overrides: list[str], tmp_path: Path, lines: list[str]) -> None:
+    prompts = tmp_path / "answered.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "{k}+2=", "answer": {k + 2}}}\n' for k in range(4)))
+    records = both([*overrides, f"data={{train: {prompts}, heldout: null}}", *lines], tmp_path)
+    assert records[0]["ratio/first_error"] == 0.0
+    assert max(records[0].get("distillation") or 0.0, records[0].get("expert_loss") or 0.0) > 0
