@@ -33,6 +33,12 @@ def test_the_weakest_hint_that_helps_joins_groups_without_a_success(language: La
     assert all(all(one.own) for one in found)
 
 
+def test_one_success_is_enough_for_a_group_to_have_no_hints(language: LanguageModel) -> None:
+    writer = scripted(language, [HARD], lambda before, n: "15" if n or before[0] == "c" else "9")
+    found = hints(writer, column="levels", template="{hint} {prompt}")
+    assert texts(writer, found) == [(0, "7+8=", "9"), (0, "7+8=", "15")]
+
+
 def test_one_failure_is_replaced_and_only_after_the_exemption(language: LanguageModel) -> None:
     options: dict[str, Any] = {"column": "levels", "template": "{hint} {prompt}", "replace": 1, "tries": 3, "after": 5}
     writer = scripted(language, [HARD], says, iteration=5)

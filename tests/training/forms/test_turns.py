@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards.base import RewardSpec
 from flowgrpo.rewards.runner import RewardSet
@@ -18,6 +20,7 @@ from flowgrpo.training.credit.credits import Judged
 from flowgrpo.training.credit.pooling import asked
 from flowgrpo.training.credit.token_credits import parts
 from flowgrpo.training.data import PromptRow
+from flowgrpo.training.session import start
 from flowgrpo.training.text.forms.tools import calculator
 from flowgrpo.training.text.forms.turns import Talk, branches, entropy, turns
 from flowgrpo.training.text.text_task import TextTask
@@ -177,3 +180,13 @@ def test_a_tool_answers_with_a_text(language: LanguageModel) -> None:
         Talk(lambda call, row: 3, "c", "=", "{answer}", 1).answered(  # type: ignore[arg-type,return-value]
             writer := scripted(language, [SUM], lambda before, n: "c1="), writer.write(writer.starts())[0], 0
         )
+
+
+@pytest.mark.slow
+def test_the_embedded_model_learns_to_use_the_calculator(tmp_path: Path) -> None:
+    recipe = load_recipe("calculator", ["run.iterations=10", "run.checkpoint_every=10", "data.heldout=null"])
+    start(recipe, tmp_path / "run").trainer(Silent()).train()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines[0]["reward/answer"] < 0.3
+    assert lines[9]["reward/answer"] > 0.8
+    assert all(line["ratio/first_error"] == 0.0 for line in lines[:10])
