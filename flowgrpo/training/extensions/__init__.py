@@ -10,6 +10,7 @@ from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
 from .uncertainty import Uncertainty
+from .variants import Variants
 from .visits import Visits
 
 EXTENSIONS: dict[str, type[Extension]] = {
@@ -22,6 +23,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "schedule": RewardSchedule,
     "contrast": Contrast,
     "coherence": Coherence,
+    "variants": Variants,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
