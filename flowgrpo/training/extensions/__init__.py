@@ -6,6 +6,7 @@ from .curriculum import Curriculum
 from .extension import Extension
 from .guard import Guard
 from .multipliers import ConstraintMultipliers
+from .pacing import Pacing
 from .replay import Replay
 from .reward_schedule import RewardSchedule
 from .shaping import Shaping
@@ -24,6 +25,7 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "contrast": Contrast,
     "coherence": Coherence,
     "variants": Variants,
+    "pacing": Pacing,
     "guard": Guard,
 }
 """The extensions of the package, by their names in recipes."""
