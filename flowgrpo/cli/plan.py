@@ -13,6 +13,7 @@ from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+    from ..training.prompts.prompt_rows import PromptRow
     from ..training.recipe_findings import Checked
 
 RecipeArgument = Annotated[
@@ -53,6 +54,12 @@ def plan(
         ),
     ] = None,
     utilisation: Annotated[float, typer.Option(help="Share of the card's peak speed, for the estimate.")] = 0.35,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="A prompt file, such as that of an earlier fine-tuning: how many prompts of the recipe are in it."
+        ),
+    ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,
     trust: TrustOption = False,
 ) -> None:
@@ -68,17 +75,18 @@ def plan(
     if as_yaml:
         return say(dump_recipe(recipe).rstrip("\n"))
     checked = _checked(recipe, source)
+    seen = _prompts_seen(against)
     say(f"{recipe.name}: {recipe.paper or 'no paper named'}")
     if isinstance(recipe, TextRecipe):
         if draw or svg is not None:
             raise ValueError(f"{recipe.name} is a recipe of text, which has no tree of denoising steps to draw")
         _plan_text(recipe)
-        return _print_findings(checked)
+        return _print_findings(checked, seen)
     _print_counts(recipe)
     if isinstance(recipe, MaskedRecipe):
         if draw or svg is not None:
             _draw_tree(recipe, iteration, draw, svg)
-        return _print_findings(checked)
+        return _print_findings(checked, seen)
     _print_sizes(checked)
     if draw or svg is not None:
         _draw_tree(recipe, iteration, draw, svg)
@@ -86,7 +94,7 @@ def plan(
     if gpu is not None or gpus is not None or sharding is not None or recipe.model.path != "scenes":
         card, count = gpu or machine.get("gpu", "h100"), gpus or machine.get("gpus", 1)
         _print_estimate(_of_largest(recipe, checked), card, count, utilisation, machine.get("prompts"), sharding)
-    _print_findings(checked)
+    _print_findings(checked, seen)
 
 
 def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
@@ -112,7 +120,28 @@ def _checked(recipe: AnyRecipe, source: str | None) -> Checked:
     return checked
 
 
-def _print_findings(checked: Checked) -> None:
+def _prompts_seen(against: str | None) -> tuple[str, list[PromptRow]] | None:
+    """A prompt file with which the prompts of the recipe are compared, and its prompts."""
+    from ..training.data import read_prompts
+
+    return None if against is None else (against, read_prompts(against, fetch=False))
+
+
+def _print_overlap(checked: Checked, seen: tuple[str, list[PromptRow]] | None) -> None:
+    """Print which prompts are in the file `seen`, and which held-out prompts are close to training prompts."""
+    from ..training.prompts.overlap import overlap_lines
+
+    data = checked.data
+    if data is None or seen is None:
+        return
+    pairs = [("training prompts", data.train.rows, *seen), ("held-out prompts", data.heldout, *seen)]
+    for name, rows, other, others in (*pairs, ("held-out prompts", data.heldout, "data.train", data.train.rows)):
+        for line in overlap_lines(rows, name, others, other) if rows else ():
+            say(line)
+
+
+def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) -> None:
+    _print_overlap(checked, seen)
     for kind, word in (("excused", "needed"), ("unknown", "not checked"), ("note", "note")):
         for finding in checked.findings:
             if finding.kind == kind:

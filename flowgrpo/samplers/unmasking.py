@@ -28,6 +28,10 @@ Order = Callable[..., Tensor]
 """`order(chance [N, L], uniform [N, L] or None, *, ...) -> priority [N, L]`: masks with the highest priority first."""
 
 
+Pace = Callable[[Tensor, float, float, Sequence[int]], Tensor]
+"""`pace(masks [N], sigma, sigma_next, keys [N]) -> [N]`: how many of the masks of each state an edge reveals."""
+
+
 def confidence(chance: Tensor, uniform: Tensor | None, *, gumbel: NotNegative = 0.0) -> Tensor:
     """The most likely tokens first (MaskGIT, arXiv:2202.04200, §3.2; LLaDA's low-confidence remasking).
 
@@ -121,9 +125,13 @@ class MaskMoves:
         mask: id of the mask token.
         order: which positions a step reveals, with its options bound.
         device: device of the states.
+
+    Attributes:
+        pace: how many masks a stochastic step reveals, see `Pace`; None for as many as the levels say.
     """
 
     keeps_states = True
+    pace: Pace | None = None
 
     def __init__(self, length: int, mask: int, order: Order, device: torch.device | str = "cpu") -> None:
         self.length, self.mask, self.order, self.device = length, mask, order, torch.device(device)
@@ -148,7 +156,10 @@ class MaskMoves:
         logits = self._open(prediction)
         drawn = x.clone()
         drawn[masked] = pick(tempered(logits[masked], coefficients.std), draws[:, 0][masked])[0]
-        reveal = self._revealed(logits, drawn, masked, coefficients.sigma, coefficients.sigma_next, draws[:, 1])
+        counts = self._counts(masked, coefficients.sigma_next)
+        if self.pace is not None:
+            counts = self.pace(masked.sum(1), coefficients.sigma, coefficients.sigma_next, keys)
+        reveal = self._revealed(logits, drawn, masked, counts, draws[:, 1])
         x_next = torch.where(reveal, drawn, x)
         by_token = reveal_log_probs(logits, x_next, reveal, coefficients.std)
         return Moved(x_next, by_token.sum(1), by_token)
@@ -166,7 +177,7 @@ class MaskMoves:
         """Reveal the likeliest tokens in the order's own way, without randomness. There is one solver."""
         masked, logits = x == self.mask, self._open(prediction)
         likeliest = torch.where(masked, logits.argmax(-1), x)
-        reveal = self._revealed(logits, likeliest, masked, sigma, sigma_next, None)
+        reveal = self._revealed(logits, likeliest, masked, self._counts(masked, sigma_next), None)
         return torch.where(reveal, likeliest, x)
 
     def observe(self, prediction: Tensor, x: Tensor, sigma: float) -> History:
@@ -180,17 +191,21 @@ class MaskMoves:
     def _open(self, prediction: Tensor) -> Tensor:
         return without_mask(prediction, self.mask)
 
+    def _counts(self, masked: Tensor, sigma_next: float) -> Tensor:
+        """[N] how many masks lead to the level `sigma_next`."""
+        return (masked.sum(1) - round(sigma_next * self.length)).clamp(min=0)
+
     def _revealed(
-        self, logits: Tensor, tokens: Tensor, masked: Tensor, sigma: float, sigma_next: float, uniform: Tensor | None
+        self, logits: Tensor, tokens: Tensor, masked: Tensor, counts: Tensor, uniform: Tensor | None
     ) -> Tensor:
-        """[N, L] bool: the masks that a step from `sigma` to `sigma_next` reveals."""
-        count = round(sigma * self.length) - round(sigma_next * self.length)
+        """[N, L] bool: the masks that a step reveals, `counts` [N] of each state."""
         # Confidence is the probability under the model itself, whatever the temperature of the draw.
         chance = token_log_probs(logits, tokens)
         priority = self.order(chance, uniform).masked_fill(~masked, -torch.inf)
         # A stable sort takes the left one of two equal positions on every device.
-        first = priority.sort(dim=1, descending=True, stable=True).indices[:, :count]
-        return torch.zeros_like(masked).scatter_(1, first, True) & masked
+        first = priority.sort(dim=1, descending=True, stable=True).indices
+        place = torch.arange(self.length, device=first.device).expand_as(first)
+        return (torch.empty_like(first).scatter_(1, first, place) < counts[:, None]) & masked
 
 
 def without_mask(logits: Tensor, mask: int) -> Tensor:

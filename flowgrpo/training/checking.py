@@ -59,6 +59,8 @@ def check(recipe: AnyRecipe, *, reads_test: bool = False, fetches: bool = True) 
     _note_columns(found)
     _combinations(found)
     _rewards(found)
+    if found.data is not None and recipe.data.heldout is not None:
+        note_shared_prompts(found, found.data.heldout, recipe.data.heldout, "heldout")
     _test_prompts(found, reads_test)
     _trackers(found)
     return found
@@ -94,7 +96,7 @@ def _test_prompts(found: Checked, reads: bool) -> None:
         except (ValueError, OSError):
             continue  # The check of the rewards has said what is wrong.
         found.attempt("data.test", _check_reward, found, reward, columns, source)
-    note_shared_prompts(found, rows, source)
+    note_shared_prompts(found, rows, source, "test")
 
 
 FOLDERS: dict[str, Callable[[str], str]] = {"images": model_folder, "text": language_folder, "masked": masked_folder}

@@ -12,6 +12,7 @@ from ..rewards.base import RESERVED
 from .data import IMAGE, Data, PromptRow, PromptStream, column_names, read_prompts
 from .distributed.processes import Processes
 from .prompts.hub_sets import pinned
+from .prompts.overlap import said
 from .prompts.stored_table import StoredColumns
 from .recipe_findings import Checked, Fault
 
@@ -106,23 +107,32 @@ def _enough(recipe: AnyRecipe, train: Sequence[PromptRow]) -> None:
         )
 
 
-def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str) -> None:
-    """Note test prompts that are training or held-out prompts too."""
+def note_shared_prompts(found: Checked, rows: Sequence[PromptRow], source: str, split: str) -> None:
+    """Note held-out prompts that are training prompts too, or test prompts that are training or held-out prompts.
+
+    Args:
+        found: gets the notes.
+        rows: the prompts of the split.
+        source: their file.
+        split: `heldout` or `test`.
+    """
     data = found.data
     if data is None:
         return
-    for name, others in (("train", data.train.rows), ("heldout", data.heldout)):
+    what = {"heldout": "held-out", "test": "test"}[split]
+    compared = {"train": data.train.rows} | ({"heldout": data.heldout} if split == "test" else {})
+    for name, others in compared.items():
         other = found.recipe.data.source(name)
         if len(others) == found.recipe.evaluate.prompts and other:
             others = read_prompts(other, found.fetches)  # not only those of the evaluations
-        known = {_said(row) for row in others}
-        count = sum(_said(row) in known for row in rows)
+        known = {said(row) for row in others}
+        count = sum(said(row) in known for row in rows)
         if count:
             text = (
-                f"{count} of {len(rows)} prompts of {source}, the test prompts, are in data.{name} ({other}) too; take "
-                "them out of one of the two, or name another file with data.test"
+                f"{count} of {len(rows)} prompts of {source}, the {what} prompts, are in data.{name} ({other}) too; "
+                f"take them out of one of the two, or name another file with data.{split}"
             )
-            found.findings.append(Fault("note", text, "data.test"))
+            found.findings.append(Fault("note", text, f"data.{split}"))
 
 
 def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_pictures: bool | None) -> None:
@@ -144,9 +154,3 @@ def note_left_out(found: Checked, source: str, rows: Sequence[PromptRow], takes_
             listed = ", ".join(names)
             text = f"{source} has columns of {what}, which rewards do not get: {listed[:300]}"
             found.findings.append(Fault("note", text, "data.train"))
-
-
-def _said(row: PromptRow) -> str:
-    """The words of a prompt or a conversation; texts that differ in spaces alone have equal words."""
-    said = [row.text] if row.messages is None else [f"{m['role']}: {m['content']}" for m in row.messages]
-    return " ".join(" ".join(said).split())

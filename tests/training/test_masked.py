@@ -27,6 +27,7 @@ from tests.training import ranks
 KL = "penalties=[{name: kl, weight: 0.05}]"
 RECIPES = (
     "masked", "diffu_grpo", "coupled_grpo", "gdpo_masked", "uni_grpo", "wd1", "masked_branch", "masked_window",
+    "co_grpo",
 )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def test_the_gradient_is_that_of_the_recorded_log_probs(column: str, small: list
 @pytest.mark.slow
 def test_a_run_resumes_to_the_bit(small: list[str], tmp_path: Path) -> None:
     more = ("optimizer.ema={decay: 0.5}", KL, "optimizer.updates=3", "optimizer.epochs=2")
-    for recipe in ("masked_branch", "uni_grpo"):
+    for recipe in ("masked_branch", "uni_grpo", "co_grpo"):
         whole, broken = tmp_path / recipe / "whole", tmp_path / recipe / "broken"
         trainer_of(small, whole, *more, recipe=recipe).train()
         trainer_of(small, broken, *more, "run.iterations=2", recipe=recipe).train()

@@ -10,6 +10,7 @@ from .guard import Guard
 from .judges import Judges
 from .meta_judge import MetaJudge
 from .multipliers import ConstraintMultipliers
+from .pacing import Pacing
 from .past_groups import PastGroups
 from .replay import Replay
 from .reward_schedule import RewardSchedule
@@ -17,6 +18,7 @@ from .shaping import Shaping
 from .teacher import Teacher
 from .tightening import Tightening
 from .uncertainty import Uncertainty
+from .variants import Variants
 from .visits import Visits
 
 EXTENSIONS: dict[str, type[Extension]] = {
@@ -32,6 +34,8 @@ EXTENSIONS: dict[str, type[Extension]] = {
     "difficulty": Difficulty,
     "exploration": Exploration,
     "teacher": Teacher,
+    "variants": Variants,
+    "pacing": Pacing,
     "guard": Guard,
     "judges": Judges,
     "meta_judge": MetaJudge,

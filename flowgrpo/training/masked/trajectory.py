@@ -62,11 +62,14 @@ class RevealObjective(MaskedObjective):
         """How many steps one part has, or how many tokens they reveal."""
         total = 0
         for transitions, batch in experience.batches(part, keep):
-            node = transitions.node[transitions.edges_of(batch)]
-            edges = len(node) if keep is None else int(keep[node].sum())
-            c, length = transitions.coefficients, transitions.x.shape[1]
-            revealed = round(c.sigma * length) - round(c.sigma_next * length)
-            total += edges * (1 if self.column == "step" else revealed)
+            edges = transitions.edges_of(batch)
+            node = transitions.node[edges]
+            revealed = torch.ones(len(node), dtype=torch.long)
+            if self.column == "token":
+                masks = (x == self.policy.moves.mask for x in (transitions.x, transitions.x_next[edges]))
+                before, after = (mask.sum(1).cpu() for mask in masks)
+                revealed = before[transitions.state[edges].cpu()] - after
+            total += int((revealed if keep is None else revealed[keep[node].cpu()]).sum())
         return total
 
     def scored(self, experience: UnmaskedTexts, batch: Batch) -> ScoredColumns:
