@@ -29,7 +29,7 @@ from .yaml_text import parse_yaml
 
 CONFIG = "config.yaml"
 """Name of a recipe in a run folder and in a checkpoint."""
-PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "rollout", "clamp")
+PLAIN = ("name", "paper", "task", "data", "model", "run", "published", "generation", "parts", "clamp")
 """Keys of a recipe at which no part and no reward stands."""
 NAMING = ("name", "judge", "correct")
 """Keys of a reward and of the package's own rewards at which a reward is named."""
