@@ -92,6 +92,17 @@ def all_material() -> dict[str, Material]:
                 "Which year?": ["1969", "in 1969", "nineteen sixty-nine", "196 9"],
             },
         ),
+        "stated": _written(
+            {
+                "12+7=?": [
+                    f"<answer>{n}</answer><confidence>{c}</confidence>" for n, c in ((19, 9), (18, 9), (19, 2), (9, 1))
+                ],
+                "6*7=?": [f"<answer>{n}</answer><confidence>{c}</confidence>" for n, c in ((42, 7), (41, 8), (42, 10))]
+                + ["42, and I am sure"],
+            },
+            "answer",
+            ["19", "42"],
+        ),
         "worked": _written(
             {
                 "12 + 7 * 2?": ["7 * 2 = 14\n12 + 14 = 26", "12 + 7 = 19\n19 * 2 = 38", "7 * 2 = 12\nso 26", "26"],
@@ -194,6 +205,7 @@ def makers() -> dict[str, Maker]:
     plain = [
         Case("answer", NONE, "sums"),
         Case("code", NONE, "programs"),
+        Case("confidence", NONE, "stated", {"correct": "answer"}),
         Case("digit_share", NONE, "answers"),
         Case("equations", NONE, "worked"),
         Case("gold", NONE, options={"dense": True}),
