@@ -83,13 +83,14 @@ class Extension:
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Called once, when the model is loaded, before a checkpoint is read.
+        """Called once, when the model is loaded, before a checkpoint is read. Keeps the processes for later.
 
         Args:
             task: what is trained; its policy is `task.policy`.
             processes: of the run, to bring together what each process knows.
             clock: measures where the time goes.
         """
+        self.processes = processes
 
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int

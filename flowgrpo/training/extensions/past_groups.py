@@ -13,14 +13,9 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Fraction, Given
 from ...rewards.score_batches import RewardBatch, join_scores
-from ...text.cutting import Parts
-from ...text.sampling import Sampled
 from ..credit.pooling import Batch
 from ..data import PromptRow
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..tasks import Task
-from ..text.text_policy import Completions
+from ..text.kept import kept_columns, with_columns
 from .extension import Extension, once, one_round
 
 DRAWS = 15
@@ -79,10 +74,6 @@ class PastGroups(Extension):
         self._past: dict[int, list[Group]] = {}
         self._mixed = 0
 
-    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Take the processes, because each process remembers the groups of all."""
-        self._processes = processes
-
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
     ) -> Sequence[PromptRow]:
@@ -98,9 +89,10 @@ class PastGroups(Extension):
         drawn = [past[k] for k in torch.randperm(len(past), generator=order).tolist()[:count]]
         ends = self.until is not None and self._iteration >= self.until
         self._mixed = 0 if ends else len(drawn)
-        fresh, _ = self._processes.pool(_groups(batch, self._iteration), batch.places)
-        self._past = {k: v for k, v in self._past.items() if k > self._iteration - self.keep}
-        self._past[self._iteration] = fresh
+        # Each process remembers the groups of all.
+        fresh, _ = self.processes.pool(_groups(batch, self._iteration), batch.places)
+        kept = {k: groups for k, groups in self._past.items() if k > self._iteration - self.keep}
+        self._past = kept | {self._iteration: fresh}
         # Each process adds the groups of its own places, so no group comes back twice.
         mine = [] if ends else [group for group in drawn if group["place"] in batch.places]
         return _joined(batch, mine, self._prompts) if mine else batch
@@ -124,7 +116,7 @@ def _groups(batch: Batch, iteration: int) -> list[Group]:
     for p, (place, row) in enumerate(zip(batch.places, batch.rows)):
         rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
         scores = vars(batch.scores.taken(rows)) | {"seconds": dict.fromkeys(batch.scores.seconds, 0.0)}
-        columns = {name: [column[k] for k in rows] for name, column in _columns(e).items()}
+        columns = {name: [column[k] for k in rows] for name, column in kept_columns(e).items()}
         about = [row.id, row.text, dict(row.columns), row.messages]
         found.append(
             {"place": place, "iteration": iteration, "row": about, "prompt": e.prompts[p], "scores": scores} | columns
@@ -132,28 +124,16 @@ def _groups(batch: Batch, iteration: int) -> list[Group]:
     return found
 
 
-def _columns(e: Completions) -> dict[str, list[Any]]:
-    """What is remembered about each completion."""
-    found: dict[str, list[Any]] = {
-        "ids": e.sampled.ids,
-        "log_probs": e.sampled.log_probs,
-        "ended": e.sampled.ended,
-        "samples": e.samples,
-    }
-    return found if e.parts is None else found | {"part_texts": e.parts.texts, "part_ids": e.parts.ids}
-
-
 def _joined(batch: Batch, past: Sequence[Group], prompts: int) -> Batch:
     """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
-    e, fresh = batch.experience, _columns(batch.experience)
-    new = {name: [*column, *(one for group in past for one in group[name])] for name, column in fresh.items()}
-    owners = [len(e.prompts) + k for k, group in enumerate(past) for _ in group["samples"]]
-    told = [{"sampled_at": group["iteration"]} for group in past for _ in group["samples"]]
-    joined = replace(
-        e, prompts=[*e.prompts, *(group["prompt"] for group in past)], samples=new["samples"],
-        sampled=Sampled(new["ids"], new["log_probs"], new["ended"]), prompt_of_sample=[*e.prompt_of_sample, *owners],
-        parts=None if e.parts is None else Parts(new["part_texts"], new["part_ids"]),
-        told=[{} for _ in e.samples] + told,
+    e, rows = batch.experience, [(k, group) for k, group in enumerate(past) for _ in group["text"]]
+    columns = {
+        name: [*column, *(one for group in past for one in group[name])] for name, column in kept_columns(e).items()
+    }
+    joined = with_columns(
+        e, columns, prompts=[*e.prompts, *(group["prompt"] for group in past)],
+        prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
+        told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
     )  # fmt: skip
     return replace(
         batch, experience=joined, rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],
