@@ -81,6 +81,7 @@ class Extension:
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
+    iteration = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
         """Called once, when the model is loaded, before a checkpoint is read. Keeps the processes for later.
@@ -97,14 +98,15 @@ class Extension:
     ) -> Sequence[PromptRow]:
         """The prompts of an iteration, of all processes. Return as many prompts, the same on every process.
 
-        The hook may be called several times for an iteration, so the result must depend on the state and the iteration
-        alone.
+        This one keeps the number of the iteration, and returns the prompts as they are. The hook may be called several
+        times for an iteration, so the result must depend on the state and the iteration alone.
 
         Args:
             rows: the prompts in the order of the run, or as the previous extension returned them.
             everything: all training prompts.
             iteration: from 0.
         """
+        self.iteration = iteration
         return rows
 
     def samples_scored(self, batch: Batch) -> Batch:

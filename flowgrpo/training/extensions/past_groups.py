@@ -70,31 +70,24 @@ class PastGroups(Extension):
         self, *, share: Fraction = 0.5, keep: Count = 1, until: Count | None = None, recipe: Given[Any]
     ) -> None:  # fmt: skip
         self.share, self.keep, self.until = share, keep, until
-        self._seed, self._prompts, self._iteration = recipe.run.seed, recipe.rollout.prompts, 0
+        self._seed, self._prompts = recipe.run.seed, recipe.rollout.prompts
         self._past: dict[int, list[Group]] = {}
         self._mixed = 0
-
-    def prompts_drawn(
-        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
-    ) -> Sequence[PromptRow]:
-        """Take the number of the iteration; the prompts stay."""
-        self._iteration = iteration
-        return rows
 
     def samples_scored(self, batch: Batch) -> Batch:
         """Add past groups, and remember the new ones."""
         past = [group for groups in self._past.values() for group in groups]
-        order = torch.Generator().manual_seed(address(self._seed, DRAWS, self._iteration))
-        count = min(round(self.share * self._prompts), len(past))
+        order = torch.Generator().manual_seed(address(self._seed, DRAWS, self.iteration))
+        ends = self.until is not None and self.iteration >= self.until
+        count = 0 if ends else min(round(self.share * self._prompts), len(past))
         drawn = [past[k] for k in torch.randperm(len(past), generator=order).tolist()[:count]]
-        ends = self.until is not None and self._iteration >= self.until
-        self._mixed = 0 if ends else len(drawn)
+        self._mixed = len(drawn)
         # Each process remembers the groups of all.
-        fresh, _ = self.processes.pool(_groups(batch, self._iteration), batch.places)
-        kept = {k: groups for k, groups in self._past.items() if k > self._iteration - self.keep}
-        self._past = kept | {self._iteration: fresh}
+        fresh, _ = self.processes.pool(_groups(batch, self.iteration), batch.places)
+        kept = {k: groups for k, groups in self._past.items() if k > self.iteration - self.keep}
+        self._past = kept | {self.iteration: fresh}
         # Each process adds the groups of its own places, so no group comes back twice.
-        mine = [] if ends else [group for group in drawn if group["place"] in batch.places]
+        mine = [group for group in drawn if group["place"] in batch.places]
         return _joined(batch, mine, self._prompts) if mine else batch
 
     def record(self) -> dict[str, float]:
