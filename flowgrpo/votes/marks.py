@@ -99,7 +99,7 @@ def _reaction(record: Mapping[str, Any], run: Path, loved: bool) -> Reaction:
     return Reaction(record["prompt"], file, frames if type(frames) is int and frames > 1 else 1, loved)
 
 
-def samples_by_place(index: Path) -> dict[Place, dict[int, Mapping[str, Any]]]:
+def samples_by_place(index: Path) -> dict[Place, dict[int, dict[str, Any]]]:
     """Return the records of an index of samples by their places, and within a place by iteration.
 
     Samples of one phase, prompt and seed are numbered as the gallery numbers them: prompt by prompt of the prompt file,
@@ -116,7 +116,7 @@ def samples_by_place(index: Path) -> dict[Place, dict[int, Mapping[str, Any]]]:
         for _, record in read_jsonl(index)[0]
         if record.get("phase") in ("eval", "train") and type(record.get("iteration")) is int
     )
-    found: dict[Place, dict[int, Mapping[str, Any]]] = {}
+    found: dict[Place, dict[int, dict[str, Any]]] = {}
     before = Counter[tuple[str, str, str]]()
     for (phase, _, seed, prompt), iterations in lined_up(keyed):
         found[phase, prompt, seed, before[phase, prompt, seed]] = iterations

@@ -14,11 +14,10 @@ from torch import Tensor
 from ..options import check_count
 from ..pixels import load_picture
 from ..scores import Scores
-from ..within import signature_of
 from .judge_answers import Unreadable, list_in, note_of, read_object, readable
 from .judge_client import JudgeReply, Question
 from .judge_images import data_urls
-from .judge_rubric import Criterion, Rubric
+from .judge_rubric import CriteriaJudge, Criterion
 
 _MADE = ("The last picture was made from the {count} before it and from this text:\n----\n", "\n----\n")
 _DRAFT = (
@@ -29,7 +28,7 @@ _DRAFT = (
 )
 
 
-class Checklist(Rubric):
+class Checklist(CriteriaJudge):
     """Weighted share of a checklist that an image meets beside its reference images (Visual-Aware CoT).
 
     The reference images are those of the column `image`, which also condition the pipeline. The checklist of a prompt
@@ -63,9 +62,8 @@ class Checklist(Rubric):
         system: str = "",
     ) -> None:
         check_count(self.name, "most", most)
-        super().__init__(server, criteria, ask, system)
+        super().__init__(server, criteria, ask, system, ("images", "prompts", "image"))
         self.most = most
-        self.__signature__ = signature_of("images", "prompts", "image")
 
     def __call__(
         self,

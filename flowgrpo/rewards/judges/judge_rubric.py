@@ -62,7 +62,60 @@ class CriterionVerdict:
     reason: str
 
 
-class Rubric(ServedJudge):
+class CriteriaJudge(ServedJudge):
+    """A reward that asks a judge of each criterion whether it is met.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`.
+        criteria: of the option, as it is written.
+        ask: one of `ASK`.
+        system: the system message for the model.
+        needed: the arguments that the reward needs.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    def __init__(
+        self, server: Mapping[str, Any], criteria: Sequence[Any] | None, ask: str, system: str, needed: Sequence[str]
+    ) -> None:
+        if ask not in ASK:
+            raise ValueError(f"{self.name}: ask is {ask!r}; give one of {', '.join(ASK)}")
+        self.criteria, self.ask = read_criteria(criteria, "the option `criteria`"), ask
+        super().__init__(server, system=system, needed=needed)
+
+    def of_column(self, column: Sequence[Any] | None, count: int) -> list[list[Criterion]]:
+        """Read the criteria in the column `criteria` of `count` samples; a sample may have none of its own.
+
+        Raises:
+            ValueError: a row of the column is not a list of criteria.
+        """
+        rows = [None] * count if column is None else column
+        return [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(rows)]
+
+    def judged(
+        self, lists: Sequence[Sequence[Criterion]], about: Sequence[Question], why: Mapping[int, str], shared: bool
+    ) -> Scores:
+        """Ask for the verdicts on samples, and return the scores.
+
+        Args:
+            lists: the criteria of each sample.
+            about: what comes before the question on the criteria, for each sample.
+            why: row -> why the sample has no criteria, if more is known about it.
+            shared: whether all samples have the criteria of the option, and these have sub-scores.
+        """
+        replies = self.asked([
+            [replace(question, text=question.text + text) for text in questions_on(given, self.ask)]
+            for question, given in zip(about, lists)
+        ])  # fmt: skip
+        verdicts = [
+            why.get(row) or read_verdicts(answers, given, self.ask)
+            for row, (answers, given) in enumerate(zip(replies, lists))
+        ]
+        return rubric_scores(self.name, lists, verdicts, self.criteria if shared else ())
+
+
+class Rubric(CriteriaJudge):
     """Weighted share of the criteria that a sample meets, according to a judge.
 
     If m_k is 1 for a criterion that is met and 0 otherwise, and w_k is its weight,
@@ -91,10 +144,7 @@ class Rubric(ServedJudge):
         ask: str = "together",
         system: str = "",
     ) -> None:
-        if ask not in ASK:
-            raise ValueError(f"{self.name}: ask is {ask!r}; give one of {', '.join(ASK)}")
-        self.criteria, self.ask = read_criteria(criteria, "the option `criteria`"), ask
-        super().__init__(server, system=system, needed=("prompts", *(() if self.criteria else ("criteria",))))
+        super().__init__(server, criteria, ask, system, ("prompts", *(() if criteria else ("criteria",))))
 
     def __call__(
         self,
@@ -129,36 +179,6 @@ class Rubric(ServedJudge):
             for row in range(len(prompts))
         ]
         return self.judged([given or self.criteria for given in own], about, {}, not any(own))
-
-    def of_column(self, column: Sequence[Any] | None, count: int) -> list[list[Criterion]]:
-        """Read the criteria in the column `criteria` of `count` samples; a sample may have none of its own.
-
-        Raises:
-            ValueError: a row of the column is not a list of criteria.
-        """
-        rows = [None] * count if column is None else column
-        return [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(rows)]
-
-    def judged(
-        self, lists: Sequence[Sequence[Criterion]], about: Sequence[Question], why: Mapping[int, str], shared: bool
-    ) -> Scores:
-        """Ask for the verdicts on samples, and return the scores.
-
-        Args:
-            lists: the criteria of each sample.
-            about: what comes before the question on the criteria, for each sample.
-            why: row -> why the sample has no criteria, if more is known about it.
-            shared: whether all samples have the criteria of the option, and these have sub-scores.
-        """
-        replies = self.asked([
-            [replace(question, text=question.text + text) for text in questions_on(given, self.ask)]
-            for question, given in zip(about, lists)
-        ])  # fmt: skip
-        verdicts = [
-            why.get(row) or read_verdicts(answers, given, self.ask)
-            for row, (answers, given) in enumerate(zip(replies, lists))
-        ]
-        return rubric_scores(self.name, lists, verdicts, self.criteria if shared else ())
 
 
 def rubric_scores(
