@@ -16,7 +16,7 @@ from .judge_answers import NUMBER, ScoreReader, note_of, readable
 from .judge_client import JudgeReply, Question
 from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
-from .served_judge import Finding, ServedJudge, finding, scores_of
+from .served_judge import Reading, ServedJudge, reading_of, scores_of
 
 INSTRUCTIONS = "instructions"
 """Place of a prompt and name of a column: what the judge shall look for, apart from the form of its answer."""
@@ -168,5 +168,5 @@ def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeRepl
     Raises:
         InvalidScores: there are 8 answers or more, and none has a score.
     """
-    found = [finding(answer, lambda one: Finding(read(one), note_of(one))) for answer in answers]
+    found = [reading_of(answer, lambda one: Reading(read(one), note_of(one))) for answer in answers]
     return scores_of(reward, found)

@@ -16,7 +16,7 @@ from ..options import check_weights
 from ..scores import Scores
 from .judge_answers import Unreadable, list_in, read_object, readable
 from .judge_client import JudgeReply, Question
-from .served_judge import Finding, ServedJudge, finding, scores_of
+from .served_judge import Reading, ServedJudge, reading_of, scores_of
 
 MOST_FINDINGS = 50
 SEVERITIES = {"slight": 1 / 3, "clear": 2 / 3, "severe": 1.0}
@@ -106,10 +106,10 @@ class Artifacts(ServedJudge):
         questions = [
             Question(about_artifacts(prompt, self.labels), (images[row],)) for row, prompt in enumerate(prompts)
         ]
-        found = [finding(answer, self._read) for answer in self.client.ask(questions)]
+        found = [reading_of(answer, self._read) for answer in self.client.ask(questions)]
         return scores_of(self.name, found, self.labels, answers=True)
 
-    def _read(self, answer: JudgeReply) -> Finding:
+    def _read(self, answer: JudgeReply) -> Reading:
         found = read_artifacts(answer, self.labels)
         worst = {
             label: max((SEVERITIES[one.severity] for one in found if one.label == label), default=0.0)
@@ -118,7 +118,7 @@ class Artifacts(ServedJudge):
         value = 1 / (1 + math.fsum(self.weights[label] * s for label, s in worst.items()))
         note = "\n".join(f"{one.label} ({one.severity}): {one.where}" for one in found)
         labels = ", ".join(label for label, s in worst.items() if s)
-        return Finding(value, note or "no artifacts", worst, labels or "no artifacts")
+        return Reading(value, note or "no artifacts", worst, labels or "no artifacts")
 
 
 def about_artifacts(prompt: str, labels: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from ..options import check_count, check_positive, check_share
 from ..scores import Scores
 from .judge_answers import Unreadable, note_of, read_fields
 from .judge_client import JudgeReply, Question
-from .served_judge import Finding, ServedJudge, scores_of
+from .served_judge import Reading, ServedJudge, scores_of
 
 _REASON_CHARACTERS = 400
 _BEFORE, _BETWEEN, _AFTER = (
@@ -94,7 +94,7 @@ class Critique(ServedJudge):
         found = [self._judged(answers, len(steps)) for answers, steps in zip(self.asked(asked), parts)]
         return scores_of(self.name, found, ("votes",), parts=True)
 
-    def _judged(self, answers: Sequence[JudgeReply], steps: int) -> Finding:
+    def _judged(self, answers: Sequence[JudgeReply], steps: int) -> Reading:
         """Return the scores of the steps, their mean, the number of critiques that could be read, and the note."""
         found, problem = list[tuple[frozenset[int], str]](), ""
         for answer in answers:
@@ -103,13 +103,13 @@ class Critique(ServedJudge):
             except Unreadable as error:
                 problem = problem or note_of(answer, str(error))
         if not found:
-            return Finding(note=problem, subs={"votes": 0.0})
+            return Reading(note=problem, subs={"votes": 0.0})
         shares = [sum(step in wrong for wrong, _ in found) / len(found) for step in range(1, steps + 1)]
         named = [f"step {k}: wrong in {share:.0%}" for k, share in enumerate(shares, start=1) if share]
         said = [reason for _, reason in found if reason]
         own = [float(share < self.quorum) for share in shares]
         value = sum(own) / len(own) if own else math.nan
-        return Finding(value, "\n".join([*named, *said]), {"votes": float(len(found))}, parts=own or None)
+        return Reading(value, "\n".join([*named, *said]), {"votes": float(len(found))}, parts=own or None)
 
 
 def about_steps(prompt: str, steps: Sequence[str]) -> str:

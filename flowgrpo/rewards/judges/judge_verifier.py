@@ -19,7 +19,7 @@ from .judge_answers import Unreadable, note_of, read_fields, read_object, readab
 from .judge_client import JudgeReply, Question
 from .judge_images import frames_of
 from .judge_rubric import Criterion, CriterionVerdict, read_criteria, read_verdict_list, weighted_share
-from .served_judge import Finding, ServedJudge, scores_of
+from .served_judge import Reading, ServedJudge, scores_of
 
 SUB_SCORES = ("outcome", "process", "uncontrollable")
 FAILURES = ("none", "controllable", "uncontrollable")
@@ -154,13 +154,13 @@ def _found(
     outcomes: Sequence[Sequence[CriterionVerdict] | str],
     criteria: tuple[Sequence[Criterion], Sequence[Criterion]],
     share: float,
-) -> Finding:
+) -> Reading:
     """The score of a sample; `outcomes` has one outcome if all steps could be read, and none otherwise."""
     if isinstance(judged, str):
-        return Finding(note=judged)
+        return Reading(note=judged)
     (outcome,) = outcomes
     if isinstance(outcome, str):
-        return Finding(note=outcome)
+        return Reading(note=outcome)
     each = [
         math.nan if one.failure == "uncontrollable" else weighted_share(criteria[0], one.verdicts) for one in judged
     ]
@@ -171,7 +171,7 @@ def _found(
         f"outcome, {criterion.name or criterion.text}: {'yes' if verdict.met else 'no'}. {verdict.reason}"
         for criterion, verdict in zip(criteria[1], outcome)
     ]
-    return Finding(value, "\n".join(lines), subs, parts=each)
+    return Reading(value, "\n".join(lines), subs, parts=each)
 
 
 def joined(steps: Sequence[float], outcome: float, share: float) -> tuple[float, dict[str, float]]:

@@ -56,7 +56,7 @@ class ServedJudge:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Reading:
     """What was read about one sample; see `Scores` for the meaning of each. Without a value, the note says why."""
 
     value: float = math.nan
@@ -66,16 +66,16 @@ class Finding:
     parts: list[float] | None = None
 
 
-def finding(answer: JudgeReply, read: Callable[[JudgeReply], Finding]) -> Finding:
+def reading_of(answer: JudgeReply, read: Callable[[JudgeReply], Reading]) -> Reading:
     """Return what `read` finds in an answer. An answer that cannot be read has no value, and its note says why."""
     try:
         return read(answer)
     except Unreadable as problem:
-        return Finding(note=note_of(answer, str(problem)))
+        return Reading(note=note_of(answer, str(problem)))
 
 
 def scores_of(
-    reward: str, found: Sequence[Finding], subs: Iterable[str] = (), *, answers: bool = False, parts: bool = False
+    reward: str, found: Sequence[Reading], subs: Iterable[str] = (), *, answers: bool = False, parts: bool = False
 ) -> Scores:
     """Return the scores of samples.
 
