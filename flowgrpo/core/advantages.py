@@ -173,6 +173,19 @@ def group_advantages(
     return torch.where(silent, 0.0, centred).to(dtype).reshape(rewards.shape)
 
 
+def group_means(values: Tensor, groups: Tensor | Sequence[int]) -> Tensor:
+    """The mean of its group, for each row.
+
+    Args:
+        values: [B] or [B, ...]; a NaN enters no mean, and stays NaN.
+        groups: [B] integer ids.
+
+    Raises:
+        ValueError: As in `group_advantages`.
+    """
+    return values - group_advantages(values, groups, scale="none")
+
+
 def anchored_advantages(
     values: Tensor, groups: Tensor | Sequence[int], *, k: float = 1.0, eps: float = 1e-4, ddof: int = 1
 ) -> Tensor:

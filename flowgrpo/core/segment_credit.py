@@ -104,9 +104,6 @@ def gain_advantages(
         ValueError: As in `part_advantages`.
     """
     compared = as_precise(part_advantages(steps, groups, among="group", scale=scale, eps=eps, ddof=ddof))
-    found = torch.zeros_like(compared)
-    later = compared.new_zeros(len(compared))
-    for k in range(compared.shape[1] - 1, -1, -1):
-        later = compared[:, k] + gamma * later
-        found[:, k] = later
-    return found.float()
+    place = torch.arange(compared.shape[1], device=compared.device)
+    weights = (gamma ** as_precise(place[:, None] - place).clamp(min=0)).tril()
+    return (compared @ weights).float()

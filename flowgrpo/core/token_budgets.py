@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .advantages import as_precise, group_advantages, group_index, group_moments
+from .advantages import as_precise, group_advantages, group_index, group_means
 
 EARLIER = 2.0
 """BRPO: how much more the reward at a budget counts than the reward at the budget before, in the mean of the past."""
@@ -68,7 +68,7 @@ def budget_relative_advantages(rewards: Tensor, groups: Tensor | Sequence[int], 
     count = values.shape[1]
     left = chance.flip(0).cumsum(0).flip(0)
     returns = (values * chance).flip(1).cumsum(1).flip(1)
-    others = returns - group_advantages(returns, groups, scale="none")
+    others = group_means(returns, groups)
     found = torch.empty_like(values)
     for j in range(count):
         past = as_precise(EARLIER ** torch.arange(j))
@@ -132,13 +132,10 @@ def nested_advantages(
     """
     outer, _ = group_index(groups, len(rewards), rewards.device)
     inner, _ = group_index(subgroups, len(rewards), rewards.device)
-    own, count = group_index(outer * len(rewards) + inner, len(rewards), rewards.device)
+    own, _ = group_index(outer * len(rewards) + inner, len(rewards), rewards.device)
     options: dict[str, Any] = {"scale": scale, "eps": eps, "ddof": ddof}
-    of_group = group_advantages(rewards, outer, **options)
-    known = as_precise(of_group.masked_fill(rewards.isnan(), torch.nan))[:, None]
-    moments = group_moments(known, own, count, ddof=0)
-    means = (moments.minimum + moments.offset)[own, 0]
-    found = group_advantages(rewards, own, **options) + between * means
+    of_group = as_precise(group_advantages(rewards, outer, **options)).masked_fill(rewards.isnan(), torch.nan)
+    found = group_advantages(rewards, own, **options) + between * group_means(of_group, own)
     return torch.where(rewards.isnan(), 0.0, found).float()
 
 

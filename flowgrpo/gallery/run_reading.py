@@ -1,14 +1,13 @@
 """Reads a run folder: the recipe, the metrics, and the samples, grouped by prompt and seed."""
 
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..configs.yaml_text import read_yaml_mapping
 from ..intake.links import check_links
-from ..votes.lines import read_jsonl
+from ..votes.lines import lined_up, read_jsonl
 from .samples import Sample, finite_numbers, read_samples
 
 _SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
@@ -125,18 +124,9 @@ def pair_samples(samples: list[Sample]) -> tuple[SamplePair, ...]:
     Returns:
         The pairs in the order of their first appearance, so that a run that goes on only appends to them.
     """
-    by_key: dict[tuple[str, str, str, str], dict[int, dict[int, Sample]]] = defaultdict(lambda: defaultdict(dict))
-    for sample in samples:
-        # The text is part of the key, because a prompt file that was edited between runs may reuse a number.
-        key = (sample.phase, sample.prompt_id, sample.seed, sample.prompt)
-        by_key[key][sample.iteration][sample.sample] = sample
-    pairs = []
-    for (phase, *_), iterations in by_key.items():
-        ordered = {at: [found[index] for index in sorted(found)] for at, found in sorted(iterations.items())}
-        for rank in range(max(len(found) for found in ordered.values())):
-            shots = {at: found[rank] for at, found in ordered.items() if rank < len(found)}
-            pairs.append(SamplePair(phase, shots))
-    return tuple(pairs)
+    # The text is part of the key, because a prompt file that was edited between runs may reuse a number.
+    keyed = (((one.phase, one.prompt_id, one.seed, one.prompt), one.iteration, one.sample, one) for one in samples)
+    return tuple(SamplePair(phase, shots) for (phase, *_), shots in lined_up(keyed))
 
 
 def _without_secrets(value: Any) -> Any:

@@ -27,6 +27,13 @@ def check_positive(reward: str, name: str, value: Any, example: str = "1") -> No
         raise ValueError(f"{reward}: {name} is {value!r}; give a number above 0, such as {example}")
 
 
+def check_share(reward: str, name: str, value: Any, what: str = "a share above 0") -> None:
+    """Refuse an option that is not a number above 0, at most 1. `what` says in words what it is."""
+    check_positive(reward, name, value, "0.5")
+    if value > 1:
+        raise ValueError(f"{reward}: {name} is {value!r}; give {what}, at most 1")
+
+
 def check_seconds(reward: str, seconds: Any) -> None:
     """Refuse a time limit that is not a positive, finite number."""
     check_positive(reward, "seconds", seconds, "2")

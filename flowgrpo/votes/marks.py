@@ -6,13 +6,14 @@ index of the run's samples says which picture that is. docs/gallery.md describes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..intake.json_text import parse_json
-from .lines import check_image, read_jsonl
+from .lines import check_image, lined_up, read_jsonl
 
 Place = tuple[str, str, str, int]
 """Phase, prompt, seed, and number among the samples of the three; as a mark has them."""
@@ -98,7 +99,7 @@ def _reaction(record: Mapping[str, Any], run: Path, loved: bool) -> Reaction:
     return Reaction(record["prompt"], file, frames if type(frames) is int and frames > 1 else 1, loved)
 
 
-def samples_by_place(index: Path) -> dict[Place, dict[int, Mapping[str, Any]]]:
+def samples_by_place(index: Path) -> dict[Place, dict[int, dict[str, Any]]]:
     """Return the records of an index of samples by their places, and within a place by iteration.
 
     Samples of one phase, prompt and seed are numbered as the gallery numbers them: prompt by prompt of the prompt file,
@@ -109,18 +110,15 @@ def samples_by_place(index: Path) -> dict[Place, dict[int, Mapping[str, Any]]]:
     """
     if not index.is_file():
         raise ValueError(f"there is no file {index}; name the folder of a run that has samples")
-    rows: dict[tuple[str, str, str, str], dict[int, dict[int, Mapping[str, Any]]]] = {}
-    for _, record in read_jsonl(index)[0]:
-        key = tuple(str(record.get(name)) for name in ("phase", "prompt_id", "seed", "prompt"))
-        if record.get("phase") in ("eval", "train") and type(record.get("iteration")) is int and len(key) == 4:
-            # A sample that was recorded twice, before and after a resume, counts as it was recorded last.
-            rows.setdefault(key, {}).setdefault(record["iteration"], {})[record.get("sample", 0)] = record
-    found: dict[Place, dict[int, Mapping[str, Any]]] = {}
-    before: dict[tuple[str, str, str], int] = {}
-    for (phase, _, seed, prompt), iterations in rows.items():
-        first = before.get((phase, prompt, seed), 0)
-        for at, samples in iterations.items():
-            for rank, number in enumerate(sorted(samples)):
-                found.setdefault((phase, prompt, seed, first + rank), {})[at] = samples[number]
-        before[phase, prompt, seed] = first + max(len(samples) for samples in iterations.values())
+    names = ("phase", "prompt_id", "seed", "prompt")
+    keyed = (
+        (tuple(str(record.get(name)) for name in names), record["iteration"], record.get("sample", 0), record)
+        for _, record in read_jsonl(index)[0]
+        if record.get("phase") in ("eval", "train") and type(record.get("iteration")) is int
+    )
+    found: dict[Place, dict[int, dict[str, Any]]] = {}
+    before = Counter[tuple[str, str, str]]()
+    for (phase, _, seed, prompt), iterations in lined_up(keyed):
+        found[phase, prompt, seed, before[phase, prompt, seed]] = iterations
+        before[phase, prompt, seed] += 1
     return found

@@ -70,15 +70,25 @@ def test_every_reward_that_names_another_is_known():
 
 
 def test_every_reward_that_asks_a_server_is_known():
+    """A reward asks a server if its module makes a client, or if it inherits one."""
     package = Path(flowgrpo.__file__).parents[1]
-    asking = {
-        name
-        for name, target in BUILTIN.items()
-        if re.search(
-            r"Client(Pool)?\(", (package / target.partition(":")[0].replace(".", "/")).with_suffix(".py").read_text()
-        )
-    }
+    asking = set()
+    for name, target in BUILTIN.items():
+        source = (package / target.partition(":")[0].replace(".", "/")).with_suffix(".py").read_text()
+        if re.search(r"Client(Pool)?\(|\bserved_judge import .*ServedJudge|\bimport .*CriteriaJudge", source):
+            asking.add(name)
     assert asking == set(trust.JUDGES)
+
+
+def test_only_judges_inherit_a_client():
+    """The classes from which the rewards of the test above may inherit a client."""
+    rewards = Path(flowgrpo.__file__).parent / "rewards"
+    found = {
+        parent
+        for path in rewards.rglob("*.py")
+        for parent in re.findall(r"class \w+\((\w*Judge)\)", path.read_text(encoding="utf-8"))
+    }
+    assert found == {"ServedJudge", "CriteriaJudge"}
 
 
 @pytest.mark.parametrize("name", recipe_lines())

@@ -9,6 +9,7 @@ from flowgrpo.core.advantages import (
     anchored_advantages,
     filled_rewards,
     group_advantages,
+    group_means,
     group_moments,
     multi_reward_advantages,
 )
@@ -317,3 +318,12 @@ def test_a_sum_of_rewards_is_not_rounded_before_it_is_compared() -> None:
         torch.stack([torch.full((4,), 1e4), small], dim=1), torch.zeros(4, dtype=torch.long), torch.ones(2), how="sum"
     )
     torch.testing.assert_close(found, group_advantages(small, torch.zeros(4, dtype=torch.long)), rtol=1e-4, atol=0)
+
+
+def test_means_of_groups_leave_out_what_is_unknown() -> None:
+    """(1 + 3) / 2 in the first group, without the NaN, which stays; 5 alone in the second; columns are apart."""
+    values = torch.tensor([[1.0, 0.0], [5.0, 1.0], [3.0, 4.0], [torch.nan, 5.0]])
+    found = group_means(values, [0, 1, 0, 0])
+    assert found[:3].tolist() == [[2.0, 3.0], [5.0, 1.0], [2.0, 3.0]]
+    assert bool(found[3, 0].isnan())
+    assert float(found[3, 1]) == 3.0

@@ -6,20 +6,18 @@ section 3.1, single answer grading. Comparisons of pairs, asked in both orders: 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..scores import Scores
-from ..within import signature_of
-from .judge_answers import NUMBER, ScoreReader, Unreadable, note_of, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_answers import NUMBER, ScoreReader, note_of, readable
+from .judge_client import JudgeReply, Question
 from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
+from .served_judge import Reading, ServedJudge, reading_of, scores_of
 
-MAX_TOKENS = 1024
 INSTRUCTIONS = "instructions"
 """Place of a prompt and name of a column: what the judge shall look for, apart from the form of its answer."""
 # "Score (0-10): 7", "Score: **7**" and "Score: 7/10" are all 7.
@@ -48,7 +46,7 @@ Score: N
 where N is a whole number from 0 (of no use) to 10 (nothing could be better)."""
 
 
-class Judge:
+class Judge(ServedJudge):
     """A score that a model behind any OpenAI-compatible server gives when it is asked.
 
     Args:
@@ -72,7 +70,6 @@ class Judge:
     """
 
     name = "judge"
-    remote = True
     compare: Callable[..., Scores] | None = None
 
     def __init__(
@@ -88,17 +85,15 @@ class Judge:
         pair_prompt: str | None = None,
     ) -> None:
         self.instructions = check_instructions(self.name, instructions, prompt)
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
         self.prompt = None if prompt is None else Template(self.name, "prompt", prompt)
         ours = pattern is None and field is None
         self.reader = ScoreReader(self.name, SCORE if ours else pattern, field, scale, ours=ours)
-        self.batch_size = self.client.batch_size
         self.pair_prompt = None if pair_prompt is None else Template(self.name, "pair_prompt", pair_prompt)
         if self.pair_prompt is not None:
             self.compare = self._compare
         needed = self.prompt.needed if self.prompt else ()
         given = () if self.instructions is None else (INSTRUCTIONS,)
-        self.__signature__ = signature_of("prompts", *(name for name in needed if name not in given))
+        super().__init__(server, system=system, needed=("prompts", *(name for name in needed if name not in given)))
 
     def __call__(
         self,
@@ -134,7 +129,7 @@ class Judge:
 
     def close(self) -> None:
         """Close the connections, and end the process that matches the pattern."""
-        self.client.close()
+        super().close()
         self.reader.close()
 
     def _compare(self, first: Any, second: Any, prompts: Sequence[str], **columns: Any) -> Scores:
@@ -173,13 +168,5 @@ def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeRepl
     Raises:
         InvalidScores: there are 8 answers or more, and none has a score.
     """
-    values, notes = [], []
-    for answer in answers:
-        try:
-            values.append(read(answer))
-            notes.append(note_of(answer))
-        except Unreadable as problem:
-            values.append(math.nan)
-            notes.append(note_of(answer, str(problem)))
-    refuse_if_none(reward, values, notes)
-    return Scores(values, {}, notes)
+    found = [reading_of(answer, lambda one: Reading(read(one), note_of(one))) for answer in answers]
+    return scores_of(reward, found)

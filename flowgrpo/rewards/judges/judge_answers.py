@@ -131,6 +131,24 @@ def read_object(text: str) -> Any:
         raise Unreadable(f"no JSON: {error}") from None
 
 
+def list_in(value: Any) -> list[Any] | None:
+    """Return the list in the JSON of an answer; None if it is no list."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        # Servers that force JSON output allow only an object, and then models put the list into an object.
+        value = next(iter(value.values()))
+    return value if isinstance(value, list) else None
+
+
+def read_fields(answer: JudgeReply) -> Mapping[str, Any]:
+    """Return the JSON object in an answer; an empty one if the JSON is no object.
+
+    Raises:
+        Unreadable: there is no JSON value, or the answer cannot be read.
+    """
+    value = read_object(readable(answer))
+    return value if isinstance(value, Mapping) else {}
+
+
 def as_score(value: Any) -> float:
     """Return a number, or a text that contains a number, as a float.
 

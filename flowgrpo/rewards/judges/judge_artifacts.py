@@ -14,11 +14,10 @@ from torch import Tensor
 
 from ..options import check_weights
 from ..scores import Scores
-from ..within import signature_of
-from .judge_answers import Unreadable, note_of, read_object, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_answers import Unreadable, list_in, read_object, readable
+from .judge_client import JudgeReply, Question
+from .served_judge import Reading, ServedJudge, reading_of, scores_of
 
-MAX_TOKENS = 1024
 MOST_FINDINGS = 50
 SEVERITIES = {"slight": 1 / 3, "clear": 2 / 3, "severe": 1.0}
 LABELS = {
@@ -51,7 +50,7 @@ class Artifact:
     where: str
 
 
-class Artifacts:
+class Artifacts(ServedJudge):
     """Freedom from artifacts, which a served vision-language model finds and labels (MagicMirror, 2509.10260).
 
     If s_k is the severity of the worst artifact of label k (slight 1/3, clear 2/3, severe 1, none 0), and w_k is the
@@ -74,7 +73,6 @@ class Artifacts:
     """
 
     name = "artifacts"
-    remote = True
 
     def __init__(
         self,
@@ -86,9 +84,7 @@ class Artifacts:
     ) -> None:
         self.labels = check_labels(LABELS if labels is None else labels)
         self.weights = check_weights(self.name, weights, dict.fromkeys(self.labels, 1.0))
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
-        self.batch_size = self.client.batch_size
-        self.__signature__ = signature_of("images", "prompts")
+        super().__init__(server, system=system, needed=("images", "prompts"))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Ask for the artifacts of B images.
@@ -110,31 +106,19 @@ class Artifacts:
         questions = [
             Question(about_artifacts(prompt, self.labels), (images[row],)) for row, prompt in enumerate(prompts)
         ]
-        values, severities, notes, answers = [], list[dict[str, float]](), list[str](), list[str | None]()
-        for answer in self.client.ask(questions):
-            try:
-                found = read_artifacts(answer, self.labels)
-            except Unreadable as problem:
-                values.append(math.nan)
-                severities.append(dict.fromkeys(self.labels, math.nan))
-                answers.append(None)
-                notes.append(note_of(answer, str(problem)))
-                continue
-            worst = {
-                label: max((SEVERITIES[one.severity] for one in found if one.label == label), default=0.0)
-                for label in self.labels
-            }
-            values.append(1 / (1 + math.fsum(self.weights[label] * s for label, s in worst.items())))
-            severities.append(worst)
-            answers.append(", ".join(label for label, s in worst.items() if s) or "no artifacts")
-            notes.append("\n".join(f"{one.label} ({one.severity}): {one.where}" for one in found) or "no artifacts")
-        refuse_if_none(self.name, values, notes)
-        subs = {label: [own[label] for own in severities] for label in self.labels}
-        return Scores(values, subs, notes, answers=answers)
+        found = [reading_of(answer, self._read) for answer in self.client.ask(questions)]
+        return scores_of(self.name, found, self.labels, answers=True)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
+    def _read(self, answer: JudgeReply) -> Reading:
+        found = read_artifacts(answer, self.labels)
+        worst = {
+            label: max((SEVERITIES[one.severity] for one in found if one.label == label), default=0.0)
+            for label in self.labels
+        }
+        value = 1 / (1 + math.fsum(self.weights[label] * s for label, s in worst.items()))
+        note = "\n".join(f"{one.label} ({one.severity}): {one.where}" for one in found)
+        labels = ", ".join(label for label, s in worst.items() if s)
+        return Reading(value, note or "no artifacts", worst, labels or "no artifacts")
 
 
 def about_artifacts(prompt: str, labels: Mapping[str, str]) -> str:
@@ -150,14 +134,11 @@ def read_artifacts(answer: JudgeReply, labels: Mapping[str, str]) -> list[Artifa
     Raises:
         Unreadable: the answer is no JSON list of artifacts with known labels and severities.
     """
-    value = read_object(readable(answer))
-    if isinstance(value, Mapping) and len(value) == 1:
-        # Servers that force JSON output allow only an object, and then models put the list into an object.
-        value = next(iter(value.values()))
-    if not isinstance(value, list) or len(value) > MOST_FINDINGS:
+    listed = list_in(read_object(readable(answer)))
+    if listed is None or len(listed) > MOST_FINDINGS:
         raise Unreadable(f"the JSON is not a list of at most {MOST_FINDINGS} artifacts")
     known, found = {label.casefold(): label for label in labels}, []
-    for entry in value:
+    for entry in listed:
         given = entry if isinstance(entry, Mapping) else {}
         label = known.get(str(given.get("label")).strip().casefold())
         severity = str(given.get("severity")).strip().casefold()

@@ -14,13 +14,11 @@ from torch import Tensor
 from ..options import check_count
 from ..pixels import load_picture
 from ..scores import Scores
-from ..within import signature_of
-from .judge_answers import Unreadable, note_of, read_object, readable
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_answers import Unreadable, list_in, note_of, read_object, readable
+from .judge_client import JudgeReply, Question
 from .judge_images import data_urls
-from .judge_rubric import ASK, Criterion, CriterionVerdict, questions_on, read_criteria, read_verdicts, rubric_scores
+from .judge_rubric import CriteriaJudge, Criterion
 
-MAX_TOKENS = 1024
 _MADE = ("The last picture was made from the {count} before it and from this text:\n----\n", "\n----\n")
 _DRAFT = (
     "A new picture will be made from these {count} and from this text:\n----\n",
@@ -30,7 +28,7 @@ _DRAFT = (
 )
 
 
-class Checklist:
+class Checklist(CriteriaJudge):
     """Weighted share of a checklist that an image meets beside its reference images (Visual-Aware CoT).
 
     The reference images are those of the column `image`, which also condition the pipeline. The checklist of a prompt
@@ -53,7 +51,6 @@ class Checklist:
     """
 
     name = "checklist"
-    remote = True
 
     def __init__(
         self,
@@ -64,13 +61,9 @@ class Checklist:
         ask: str = "each",
         system: str = "",
     ) -> None:
-        if ask not in ASK:
-            raise ValueError(f"checklist: ask is {ask!r}; give one of {', '.join(ASK)}")
         check_count(self.name, "most", most)
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
-        self.criteria = read_criteria(criteria, "the option `criteria`")
-        self.most, self.ask, self.batch_size = most, ask, self.client.batch_size
-        self.__signature__ = signature_of("images", "prompts", "image")
+        super().__init__(server, criteria, ask, system, ("images", "prompts", "image"))
+        self.most = most
 
     def __call__(
         self,
@@ -97,40 +90,27 @@ class Checklist:
             InvalidScores: there are 8 samples or more, and none has a score.
             ServerError: the server could not be asked.
         """
-        count = len(prompts)
-        column = [None] * count if criteria is None else criteria
-        own = [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(column)]
-        references = references_of(image, self.client.server.side)
-        drafts = self._drafts({k: (prompts[k], references[k]) for k in range(count) if not (own[k] or self.criteria)})
-        lists = [own[k] or self.criteria or drafts[k][0] for k in range(count)]
-        asked = list[Question]()
-        for k, given in enumerate(lists):
-            about = _MADE[0].replace("{count}", str(len(references[k]))) + prompts[k] + _MADE[1]
-            media = (*references[k], images[k])
-            asked += [Question(about + text, media) for text in questions_on(given, self.ask)]
-        answers = iter(self.client.ask(asked))
-        verdicts = list[Sequence[CriterionVerdict] | str]()
-        for k, given in enumerate(lists):
-            found = read_verdicts([next(answers) for _ in questions_on(given, self.ask)], given, self.ask)
-            verdicts.append(found if given else drafts[k][1])
-        return rubric_scores(self.name, lists, verdicts, () if any(own) else self.criteria)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
+        own = self.of_column(criteria, len(prompts))
+        shown = list(zip(prompts, references_of(image, self.client.server.side)))
+        drafts = self._drafts({k: shown[k] for k, given in enumerate(own) if not (given or self.criteria)})
+        lists = [given or self.criteria or drafts[k][0] for k, given in enumerate(own)]
+        about = [
+            Question(_about(_MADE, prompt, pictures), (*pictures, sample))
+            for (prompt, pictures), sample in zip(shown, images)
+        ]
+        return self.judged(lists, about, {k: why for k, (_, why) in drafts.items()}, not any(own))
 
     def _drafts(self, wanted: Mapping[int, tuple[str, tuple[str, ...]]]) -> dict[int, tuple[list[Criterion], str]]:
         """Return a list that the judge wrote for each row, or no list and the reason. Equal rows are asked once."""
-        distinct = list(dict.fromkeys(wanted.values()))
-        questions = [
-            Question(
-                _DRAFT[0].replace("{count}", str(len(pictures))) + prompt + _DRAFT[1].replace("{most}", str(self.most)),
-                pictures,
-            )
-            for prompt, pictures in distinct
-        ]
-        found = [read_draft(answer, self.most) for answer in self.client.ask(questions)]
-        return {row: found[distinct.index(pair)] for row, pair in wanted.items()}
+        end = _DRAFT[1].replace("{most}", str(self.most))
+        asked = {shown: Question(_about((_DRAFT[0], end), *shown), shown[1]) for shown in wanted.values()}
+        replies = dict(zip(asked, self.client.ask(list(asked.values()))))
+        return {row: read_draft(replies[shown], self.most) for row, shown in wanted.items()}
+
+
+def _about(words: tuple[str, str], prompt: str, pictures: Sequence[str]) -> str:
+    # The pieces are joined, and nothing is replaced inside the prompt, because it may contain braces.
+    return words[0].replace("{count}", str(len(pictures))) + prompt + words[1]
 
 
 def references_of(column: Sequence[Any], side: int | None) -> list[tuple[str, ...]]:
@@ -161,8 +141,7 @@ def references_of(column: Sequence[Any], side: int | None) -> list[tuple[str, ..
 def read_draft(answer: JudgeReply, most: int) -> tuple[list[Criterion], str]:
     """Return the first `most` criteria of a list that a judge wrote; or no criteria, and the note that says why."""
     try:
-        value = read_object(readable(answer))
-        texts = value if isinstance(value, list) else []
+        texts = list_in(read_object(readable(answer)))
         if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
             raise Unreadable("the JSON of the answer is not a list of sentences")
         return [Criterion(text) for text in dict.fromkeys(text.strip() for text in texts[:most])], ""

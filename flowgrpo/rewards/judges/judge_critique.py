@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..options import check_count, check_positive
+from ..options import check_count, check_positive, check_share
 from ..scores import Scores
-from .judge_answers import Unreadable, note_of, read_object, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_answers import Unreadable, note_of, read_fields
+from .judge_client import JudgeReply, Question
+from .served_judge import Reading, ServedJudge, scores_of
 
-MAX_TOKENS = 2048
 _REASON_CHARACTERS = 400
 _BEFORE, _BETWEEN, _AFTER = (
     "Here are a task and an answer to it, cut into numbered steps. What the answer says of itself does not count.\n"
@@ -28,7 +28,7 @@ _BEFORE, _BETWEEN, _AFTER = (
 )
 
 
-class Critique:
+class Critique(ServedJudge):
     """Steps of a completion that are right, according to critiques of a model behind a server (CAPO, 2508.02298).
 
     A critique reads all steps in one question and names the wrong ones. If q_k is the share of the critiques that name
@@ -52,7 +52,7 @@ class Critique:
     """
 
     name = "critique"
-    remote = True
+    max_tokens = 2048
 
     def __init__(
         self,
@@ -64,14 +64,11 @@ class Critique:
         system: str = "",
     ) -> None:
         check_count(self.name, "votes", votes)
-        check_positive(self.name, "quorum", quorum, "0.5")
+        check_share(self.name, "quorum", quorum)
         check_positive(self.name, "temperature", temperature, "0.7")
-        if quorum > 1:
-            raise ValueError(f"critique: quorum is {quorum!r}; give a share above 0, at most 1")
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
+        super().__init__(server, system=system)
         self.votes, self.quorum = votes, float(quorum)
         self.temperature = float(temperature) if votes > 1 else 0.0
-        self.batch_size = self.client.batch_size
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], parts: Sequence[Sequence[str]]) -> Scores:
         """Ask for the critiques of B completions.
@@ -91,24 +88,14 @@ class Critique:
             ServerError: the server could not be asked.
         """
         asked = [
-            Question(about_steps(prompt, steps), (), "", self.temperature, vote)
+            [Question(about_steps(prompt, steps), (), "", self.temperature, vote) for vote in range(self.votes)]
             for prompt, steps in zip(prompts, parts)
-            for vote in range(self.votes)
         ]
-        answers = iter(self.client.ask(asked))
-        judged = [self._judged([next(answers) for _ in range(self.votes)], len(steps)) for steps in parts]
-        values = [sum(own) / len(own) if own else math.nan for own, _, _ in judged]
-        notes = [note for _, _, note in judged]
-        refuse_if_none(self.name, values, notes)
-        counts = [float(count) for _, count, _ in judged]
-        return Scores(values, {"votes": counts}, notes, parts=[own or None for own, _, _ in judged])
+        found = [self._judged(answers, len(steps)) for answers, steps in zip(self.asked(asked), parts)]
+        return scores_of(self.name, found, ("votes",), parts=True)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
-
-    def _judged(self, answers: Sequence[JudgeReply], steps: int) -> tuple[list[float], int, str]:
-        """Return the scores of the steps, the number of critiques that could be read, and the note."""
+    def _judged(self, answers: Sequence[JudgeReply], steps: int) -> Reading:
+        """Return the scores of the steps, their mean, the number of critiques that could be read, and the note."""
         found, problem = list[tuple[frozenset[int], str]](), ""
         for answer in answers:
             try:
@@ -116,11 +103,13 @@ class Critique:
             except Unreadable as error:
                 problem = problem or note_of(answer, str(error))
         if not found:
-            return [], 0, problem
+            return Reading(note=problem, subs={"votes": 0.0})
         shares = [sum(step in wrong for wrong, _ in found) / len(found) for step in range(1, steps + 1)]
         named = [f"step {k}: wrong in {share:.0%}" for k, share in enumerate(shares, start=1) if share]
         said = [reason for _, reason in found if reason]
-        return [float(share < self.quorum) for share in shares], len(found), "\n".join([*named, *said])
+        own = [float(share < self.quorum) for share in shares]
+        value = sum(own) / len(own) if own else math.nan
+        return Reading(value, "\n".join([*named, *said]), {"votes": float(len(found))}, parts=own or None)
 
 
 def about_steps(prompt: str, steps: Sequence[str]) -> str:
@@ -136,8 +125,8 @@ def read_critique(answer: JudgeReply, steps: int) -> tuple[frozenset[int], str]:
     Raises:
         Unreadable: the answer is no JSON object with the numbers of existing steps in `wrong`.
     """
-    value = read_object(readable(answer))
-    wrong = value.get("wrong") if isinstance(value, Mapping) else None
+    value = read_fields(answer)
+    wrong = value.get("wrong")
     if not isinstance(wrong, list):
         raise Unreadable("the JSON of the answer has no list `wrong`")
     for number in wrong:

@@ -22,9 +22,13 @@ def data_urls(media: Tensor, side: int | None = None, frames: int = 8) -> list[s
     Returns:
         One text for each image or chosen frame, in order.
     """
-    pictures = media.unsqueeze(0) if media.ndim == 3 else media[chosen_frames(len(media), frames)]
-    pixels = to_bytes(shrunk(pictures.detach().float().cpu(), side))
+    pixels = to_bytes(shrunk(frames_of(media, frames).detach().float().cpu(), side))
     return [f"data:image/png;base64,{base64.b64encode(png(frame)).decode('ascii')}" for frame in pixels]
+
+
+def frames_of(media: Tensor, most: int) -> Tensor:
+    """Return at most `most` frames [N, 3, H, W] of a video, evenly spaced, or the image as the only one."""
+    return media.unsqueeze(0) if media.ndim == 3 else media[chosen_frames(len(media), most)]
 
 
 def chosen_frames(count: int, most: int) -> list[int]:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..options import check_flag
 from ..scores import InvalidScores, Scores
-from ..within import signature_of
 from .judge import scored
 from .judge_answers import Unreadable
-from .judge_client import ALTERNATIVES, JudgeClient, JudgeReply, Question
+from .judge_client import ALTERNATIVES, JudgeReply, Question
 from .judge_prompts import Template, values_of
+from .served_judge import ServedJudge
 
 ROUNDING = 1e-3
 """A log-prob that exceeds 0 by at most this much counts as 0: it was computed in half precision."""
@@ -27,7 +27,7 @@ YES_OR_NO = {"Yes": 1.0, "No": 0.0}
 ABOUT_IMAGES = 'Does this figure show "{prompt}"? Please answer yes or no.'
 
 
-class JudgeLogprob:
+class JudgeLogprob(ServedJudge):
     """Expected value of a judge's one-word answer, from the log-probs of its first token: VQAScore, DeQA-Score.
 
     If p_k is the probability of the answer k as the first token, and v_k is its value,
@@ -54,7 +54,8 @@ class JudgeLogprob:
     """
 
     name = "judge_logprob"
-    remote = True
+    # Only one token is needed. More tokens would only cost time.
+    max_tokens = 1
 
     def __init__(
         self,
@@ -73,12 +74,9 @@ class JudgeLogprob:
         if not isinstance(begun, str):
             raise ValueError(f"judge_logprob: begun is {begun!r}; give a text")
         self.answers = _check_answers(YES_OR_NO if answers is None else answers)
-        # Only one token is needed. More tokens would only cost time.
-        self.client = JudgeClient(self.name, server, max_tokens=1, system=system, logprobs=True)
         self.prompt, self.begun = Template(self.name, "prompt", prompt), begun
         self.normalise, self.least_mass = normalise, least_mass
-        self.batch_size = self.client.batch_size
-        self.__signature__ = signature_of("prompts", *self.prompt.needed)
+        super().__init__(server, system=system, needed=("prompts", *self.prompt.needed), logprobs=True)
 
     def __call__(
         self,
@@ -120,10 +118,6 @@ class JudgeLogprob:
         found = scored(self.name, answers, self._expected)
         masses = [math.fsum(self._probabilities(answer).values()) for answer in answers]
         return Scores(found.values, {"mass": masses}, [_note(answer) for answer in answers])
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
 
     def _probabilities(self, answer: JudgeReply) -> dict[str, float]:
         """Return the probability of each answer that is among the alternatives, summed over its spellings."""

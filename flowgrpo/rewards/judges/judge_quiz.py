@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..options import check_count
 from ..scores import Scores
-from ..within import signature_of
 from .judge_answers import Unreadable, note_of, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_client import JudgeReply, Question
+from .served_judge import ServedJudge
 
-MAX_TOKENS = 256
 LETTERS = "ABCDEFGH"  # an answer that begins with "I" is a sentence
 MOST_QUESTIONS = 50
 _UNKNOWN = "this cannot be told"
@@ -47,7 +46,7 @@ class Choosing:
     right: int
 
 
-class Quiz:
+class Quiz(ServedJudge):
     """Share of multiple-choice questions that a served model answers rightly from the sample alone (CapRL, 2509.22647).
 
     The column `questions` holds a list of {question, choices, answer} for each prompt; `answer` is one of the choices.
@@ -67,13 +66,12 @@ class Quiz:
     """
 
     name = "quiz"
-    remote = True
+    max_tokens = 256
 
     def __init__(self, server: Mapping[str, Any], *, turns: int = 1, system: str = "") -> None:
         check_count(self.name, "turns", turns)
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
-        self.turns, self.batch_size = turns, self.client.batch_size
-        self.__signature__ = signature_of("prompts", "questions")
+        super().__init__(server, system=system, needed=("prompts", "questions"))
+        self.turns = turns
 
     def __call__(
         self,
@@ -103,20 +101,17 @@ class Quiz:
             ServerError: the server could not be asked.
         """
         rows = [read_questions(entry, f"the column `questions`, row {row},") for row, entry in enumerate(questions)]
-        asked, media = list[Question](), [() if images is None else (images[row],) for row in range(len(prompts))]
-        for row, own in enumerate(rows):
-            about = _IMAGE if completions is None else f"{_TEXT}{completions[row]}\n----\n"
-            asked += [Question(about + told(one, turn), media[row]) for one in own for turn in self._turns(one)]
-        answers = iter(self.client.ask(asked))
-        found = [_marked([(one, turn, next(answers)) for one in own for turn in self._turns(one)]) for own in rows]
+        media = [() if images is None else (images[row],) for row in range(len(prompts))]
+        about = [_IMAGE if completions is None else f"{_TEXT}{text}\n----\n" for text in completions or prompts]
+        turns = [[(one, turn) for one in own for turn in self._turns(one)] for own in rows]
+        replies = self.asked([
+            [Question(about[row] + told(one, turn), media[row]) for one, turn in own] for row, own in enumerate(turns)
+        ])  # fmt: skip
+        found = [_marked([(*pair, answer) for pair, answer in zip(*both)]) for both in zip(turns, replies)]
         counted = [row for row, own in enumerate(rows) if own]
         refuse_if_none(self.name, [found[row][0] for row in counted], [found[row][2] for row in counted])
         values, shares, notes = zip(*found) if found else ((), (), ())
         return Scores(list(values), {"told": list(shares)}, list(notes))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
 
     def _turns(self, question: Choosing) -> range:
         return range(min(self.turns, len(question.choices)))

@@ -10,17 +10,16 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from ..scores import Scores
-from ..within import signature_of
-from .judge_answers import NOTE_CHARACTERS, Unreadable, read_object, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_answers import NOTE_CHARACTERS, Unreadable, list_in, read_object, readable, refuse_if_none
+from .judge_client import JudgeReply, Question
+from .served_judge import ServedJudge
 
-MAX_TOKENS = 1024
 ASK = ("together", "each")
 MOST_CRITERIA = 50
 _WORD = re.compile(r"\W*(yes|no)\b", re.IGNORECASE)
@@ -63,7 +62,60 @@ class CriterionVerdict:
     reason: str
 
 
-class Rubric:
+class CriteriaJudge(ServedJudge):
+    """A reward that asks a judge of each criterion whether it is met.
+
+    Args:
+        server: {url, model, ...}; see `JudgeServer`.
+        criteria: of the option, as it is written.
+        ask: one of `ASK`.
+        system: the system message for the model.
+        needed: the arguments that the reward needs.
+
+    Raises:
+        ValueError: an option is wrong, or the environment variable of the key is not set.
+    """
+
+    def __init__(
+        self, server: Mapping[str, Any], criteria: Sequence[Any] | None, ask: str, system: str, needed: Sequence[str]
+    ) -> None:
+        if ask not in ASK:
+            raise ValueError(f"{self.name}: ask is {ask!r}; give one of {', '.join(ASK)}")
+        self.criteria, self.ask = read_criteria(criteria, "the option `criteria`"), ask
+        super().__init__(server, system=system, needed=needed)
+
+    def of_column(self, column: Sequence[Any] | None, count: int) -> list[list[Criterion]]:
+        """Read the criteria in the column `criteria` of `count` samples; a sample may have none of its own.
+
+        Raises:
+            ValueError: a row of the column is not a list of criteria.
+        """
+        rows = [None] * count if column is None else column
+        return [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(rows)]
+
+    def judged(
+        self, lists: Sequence[Sequence[Criterion]], about: Sequence[Question], why: Mapping[int, str], shared: bool
+    ) -> Scores:
+        """Ask for the verdicts on samples, and return the scores.
+
+        Args:
+            lists: the criteria of each sample.
+            about: what comes before the question on the criteria, for each sample.
+            why: row -> why the sample has no criteria, if more is known about it.
+            shared: whether all samples have the criteria of the option, and these have sub-scores.
+        """
+        replies = self.asked([
+            [replace(question, text=question.text + text) for text in questions_on(given, self.ask)]
+            for question, given in zip(about, lists)
+        ])  # fmt: skip
+        verdicts = [
+            why.get(row) or read_verdicts(answers, given, self.ask)
+            for row, (answers, given) in enumerate(zip(replies, lists))
+        ]
+        return rubric_scores(self.name, lists, verdicts, self.criteria if shared else ())
+
+
+class Rubric(CriteriaJudge):
     """Weighted share of the criteria that a sample meets, according to a judge.
 
     If m_k is 1 for a criterion that is met and 0 otherwise, and w_k is its weight,
@@ -84,7 +136,6 @@ class Rubric:
     """
 
     name = "rubric"
-    remote = True
 
     def __init__(
         self,
@@ -93,12 +144,7 @@ class Rubric:
         ask: str = "together",
         system: str = "",
     ) -> None:
-        if ask not in ASK:
-            raise ValueError(f"rubric: ask is {ask!r}; give one of {', '.join(ASK)}")
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
-        self.criteria = read_criteria(criteria, "the option `criteria`")
-        self.ask, self.batch_size = ask, self.client.batch_size
-        self.__signature__ = signature_of("prompts", *(() if self.criteria else ("criteria",)))
+        super().__init__(server, criteria, ask, system, ("prompts", *(() if criteria else ("criteria",))))
 
     def __call__(
         self,
@@ -127,27 +173,12 @@ class Rubric:
             InvalidScores: there are 8 samples or more, and none has a score.
             ServerError: the server could not be asked.
         """
-        count = len(prompts)
-        column = [None] * count if criteria is None else criteria
-        rows = [read_criteria(entry, f"the column `criteria`, row {row},") for row, entry in enumerate(column)]
-        lists = [given or self.criteria for given in rows]
-        about = [_about(row, prompts, images, completions) for row in range(count)]
-        media = [() if images is None else (images[row],) for row in range(count)]
-        asked = [
-            Question(about[row] + text, media[row])
-            for row in range(count)
-            for text in questions_on(lists[row], self.ask)
+        own = self.of_column(criteria, len(prompts))
+        about = [
+            Question(_about(row, prompts, images, completions), () if images is None else (images[row],))
+            for row in range(len(prompts))
         ]
-        answers = iter(self.client.ask(asked))
-        verdicts: list[list[CriterionVerdict] | str] = []
-        for given in lists:
-            own = [next(answers) for _ in questions_on(given, self.ask)]
-            verdicts.append(read_verdicts(own, given, self.ask))
-        return rubric_scores(self.name, lists, verdicts, () if any(rows) else self.criteria)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
+        return self.judged([given or self.criteria for given in own], about, {}, not any(own))
 
 
 def rubric_scores(
@@ -249,13 +280,11 @@ def read_verdict_list(value: Any, count: int) -> list[CriterionVerdict]:
     """
     if isinstance(value, Mapping) and count == 1 and "met" in value:
         value = [value]
-    if isinstance(value, Mapping) and len(value) == 1:
-        # Servers that force JSON output allow only an object, and then models put the list into an object.
-        value = next(iter(value.values()))
-    if not isinstance(value, list) or len(value) != count:
+    listed = list_in(value)
+    if listed is None or len(listed) != count:
         raise Unreadable(f"the JSON is not a list of {count} verdicts")
     found = []
-    for number, entry in enumerate(value, start=1):
+    for number, entry in enumerate(listed, start=1):
         met = entry.get("met") if isinstance(entry, Mapping) else None
         if not isinstance(met, bool) or entry.get("number", number) != number:
             raise Unreadable(f"verdict {number} does not say whether criterion {number} is met")

@@ -16,14 +16,13 @@ from typing import Any
 from torch import Tensor
 
 from ..scores import Scores
-from ..within import signature_of
 from .judge import SCORE, scored
 from .judge_answers import ScoreReader, Unreadable, note_of, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
+from .judge_client import JudgeReply, Question
 from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
+from .served_judge import ServedJudge
 
-MAX_TOKENS = 4096
 SLACK = 0.5
 AXES = {
     "image": {
@@ -40,7 +39,7 @@ AXES = {
 FORMS = ("axes", "final")
 
 
-class UnifiedReward:
+class UnifiedReward(ServedJudge):
     """A UnifiedReward model behind an OpenAI-compatible server: scores, or preferences for `win_rate`.
 
     Used as a reward, it scores every sample. With `form: axes`, the score is the mean of Alignment, Coherence and Style
@@ -62,7 +61,7 @@ class UnifiedReward:
     """
 
     name = "unified_reward"
-    remote = True
+    max_tokens = 4096
 
     def __init__(
         self,
@@ -74,15 +73,14 @@ class UnifiedReward:
     ) -> None:
         if form not in FORMS:
             raise ValueError(f"unified_reward: form is {form!r}; give one of {', '.join(FORMS)}")
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS)
-        self.form, self.batch_size = form, self.client.batch_size
+        self.form = form
         self.prompt = None if prompt is None else Template(self.name, "prompt", prompt)
         self.pair_prompt = None if pair_prompt is None else Template(self.name, "pair_prompt", pair_prompt)
         labels = {"Final"} if form == "final" else {axis for axes in AXES.values() for axis in axes}
         self.readers = {
             label: ScoreReader(self.name, rf"\b{label}\s+{SCORE}", None, scale, SLACK, ours=True) for label in labels
         }
-        self.__signature__ = signature_of("prompts", "images", *(self.prompt.needed if self.prompt else ()))
+        super().__init__(server, needed=("prompts", "images", *(self.prompt.needed if self.prompt else ())))
 
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Return the scores that the judge gives.
@@ -131,10 +129,6 @@ class UnifiedReward:
             for row in range(len(prompts))
         ]
         return scored(self.name, self.client.ask(questions), lambda answer: read_preference(readable(answer)))
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
 
     def _axes(self, answer: JudgeReply, labels: Sequence[str]) -> tuple[list[float], str]:
         """Return the score of each axis, NaN for a missing one, and what is wrong with the answer."""

@@ -13,15 +13,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..options import check_positive
+from ..options import check_share
 from ..scores import Scores
-from ..within import signature_of
-from .judge_answers import NOTE_CHARACTERS, Unreadable, read_object, readable, refuse_if_none
-from .judge_client import JudgeClient, JudgeReply, Question
-from .judge_images import chosen_frames
+from .judge_answers import Unreadable, note_of, read_fields, read_object, readable
+from .judge_client import JudgeReply, Question
+from .judge_images import frames_of
 from .judge_rubric import Criterion, CriterionVerdict, read_criteria, read_verdict_list, weighted_share
+from .served_judge import Reading, ServedJudge, scores_of
 
-MAX_TOKENS = 1024
 SUB_SCORES = ("outcome", "process", "uncontrollable")
 FAILURES = ("none", "controllable", "uncontrollable")
 _TASK = ("The task was:\n----\n", "\n----\n")
@@ -48,7 +47,7 @@ class StepVerdict:
     verdicts: tuple[CriterionVerdict, ...]
 
 
-class Verifier:
+class Verifier(ServedJudge):
     """Outcome and process of a sample that consists of steps, judged apart by a served model.
 
     The steps are the frames of a video (screenshots, for an agent), or the parts into which the recipe cuts
@@ -73,7 +72,6 @@ class Verifier:
     """
 
     name = "verifier"
-    remote = True
 
     def __init__(
         self,
@@ -84,13 +82,10 @@ class Verifier:
         share: float = 0.5,
         system: str = "",
     ) -> None:
-        check_positive(self.name, "share", share, "0.5")
-        if share > 1:
-            raise ValueError(f"verifier: share is {share!r}; give the weight of the outcome, at most 1")
+        check_share(self.name, "share", share, "the weight of the outcome")
         self.process, self.outcome = disjoint_criteria(process, outcome)
-        self.client = JudgeClient(self.name, server, max_tokens=MAX_TOKENS, system=system)
-        self.share, self.batch_size = float(share), self.client.batch_size
-        self.__signature__ = signature_of("prompts")
+        self.share = float(share)
+        super().__init__(server, system=system, needed=("prompts",))
 
     def __call__(
         self,
@@ -118,36 +113,20 @@ class Verifier:
             InvalidScores: there are 8 samples or more, and none has a score.
             ServerError: the server could not be asked.
         """
-        if completions is not None:
-            steps: list[list[Any]] = [[text] for text in completions] if parts is None else [list(p) for p in parts]
-        else:
-            assert images is not None
-            steps = [[own] if own.ndim == 3 else [own[k] for k in self._chosen(own)] for own in images]
-        asked = [
-            about_step(prompt, own, k, self.process) for prompt, own in zip(prompts, steps) for k in range(len(own))
+        steps: Sequence[Sequence[Any]] = parts or [[text] for text in completions or ()]
+        if images is not None:
+            steps = [list(frames_of(own, self.client.server.frames)) for own in images]
+        replies = self.asked([
+            [about_step(prompt, own, k, self.process) for k in range(len(own))] for prompt, own in zip(prompts, steps)
+        ])  # fmt: skip
+        judged = [read_steps(own, len(self.process)) for own in replies]
+        ends = [
+            [] if isinstance(found, str) else [about_outcome(prompt, own[-1], found, self.outcome)]
+            for prompt, own, found in zip(prompts, steps, judged)
         ]
-        replies = iter(self.client.ask(asked))
-        judged = [read_steps([next(replies) for _ in own], len(self.process)) for own in steps]
-        done = {row: found for row, found in enumerate(judged) if not isinstance(found, str)}
-        ends = [about_outcome(prompts[row], steps[row][-1], found, self.outcome) for row, found in done.items()]
-        outcomes = dict(zip(done, (read_outcome(answer, len(self.outcome)) for answer in self.client.ask(ends))))
-        rows = [
-            _row(found, outcomes.get(row, ""), (self.process, self.outcome), self.share)
-            for row, found in enumerate(judged)
-        ]
-        values, notes = [row[0] for row in rows], [row[2] for row in rows]
-        refuse_if_none(self.name, values, notes)
-        subs = {name: [row[1][name] for row in rows] for name in SUB_SCORES}
-        return Scores(
-            values, subs, notes, parts=[] if parts is None or completions is None else [row[3] for row in rows]
-        )
-
-    def close(self) -> None:
-        """Close the connections."""
-        self.client.close()
-
-    def _chosen(self, video: Tensor) -> list[int]:
-        return chosen_frames(len(video), self.client.server.frames)
+        outcomes = [[read_outcome(answer, len(self.outcome)) for answer in own] for own in self.asked(ends)]
+        found = [_found(*both, (self.process, self.outcome), self.share) for both in zip(judged, outcomes)]
+        return scores_of(self.name, found, SUB_SCORES, parts=images is None and parts is not None)
 
 
 def about_step(prompt: str, steps: Sequence[Any], place: int, criteria: Sequence[Criterion]) -> Question:
@@ -170,20 +149,18 @@ def about_outcome(prompt: str, last: Any, judged: Sequence[StepVerdict], criteri
     return Question(f"{about}{_OUTCOME[0]}{_listed(criteria)}{_OUTCOME[1]}", media)
 
 
-def _row(
+def _found(
     judged: Sequence[StepVerdict] | str,
-    outcome: Sequence[CriterionVerdict] | str,
+    outcomes: Sequence[Sequence[CriterionVerdict] | str],
     criteria: tuple[Sequence[Criterion], Sequence[Criterion]],
     share: float,
-) -> tuple[float, dict[str, float], str, list[float] | None]:
-    """The score of a sample, its sub-scores, its note, and the scores of its steps."""
-    if isinstance(judged, str) or isinstance(outcome, str):
-        return (
-            math.nan,
-            dict.fromkeys(SUB_SCORES, math.nan),
-            str(judged if isinstance(judged, str) else outcome),
-            None,
-        )
+) -> Reading:
+    """The score of a sample; `outcomes` has one outcome if all steps could be read, and none otherwise."""
+    if isinstance(judged, str):
+        return Reading(note=judged)
+    (outcome,) = outcomes
+    if isinstance(outcome, str):
+        return Reading(note=outcome)
     each = [
         math.nan if one.failure == "uncontrollable" else weighted_share(criteria[0], one.verdicts) for one in judged
     ]
@@ -194,7 +171,7 @@ def _row(
         f"outcome, {criterion.name or criterion.text}: {'yes' if verdict.met else 'no'}. {verdict.reason}"
         for criterion, verdict in zip(criteria[1], outcome)
     ]
-    return value, subs, "\n".join(lines), each
+    return Reading(value, "\n".join(lines), subs, parts=each)
 
 
 def joined(steps: Sequence[float], outcome: float, share: float) -> tuple[float, dict[str, float]]:
@@ -217,19 +194,19 @@ def disjoint_criteria(process: Any, outcome: Any) -> tuple[list[Criterion], list
     Raises:
         ValueError: a list is empty or cannot be read, or a criterion is in both.
     """
-    lists = [
-        read_criteria(given, f"the option `{name}` of verifier")
+    lists = {
+        name: read_criteria(given, f"the option `{name}` of verifier")
         for name, given in (("process", process), ("outcome", outcome))
-    ]
-    for name, found in zip(("process", "outcome"), lists):
+    }
+    for name, found in lists.items():
         if not found:
             raise ValueError(f"verifier: {name} is empty; give criteria, such as ['The step follows from the task.']")
-    both = {one.text.casefold() for one in lists[0]} & {one.text.casefold() for one in lists[1]}
-    if both:
+    first, second = lists.values()
+    if both := {one.text.casefold() for one in first} & {one.text.casefold() for one in second}:
         raise ValueError(
             f"verifier: {min(both)!r:.80} is in `process` and in `outcome`, and would count twice; leave one out"
         )
-    return lists[0], lists[1]
+    return first, second
 
 
 def read_steps(answers: Sequence[JudgeReply], criteria: int) -> list[StepVerdict] | str:
@@ -237,14 +214,13 @@ def read_steps(answers: Sequence[JudgeReply], criteria: int) -> list[StepVerdict
     found = []
     for number, answer in enumerate(answers, start=1):
         try:
-            value = read_object(readable(answer))
-            given = value if isinstance(value, Mapping) else {}
+            given = read_fields(answer)
             failure = given.get("failure")
             if failure not in FAILURES:
                 raise Unreadable(f"`failure` is none of {', '.join(FAILURES)}")
             verdicts = read_verdict_list(given.get("verdicts"), criteria)
         except Unreadable as problem:
-            return f"no score (step {number}: {problem}): {answer.text.strip()[:NOTE_CHARACTERS]}"
+            return note_of(answer, f"step {number}: {problem}")
         found.append(StepVerdict(str(given.get("shows") or "")[:200], failure, tuple(verdicts)))
     return found
 
@@ -254,7 +230,7 @@ def read_outcome(answer: JudgeReply, criteria: int) -> list[CriterionVerdict] | 
     try:
         return read_verdict_list(read_object(readable(answer)), criteria)
     except Unreadable as problem:
-        return f"no score (outcome: {problem}): {answer.text.strip()[:NOTE_CHARACTERS]}"
+        return note_of(answer, f"outcome: {problem}")
 
 
 def _listed(criteria: Sequence[Criterion]) -> str:

@@ -158,13 +158,19 @@ def validate(pairs: Pairs, penalty: float | None = None) -> HeldOut:
         penalty: None chooses a penalty for every fold, with the fold's training pairs alone, so that it does not depend
             on the held-out pairs.
     """
-    right = 0
+    # A difference of 0 predicts neither side.
+    right = np.sign(predictions(pairs, penalty)) == np.sign(pairs.firsts - pairs.seconds)
+    return HeldOut(int(np.count_nonzero(right & pairs.decided)), int(np.count_nonzero(pairs.decided)))
+
+
+def predictions(pairs: Pairs, penalty: float | None = None) -> Array:
+    """Return the logits [N] of pairs, each by a model that was fitted on other units. Arguments as for `validate`."""
+    found = np.zeros(len(pairs))
     for held in held_out_rows(pairs, FOLDS):
-        rest, there = pairs.take(~held), pairs.take(held & pairs.decided)
+        rest = pairs.take(~held)
         weights = fit(rest, choose_penalty(rest, INNER_FOLDS) if penalty is None else penalty)
-        # A difference of 0 predicts neither side.
-        right += int(np.count_nonzero(np.sign(there.differences @ weights) == np.sign(there.firsts - there.seconds)))
-    return HeldOut(right, int(np.count_nonzero(pairs.decided)))
+        found[held] = pairs.differences[held] @ weights
+    return found
 
 
 def held_out_rows(pairs: Pairs, folds: int) -> list[NDArray[np.bool_]]:

@@ -6,9 +6,8 @@ the reward is made. The preference model is in `bradley_terry`.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backbones.towers import TowerReward
-from ..options import check_count, check_flag, check_positive
 from ..scores import Scores
 from .bradley_terry import Array, HeldOut, Pairs, choose_penalty, fit, shorten, validate
-from .picture_features import SCENES, feature_towers, known_embeddings
+from .learned_taste import LearnedTaste, check_learning
+from .picture_features import SCENES, known_embeddings
 from .voted import Voted, read_voted
 
-_log = logging.getLogger(__name__)
 
-
-class Choices(TowerReward):
+class Choices(LearnedTaste):
     """Human preference learned from your own votes: a Bradley-Terry model on the features of a frozen CLIP.
 
     The score is the log-odds that people prefer the picture to a picture whose score is 0. The mean score of the
@@ -59,6 +55,7 @@ class Choices(TowerReward):
     """
 
     name = "choices"
+    more = "vote on more pairs"
 
     def __init__(
         self,
@@ -74,11 +71,7 @@ class Choices(TowerReward):
         batch_size: int = 32,
         frames: int | None = None,
     ) -> None:
-        check_flag(self.name, "agreement", agreement)
-        check_flag(self.name, "allow_chance", allow_chance)
-        check_count(self.name, "least", least, 2)
-        if regularisation is not None:
-            check_positive(self.name, "regularisation", regularisation)
+        check_learning(self.name, agreement, allow_chance, least, regularisation)
         names = [votes] if isinstance(votes, (str, Path)) else votes
         if not isinstance(names, (list, tuple)) or not names or not all(isinstance(n, (str, Path)) for n in names):
             raise ValueError(f"choices: votes is {votes!r}; give a file of votes, a folder with one, or a list")
@@ -86,13 +79,8 @@ class Choices(TowerReward):
             voted = read_voted(names, least)
         except ValueError as error:
             raise ValueError(f"choices: {error}") from None
-        super().__init__(feature_towers(self.name, features, device, dtype), batch_size=batch_size, frames=frames)
-        try:
-            self._fit(voted, agreement, regularisation)
-            self._judge(allow_chance)
-        except BaseException:
-            self.close()
-            raise
+        learn = partial(self._fit, voted, agreement, regularisation)
+        super().__init__(learn, features, allow_chance, device, dtype, batch_size, frames)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
@@ -109,12 +97,11 @@ class Choices(TowerReward):
         """
         if not len(images):
             return Scores(images.new_zeros(0))
-        embeddings = self.embeddings(images)
-        picture = (embeddings * self._on_picture).sum(-1).mean(1) - self._means[0]
-        if self._on_agreement is None:
+        picture, agreement = self.terms(images, prompts)
+        picture = picture - self._means[0]
+        if agreement is None:
             return Scores(picture, notes=[self.report] * len(images))
-        cosines = (embeddings * self.lease.value.embed_texts(prompts).unsqueeze(1)).sum(-1).mean(1)
-        agreement = cosines * self._on_agreement - self._means[1]
+        agreement = agreement - self._means[1]
         subs = {"picture": picture.tolist(), "agreement": agreement.tolist()}
         return Scores(picture + agreement, subs, [self.report] * len(images))
 
@@ -131,11 +118,8 @@ class Choices(TowerReward):
         self.regularisation = choose_penalty(pairs) if penalty is None else float(penalty)
         self.held_out = validate(pairs, penalty)
         self.report = f"{_words(self.held_out)}, on {voted.shared} left out"
-        weights = np.split(directions @ fit(pairs, self.regularisation), [images.shape[-1]])
-        heads = [head / scale for head, scale in zip(weights, scales)]
+        heads = self.take(directions @ fit(pairs, self.regularisation), images.shape[-1], scales)
         self._means = [float((kind @ head).mean()) for kind, head in zip(kinds, heads)]
-        self._on_picture = torch.as_tensor(heads[0], dtype=torch.float32, device=self.device)
-        self._on_agreement = float(heads[1].item()) if agreement else None
 
     def _sides(self, voted: Voted) -> tuple[Array, Array]:
         """Return the embeddings of the two samples of each pair [N, 2, D], and of each pair's prompt [N, 1, D]."""
@@ -153,19 +137,6 @@ class Choices(TowerReward):
             known[[[places[pair.first], places[pair.second]] for pair in voted.pairs]],
             words[[[prompts[pair.prompt]] for pair in voted.pairs]],
         )
-
-    def _judge(self, allow_chance: bool) -> None:
-        """Refuse a model that is not better than chance."""
-        if self.held_out.beats_chance:
-            _log.info("choices: %s", self.report)
-            return
-        self.report = f"no better than chance: {self.report}"
-        if not allow_chance:
-            raise ValueError(
-                f"choices: {self.report}; vote on more pairs, name other `features`, or set `allow_chance: true` to go "
-                "on with a warning"
-            )
-        warnings.warn(f"choices: {self.report}; the preferences of this reward may be noise", stacklevel=3)
 
 
 def _spread(sides: Array) -> float:

@@ -6,9 +6,8 @@ heart, and trains for it beside other rewards. Here the reactions are the favour
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,25 @@ from torch import Tensor
 
 from ...votes.marks import Reaction, read_reactions
 from ..backbones.towers import TowerReward
-from ..options import check_count, check_flag, check_positive
 from ..scores import Scores
 from .bradley_terry import (
-    FOLDS,
-    INNER_FOLDS,
     Array,
     HeldOut,
     Pairs,
     choose_penalty,
     fit,
-    held_out_rows,
+    predictions,
     shorten,
 )
-from .picture_features import SCENES, feature_towers, known_embeddings
+from .learned_taste import LearnedTaste, check_learning
+from .picture_features import SCENES, known_embeddings
 
 CONSTANT = 30.0
 """The feature that all pictures share. It is large, so that the penalty hardly holds the base rate back."""
 LEAST_PROMPTS = 5
-_log = logging.getLogger(__name__)
 
 
-class Reactions(TowerReward):
+class Reactions(LearnedTaste):
     """Probability that people make a picture a favourite, learned from the marks of the gallery (RLUF, 2505.14946).
 
     The model is a logistic regression on the features of a frozen CLIP. Favourites are its ones, and the pictures that
@@ -72,6 +68,7 @@ class Reactions(TowerReward):
     """
 
     name = "reactions"
+    more = "mark more pictures"
 
     def __init__(
         self,
@@ -88,21 +85,12 @@ class Reactions(TowerReward):
         batch_size: int = 32,
         frames: int | None = None,
     ) -> None:
-        for flag, value in (("agreement", agreement), ("allow_chance", allow_chance)):
-            check_flag(self.name, flag, value)
-        check_count(self.name, "least", least, 2)
-        if regularisation is not None:
-            check_positive(self.name, "regularisation", regularisation)
+        check_learning(self.name, agreement, allow_chance, least, regularisation)
         folders = [runs] if isinstance(runs, (str, Path)) else list(runs)
         seen = read_reactions(Path(marks).expanduser(), [Path(folder).expanduser() for folder in folders])
         check_enough(seen, least)
-        super().__init__(feature_towers(self.name, features, device, dtype), batch_size=batch_size, frames=frames)
-        try:
-            self._fit(seen, agreement, regularisation)
-            self.report = judged_report(self.held_out, allow_chance)
-        except BaseException:
-            self.close()
-            raise
+        learn = partial(self._fit, seen, agreement, regularisation)
+        super().__init__(learn, features, allow_chance, device, dtype, batch_size, frames)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
@@ -118,11 +106,8 @@ class Reactions(TowerReward):
         """
         if not len(images):
             return Scores(images.new_zeros(0))
-        embeddings = self.embeddings(images)
-        logits = (embeddings * self._on_picture).sum(-1).mean(1) + self._constant
-        if self._on_agreement:
-            texts = self.lease.value.embed_texts(prompts)
-            logits = logits + self._on_agreement * (embeddings * texts.unsqueeze(1)).sum(-1).mean(1)
+        picture, agreement = self.terms(images, prompts)
+        logits = picture + self._constant if agreement is None else picture + agreement + self._constant
         return Scores(torch.sigmoid(logits), {}, [self.report] * len(images))
 
     @torch.no_grad()
@@ -136,11 +121,9 @@ class Reactions(TowerReward):
         rows, directions = shorten(Pairs(known, loved, 1 - loved, np.zeros(len(seen)), units))
         self.regularisation = choose_penalty(rows) if penalty is None else float(penalty)
         self.held_out = ranked_right(rows, penalty)
+        self.report = _words(self.held_out)
         weights = directions @ fit(rows, self.regularisation)
-        width = kinds[0].shape[1]
-        heads = [weights[:width] / scales[0], *(weights[width:-1] / scale for scale in scales[1:])]
-        self._on_picture = torch.as_tensor(heads[0], dtype=torch.float32, device=self.device)
-        self._on_agreement = float(heads[1].item()) if agreement else 0.0
+        heads = self.take(weights[:-1], kinds[0].shape[1], scales)
         self._constant = float(CONSTANT * weights[-1] - sum(float(mean @ head) for mean, head in zip(means, heads)))
 
 
@@ -192,36 +175,15 @@ def ranked_right(rows: Pairs, penalty: float | None = None) -> HeldOut:
         rows: pictures with their features as `differences`, and 1 in `firsts` for a favourite; the units are prompts.
         penalty: None chooses a penalty for every fold, with the other prompts alone.
     """
-    scores: Array = np.zeros(len(rows))
-    for held in held_out_rows(rows, FOLDS):
-        rest = rows.take(~held)
-        weights = fit(rest, choose_penalty(rest, INNER_FOLDS) if penalty is None else penalty)
-        scores[held] = rows.differences[held] @ weights
-    loved = rows.firsts > 0
+    scores, loved = predictions(rows, penalty), rows.firsts > 0
     pairs = (rows.units[:, None] == rows.units) & loved[:, None] & ~loved
     right = pairs & (scores[:, None] > scores)
     return HeldOut(int(np.count_nonzero(right)), int(np.count_nonzero(pairs)))
 
 
-def judged_report(held_out: HeldOut, allow_chance: bool) -> str:
-    """Return what the model predicts, in words.
-
-    Raises:
-        ValueError: it is no better than chance, and this is not allowed.
-    """
+def _words(held_out: HeldOut) -> str:
     low, high = held_out.interval
-    report = (
+    return (
         f"{held_out.right / held_out.count:.0%} of {held_out.count} held-out favourites and others of their prompts in "
         f"the right order (95 %: {low:.0%} to {high:.0%})"
     )
-    if held_out.beats_chance:
-        _log.info("reactions: %s", report)
-        return report
-    report = f"no better than chance: {report}"
-    if not allow_chance:
-        raise ValueError(
-            f"reactions: {report}; mark more pictures, name other `features`, or set `allow_chance: true` to go on "
-            "with a warning"
-        )
-    warnings.warn(f"reactions: {report}; the preferences of this reward may be noise", stacklevel=4)
-    return report

@@ -151,9 +151,7 @@ def subgroups(
     written = experience.lengths - torch.tensor([one["opening"] for one in origins])
     longest = max(one["longest"] for one in origins)
     rewards = budgeted_rewards(judged.rewards(), written, budgets, longest, price=price)
-    return nested_advantages(
-        rewards, experience.groups, budgets, between=between, scale=scale, eps=eps, ddof=ddof
-    )  # fmt: skip
+    return nested_advantages(rewards, experience.groups, budgets, between=between, scale=scale, eps=eps, ddof=ddof)
 
 
 @needs(*_of_form("greedy", "compares with the completion of the likeliest tokens"), compares_itself)
@@ -190,9 +188,8 @@ def gains(
         eps: added to the standard deviation.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
-    experience, totals = judged.experience, judged.rewards()
-    origins = experience.origins()
-    steps = [[*one["gains"], total] for one, total in zip(origins, totals.tolist())]
+    experience, origins = judged.experience, judged.experience.origins()
+    steps = [[*one["gains"], total] for one, total in zip(origins, judged.rewards().tolist())]
     rows = padded(steps, max(map(len, steps)), torch.nan)
     found = gain_advantages(rows, experience.groups, gamma=gamma, scale=scale, eps=eps, ddof=ddof)
     own = [values[: len(one)] for values, one in zip(found.tolist(), steps)]

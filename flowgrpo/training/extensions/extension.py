@@ -81,29 +81,32 @@ class Extension:
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
+    iteration = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Called once, when the model is loaded, before a checkpoint is read.
+        """Called once, when the model is loaded, before a checkpoint is read. Keeps the processes for later.
 
         Args:
             task: what is trained; its policy is `task.policy`.
             processes: of the run, to bring together what each process knows.
             clock: measures where the time goes.
         """
+        self.processes = processes
 
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
     ) -> Sequence[PromptRow]:
         """The prompts of an iteration, of all processes. Return as many prompts, the same on every process.
 
-        The hook may be called several times for an iteration, so the result must depend on the state and the iteration
-        alone.
+        This one keeps the number of the iteration, and returns the prompts as they are. The hook may be called several
+        times for an iteration, so the result must depend on the state and the iteration alone.
 
         Args:
             rows: the prompts in the order of the run, or as the previous extension returned them.
             everything: all training prompts.
             iteration: from 0.
         """
+        self.iteration = iteration
         return rows
 
     def samples_scored(self, batch: Batch) -> Batch:

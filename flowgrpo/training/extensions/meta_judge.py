@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ...configs.reading_soundness import reward_place
 from ...parts.choice import Choice
@@ -16,9 +19,6 @@ from ...rewards.judges.judge_client import JudgeClient, JudgeServer, Question
 from ...rewards.judges.meta_question import about_instructions, read_instructions
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..tasks import Task
 from .extension import Extension, names_a_reward, once, reported
 
 VERSION = "instructions_version"
@@ -82,7 +82,7 @@ class MetaJudge(Extension):
         reward: str,
         every: Count = 10,
         samples: Several = 8,
-        model: str | None = None,
+        model: Annotated[str, Field(min_length=1)] | None = None,
         recipe: Given[Any],
         trained: Given[Sequence[str]],
     ) -> None:
@@ -90,14 +90,10 @@ class MetaJudge(Extension):
         assert place is not None
         options = recipe.rewards[place].options
         self.reward, self.every, self.samples = reported(recipe, trained, reward), every, samples
-        given = options["server"]
-        self.server = given if model is None or not isinstance(given, Mapping) else {**given, "model": model}
+        server = JudgeServer.read("meta_judge", options["server"])
+        self.server = server if model is None else replace(server, model=model)
         self.versions, self.since = [str(options[INSTRUCTIONS])], [0]
         self._due, self._iteration, self._failed = False, 0, 0
-
-    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Take the processes, because one of them asks for all."""
-        self.processes, self.server = processes, JudgeServer.read("meta_judge", self.server)
 
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
@@ -132,11 +128,8 @@ class MetaJudge(Extension):
 
     def _asked(self, scores: Sequence[float], seen: Sequence[tuple[str, str, str]]) -> str | None:
         shown = [(scores[row], *seen[row]) for row in best_and_worst(scores, self.samples)]
-        client = JudgeClient("meta_judge", self.server, max_tokens=MAX_TOKENS)
-        try:
+        with closing(JudgeClient("meta_judge", self.server, max_tokens=MAX_TOKENS)) as client:
             (answer,) = client.ask([Question(about_instructions(self.versions[-1], shown))])
-        finally:
-            client.close()
         return read_instructions(answer)
 
     def record(self) -> dict[str, float]:

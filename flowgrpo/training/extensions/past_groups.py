@@ -13,14 +13,9 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Fraction, Given
 from ...rewards.score_batches import RewardBatch, join_scores
-from ...text.cutting import Parts
-from ...text.sampling import Sampled
 from ..credit.pooling import Batch
 from ..data import PromptRow
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..tasks import Task
-from ..text.text_policy import Completions
+from ..text.kept import kept_columns, with_columns
 from .extension import Extension, once, one_round
 
 DRAWS = 15
@@ -75,34 +70,24 @@ class PastGroups(Extension):
         self, *, share: Fraction = 0.5, keep: Count = 1, until: Count | None = None, recipe: Given[Any]
     ) -> None:  # fmt: skip
         self.share, self.keep, self.until = share, keep, until
-        self._seed, self._prompts, self._iteration = recipe.run.seed, recipe.rollout.prompts, 0
+        self._seed, self._prompts = recipe.run.seed, recipe.rollout.prompts
         self._past: dict[int, list[Group]] = {}
         self._mixed = 0
-
-    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Take the processes, because each process remembers the groups of all."""
-        self._processes = processes
-
-    def prompts_drawn(
-        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
-    ) -> Sequence[PromptRow]:
-        """Take the number of the iteration; the prompts stay."""
-        self._iteration = iteration
-        return rows
 
     def samples_scored(self, batch: Batch) -> Batch:
         """Add past groups, and remember the new ones."""
         past = [group for groups in self._past.values() for group in groups]
-        order = torch.Generator().manual_seed(address(self._seed, DRAWS, self._iteration))
-        count = min(round(self.share * self._prompts), len(past))
+        order = torch.Generator().manual_seed(address(self._seed, DRAWS, self.iteration))
+        ends = self.until is not None and self.iteration >= self.until
+        count = 0 if ends else min(round(self.share * self._prompts), len(past))
         drawn = [past[k] for k in torch.randperm(len(past), generator=order).tolist()[:count]]
-        ends = self.until is not None and self._iteration >= self.until
-        self._mixed = 0 if ends else len(drawn)
-        fresh, _ = self._processes.pool(_groups(batch, self._iteration), batch.places)
-        self._past = {k: v for k, v in self._past.items() if k > self._iteration - self.keep}
-        self._past[self._iteration] = fresh
+        self._mixed = len(drawn)
+        # Each process remembers the groups of all.
+        fresh, _ = self.processes.pool(_groups(batch, self.iteration), batch.places)
+        kept = {k: groups for k, groups in self._past.items() if k > self.iteration - self.keep}
+        self._past = kept | {self.iteration: fresh}
         # Each process adds the groups of its own places, so no group comes back twice.
-        mine = [] if ends else [group for group in drawn if group["place"] in batch.places]
+        mine = [group for group in drawn if group["place"] in batch.places]
         return _joined(batch, mine, self._prompts) if mine else batch
 
     def record(self) -> dict[str, float]:
@@ -124,7 +109,7 @@ def _groups(batch: Batch, iteration: int) -> list[Group]:
     for p, (place, row) in enumerate(zip(batch.places, batch.rows)):
         rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
         scores = vars(batch.scores.taken(rows)) | {"seconds": dict.fromkeys(batch.scores.seconds, 0.0)}
-        columns = {name: [column[k] for k in rows] for name, column in _columns(e).items()}
+        columns = {name: [column[k] for k in rows] for name, column in kept_columns(e).items()}
         about = [row.id, row.text, dict(row.columns), row.messages]
         found.append(
             {"place": place, "iteration": iteration, "row": about, "prompt": e.prompts[p], "scores": scores} | columns
@@ -132,28 +117,16 @@ def _groups(batch: Batch, iteration: int) -> list[Group]:
     return found
 
 
-def _columns(e: Completions) -> dict[str, list[Any]]:
-    """What is remembered about each completion."""
-    found: dict[str, list[Any]] = {
-        "ids": e.sampled.ids,
-        "log_probs": e.sampled.log_probs,
-        "ended": e.sampled.ended,
-        "samples": e.samples,
-    }
-    return found if e.parts is None else found | {"part_texts": e.parts.texts, "part_ids": e.parts.ids}
-
-
 def _joined(batch: Batch, past: Sequence[Group], prompts: int) -> Batch:
     """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
-    e, fresh = batch.experience, _columns(batch.experience)
-    new = {name: [*column, *(one for group in past for one in group[name])] for name, column in fresh.items()}
-    owners = [len(e.prompts) + k for k, group in enumerate(past) for _ in group["samples"]]
-    told = [{"sampled_at": group["iteration"]} for group in past for _ in group["samples"]]
-    joined = replace(
-        e, prompts=[*e.prompts, *(group["prompt"] for group in past)], samples=new["samples"],
-        sampled=Sampled(new["ids"], new["log_probs"], new["ended"]), prompt_of_sample=[*e.prompt_of_sample, *owners],
-        parts=None if e.parts is None else Parts(new["part_texts"], new["part_ids"]),
-        told=[{} for _ in e.samples] + told,
+    e, rows = batch.experience, [(k, group) for k, group in enumerate(past) for _ in group["text"]]
+    columns = {
+        name: [*column, *(one for group in past for one in group[name])] for name, column in kept_columns(e).items()
+    }
+    joined = with_columns(
+        e, columns, prompts=[*e.prompts, *(group["prompt"] for group in past)],
+        prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
+        told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
     )  # fmt: skip
     return replace(
         batch, experience=joined, rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +14,9 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Count
 from ...parts.traits import saying
 from ...rewards.runner import RewardBatch
-from ...text.cutting import Parts
-from ...text.sampling import Sampled
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..tasks import Task
+from ..text.kept import kept_columns, with_columns
 from ..text.text_policy import Completions
 from .extension import Extension, once, one_round
 
@@ -57,17 +53,14 @@ class Replay(Extension):
         self.successes = Successes(keep)
         self._replayed = 0
 
-    def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
-        """Take the processes, because each process remembers the successes of all."""
-        self.processes = processes
-
     def samples_scored(self, batch: Batch) -> Batch:
         """Put successes back, and remember the new ones."""
         completions, scores = batch.experience, batch.scores
         total = total_reward(scores, completions).tolist()
         prompts = [batch.rows[p].id for p in completions.prompt_of_sample]
         repairs = self.successes.repairs(total, prompts, SUCCESS)
-        solved = [(prompts[row], _item(completions, scores, row)) for row, r in enumerate(total) if r >= SUCCESS]
+        kept = kept_columns(completions)
+        solved = [(prompts[row], _item(kept, scores, row)) for row, r in enumerate(total) if r >= SUCCESS]
         # Each process remembers the successes of all, so the checkpoint of one process holds everything.
         everything = self.processes.gather((solved, len(repairs)))
         for prompt, item in (found for part, _ in everything for found in part):
@@ -92,31 +85,22 @@ class Replay(Extension):
         self.successes.load_state_dict(state)
 
 
-def _item(completions: Completions, scores: RewardBatch, row: int) -> dict[str, Any]:
+def _item(kept: Mapping[str, Sequence[Any]], scores: RewardBatch, row: int) -> dict[str, Any]:
     """What is remembered about a success."""
-    sampled = completions.sampled
-    item = {
-        "ids": list(sampled.ids[row]), "log_probs": list(sampled.log_probs[row]),
-        "text": completions.samples[row], "rewards": scores.values[row].tolist(),
+    return {
+        **{name: column[row] for name, column in kept.items()},
+        "rewards": scores.values[row].tolist(),
         "answers": {reward: column[row] for reward, column in scores.answers.items()},
-    }  # fmt: skip
-    if completions.parts is not None:
-        item["parts"] = [completions.parts.texts[row], completions.parts.ids[row]]
-    return item
+    }
 
 
 def _mended(completions: Completions, repairs: Repairs) -> Completions:
-    sampled, parts = completions.sampled, completions.parts
-    ids, log_probs, ended = list(sampled.ids), list(sampled.log_probs), list(sampled.ended)
-    texts = list(completions.samples)
+    columns = kept_columns(completions)
     for row, item in repairs:
-        ids[row], log_probs[row], ended[row] = item["ids"], item["log_probs"], True
-        texts[row] = item["text"]
-    if parts is not None:
-        parts = Parts(list(parts.texts), list(parts.ids))
-        for row, item in repairs:
-            parts.texts[row], parts.ids[row] = item["parts"]
-    return replace(completions, sampled=Sampled(ids, log_probs, ended), samples=texts, parts=parts)
+        for name, column in columns.items():
+            # A success counts as complete, even if it was cut off after its answer.
+            column[row] = True if name == "ended" else item[name]
+    return with_columns(completions, columns)
 
 
 def _mended_scores(scores: RewardBatch, repairs: Repairs) -> RewardBatch:
