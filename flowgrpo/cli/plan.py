@@ -57,7 +57,7 @@ def plan(
     against: Annotated[
         str | None,
         typer.Option(
-            help="A prompt file, such as that of an earlier fine-tuning: how many prompts of the recipe are in it."
+            help="A prompt file, such as the file of an earlier fine-tuning: how many prompts of the recipe are in it."
         ),
     ] = None,
     as_yaml: Annotated[bool, typer.Option("--yaml", help="Print the whole recipe, and nothing else.")] = False,

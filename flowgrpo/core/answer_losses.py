@@ -230,7 +230,7 @@ def contrastive(
     """`(d_i - d_j)^2 / (4 beta)` of every two answers of a prompt (CoPG, arXiv 2406.19185).
 
     d = A - beta log(pi / pi_ref) is the regularised reward of an answer. The value of an answer is the mean over the
-    other answers j of its group. The gradient is that of REINFORCE on d, with the mean d of the other answers as the
+    other answers j of its group. The gradient is REINFORCE's on d, with the mean d of the other answers as the
     baseline, whatever policy sampled: there is no importance ratio. For two answers and rewards of 1 and 0, it is IPO.
     Differences of advantages are differences of rewards only without a scale, so use `advantage.scale: none`.
 

@@ -123,7 +123,7 @@ def contrastive_signs(shown: Tensor, outcome: Tensor, groups: Tensor | Sequence[
 def coherent_rewards(
     rewards: Tensor, likelihood: Tensor, groups: Tensor | Sequence[int], *, at_least: float = 1.0
 ) -> Tensor:
-    """Keep the rewards of right samples whose likelihood is above that of their right peers (GRPO-CARE, 2506.16141).
+    """Keep the rewards of right samples more likely than their right peers (GRPO-CARE, 2506.16141).
 
     Args:
         rewards: [B]; a sample is right if its reward is at least `at_least`. NaN stays NaN.

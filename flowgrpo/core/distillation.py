@@ -1,4 +1,4 @@
-"""The divergence of next-token distributions from those of a teacher."""
+"""The divergence of next-token distributions from a teacher's distributions."""
 
 from __future__ import annotations
 

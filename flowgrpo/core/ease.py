@@ -38,8 +38,8 @@ def difficulty_weights(ease: Tensor, *, form: str = "linear", strength: float = 
     - "linear": 1 + strength (1 - 2 u). It is 1 at u = 1/2, and rises as prompts get harder.
     - "even": for a hard prompt, u below 1/2, the factor with which its advantages add up to as much as at u = 1/2:
       1 / (2 sqrt(u (1 - u))). Otherwise 1.
-    - "hard": for a hard prompt, 2 (1 - u) times the factor of "even", so that harder prompts count more than those of
-      medium ease. Otherwise 1.
+    - "hard": for a hard prompt, 2 (1 - u) times the factor of "even", so that harder prompts count more than prompts
+      of medium ease. Otherwise 1.
 
     "even" and "hard" are the two goals of DARS (arXiv 2508.13755), which reaches them by more samples of hard prompts.
 

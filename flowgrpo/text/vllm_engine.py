@@ -79,7 +79,7 @@ class VllmEngine:
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Sampled:
-        """Complete prompts with the current weights of the model; the arguments are those of `sample_completions`.
+        """Complete prompts with the current weights of the model; with the arguments of `sample_completions`.
 
         Raises:
             ValueError: the temperature is a function.

@@ -11,7 +11,7 @@ from tests.training.text_runs import trainer_of
 
 
 def test_the_length_counts_among_the_rewards(small_text: list[str], tmp_path: Path) -> None:
-    """The advantages are those of the reward plus 2 max(0, 1 - |n - 4| / 4), and later of a budget of 2."""
+    """The advantages come from the reward plus 2 max(0, 1 - |n - 4| / 4), and later of a budget of 2."""
     lines = ["extensions=[{name: tightening, start: 4, factor: 0.5, every: 2, weight: 2.0}]"]
     trainer = trainer_of(small_text, tmp_path / "run", *lines)
     for iteration, budget in ((0, 4), (1, 4), (2, 2)):

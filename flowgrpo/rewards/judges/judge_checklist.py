@@ -31,11 +31,11 @@ _DRAFT = (
 class Checklist(CriteriaJudge):
     """Weighted share of a checklist that an image meets beside its reference images (Visual-Aware CoT).
 
-    The reference images are those of the column `image`, which also condition the pipeline. The checklist of a prompt
+    The reference images are in the column `image`, which also condition the pipeline. The checklist of a prompt
     is its column `criteria`, else the option `criteria`. Without both, the judge writes the list from the prompt and
     the reference images, before it sees any sample. All samples of a prompt are judged by one list. Then the judge
-    sees the reference images and the sample, and says for each criterion whether it is met. The score is that of
-    `rubric`.
+    sees the reference images and the sample, and says for each criterion whether it is met. The score is as
+    for `rubric`.
 
     A sample has no score if the judge writes no list, or leaves a criterion undecided.
 

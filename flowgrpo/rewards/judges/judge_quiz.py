@@ -143,7 +143,7 @@ def _read_question(entry: Any, where: str) -> Choosing:
     if not fits or len(set(listed)) < len(listed) or str(answer).strip() not in listed:
         raise ValueError(
             f"quiz: {where} has {entry!r:.80}; give {{question: ..., choices: [...], answer: ...}} with 2 to "
-            f"{len(LETTERS) - 1} different choices, of which the answer is one"
+            f"{len(LETTERS) - 1} different choices, and the answer is one of them"
         )
     return Choosing(text.strip(), tuple(listed), listed.index(str(answer).strip()))
 

@@ -19,7 +19,7 @@ class ServedJudge:
     Args:
         server: {url, model, ...}; see `JudgeServer`.
         system: the system message for the model.
-        needed: the arguments that the reward needs; by default those of its `__call__`.
+        needed: the arguments that the reward needs; by default the arguments of its `__call__`.
         logprobs: whether to request the alternatives to the first token.
 
     Attributes:

@@ -125,7 +125,7 @@ def asked_references(tags: Sequence[str], references: Any, written: str) -> list
         written: how a reference is written, with `{tag}` for the name.
 
     Raises:
-        ValueError: a name is not that of a tag, or a tag refers to itself.
+        ValueError: a name is not the name of a tag, or a tag refers to itself.
     """
     fits = isinstance(references, Mapping) and all(isinstance(named, (list, tuple)) for named in references.values())
     pairs = [(own, other) for own, named in references.items() for other in named] if fits else []

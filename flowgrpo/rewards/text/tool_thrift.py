@@ -79,8 +79,8 @@ class ToolThrift:
             columns: name -> B values, for the reward `correct`.
 
         Returns:
-            Scores with B values, NaN where `correct` gives no score. Sub-scores: those of `correct`, its score as
-            `correct`, and the number of calls as `calls`.
+            Scores with B values, NaN where `correct` gives no score. The sub-scores are the sub-scores of `correct`,
+            its score as `correct`, and the number of calls as `calls`.
         """
         inputs = Inputs(list(completions), list(prompts), columns, list(groups))
         scored = score_within(self.correct, inputs, "reward `correct`")

@@ -137,7 +137,7 @@ def chosen_samples(
 
 
 def kept_nodes(experience: Any, scores: RewardBatch, selections: Sequence[tuple[str, Callable[..., Tensor]]]) -> Tensor:
-    """[N] bool: nodes whose edges are trained; the arguments and errors are those of `chosen_samples`."""
+    """[N] bool: nodes whose edges are trained; arguments and errors are as for `chosen_samples`."""
     kept: Tensor = experience.kept(chosen_samples(experience, scores, selections))
     return kept
 

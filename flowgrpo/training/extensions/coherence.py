@@ -1,4 +1,4 @@
-"""A right answer earns a bonus if it follows from the reasoning before it better than those of its group."""
+"""A right answer earns a bonus if it follows better from its reasoning than the right answers of its group."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Contrast(Extension):
     """Rewards a behaviour where it helped, and punishes it where it did harm (GCPO of GeometryZero, 2506.07160).
 
     The score of the reward becomes 1 for a sample that shows the behaviour, if the samples of its prompt that show it
-    have a better mean outcome than those that do not. It becomes -1 if their mean is worse, and 0 if neither is so, if
+    have a better mean outcome than samples without it. It becomes -1 if their mean is worse, and 0 if neither is so, if
     all samples show the behaviour, or none. It is 0 for a sample without the behaviour, and NaN stays NaN. Metrics,
     gates and saved samples have the new score.
 

@@ -35,7 +35,8 @@ class Difficulty(Extension):
 
     Args:
         form: The factor. `linear` is 1 + strength (1 − 2 ease). `even` lets the advantages of a hard prompt add up to
-            as much as those of a prompt with ease 1/2, and `hard` to more; both are 1 where the ease is at least 1/2.
+            as much as the advantages of a prompt with ease 1/2, and `hard` to more. Both are 1 where the ease is at
+            least 1/2.
         strength: How fast `linear` falls, at most 1.
         most: Largest factor.
         column: Column of the prompt file with the ease, a number from 0 to 1, such as the relative size of the place

@@ -44,7 +44,7 @@ class Judges(Extension):
     each task of a mixture may have judges of its own.
 
     A sample that violates a judge has advantage 0. The others have sigmoid((r - b) / scale): r is the weighted sum of
-    rewards, and b is its mean in the group. These advantages take the place of those of the recipe's `advantage`, so
+    rewards, and b is its mean in the group. These advantages replace the advantages of the recipe's `advantage`, so
     write `judges` before extensions that change advantages. No advantage is negative, so add a penalty that holds the
     policy near the base model, as the paper does.
 

@@ -73,7 +73,7 @@ class MetaJudge(Extension):
         reward: Label (or name) of the reward `judge`.
         every: Number of iterations between two versions.
         samples: Number of samples that the second judge sees, half of them the best.
-        model: The server's name of the second judge; that of the reward if left out.
+        model: The server's name of the second judge; the name of the reward's judge if left out.
     """
 
     def __init__(

@@ -31,11 +31,11 @@ def _of_masked(recipe: Any, choice: Choice) -> list[str]:
 class Pacing(Extension):
     """Draws how many masks each step reveals, and learns the schedule with the model (Co-GRPO, 2512.22288).
 
-    The number is that of `sampler.schedule` plus an offset, which is drawn from a categorical distribution of its own
-    for each step. The distributions are uniform at first. After each iteration, their logits move along the gradient of
-    the mean of A log p: p is the probability of the number that an edge revealed, and A is the edge's advantage. The
-    model learns as without this extension. An iteration is one step for the schedule, so its ratio is 1. Only trained
-    edges count. Steps that take the likeliest tokens, and so evaluations too, keep to `sampler.schedule`.
+    The number is the number of `sampler.schedule` plus an offset. Each step draws its offset from a categorical
+    distribution of its own. The distributions are uniform at first. After each iteration, their logits move along the
+    gradient of the mean of A log p: p is the probability of the number that an edge revealed, and A is the edge's
+    advantage. The model learns as without this extension. An iteration is one step for the schedule, so its ratio is 1.
+    Only trained edges count. Steps that take the likeliest tokens, and so evaluations too, keep to `sampler.schedule`.
 
     Args:
         reach: Largest offset; the offsets are all whole numbers from minus it to it.

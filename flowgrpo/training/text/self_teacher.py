@@ -34,7 +34,7 @@ class Target:
     entropy: Tensor
 
     def gaps(self, logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, temperature: float) -> Tensor:
-        """A `Measure` of the student: the log-probs of the teacher's tokens less that of the token itself.
+        """A `Measure` of the student: the log-probs of the teacher's tokens less the token's own log-prob.
 
         Equal completions have one teacher, see `teachers_of`, so it does not matter which of them is scored.
         """
@@ -86,7 +86,7 @@ def predicted(policy: TextPolicy, experience: Completions, batch: Sequence[int],
 
 
 def _likeliest(logits: Tensor, ids: Tensor, rows: Sequence[int], first: int, *, top: int, temperature: float) -> Tensor:
-    """[R, T, 2 K] the likeliest tokens: their log-probs less that of the token itself, and their ids.
+    """[R, T, 2 K] the likeliest tokens: their log-probs less the token's own log-prob, and their ids.
 
     float32 holds every id below 2^24.
     """

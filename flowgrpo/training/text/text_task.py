@@ -122,7 +122,7 @@ class TextTask(PolicyTask):
             return complete_seeded(
                 self.policy.language, rows, seeds, count, recipe.generation, batch=batch, temperature=temperature
             )
-        # Each completion is the only one of a group, because those of a group may depend on each other.
+        # Each completion is the only one of a group, because completions of a group may depend on each other.
         each = [row for row in rows for _ in range(count)]
         alone = Writer(self.policy, each, seeds, 1, iteration=None, temperature=temperature, batch=batch, score=None)
         found = sorted(self._form.make()(alone), key=lambda one: one.prompt)

@@ -128,7 +128,7 @@ class Writer:
         key, the stage and the attempt's number among the openings of its prompt, and not on other prompts.
 
         Args:
-            openings: attempts, those of a prompt side by side.
+            openings: attempts; the attempts of a prompt are side by side.
             stage: addresses the randomness; take another number for each call of a rollout.
             limit: the longest completion, opening included, for all or for each; generation.max_tokens if left out.
             temperature: a number, or a function of the logits of the next tokens; the writer's own if left out.

@@ -13,7 +13,7 @@ from tests.training.text_runs import trainer_of
 
 
 def test_each_token_is_drawn_at_its_own_temperature(small_text: list[str], tmp_path: Path) -> None:
-    """The sampler's log-probs are those of the model at a temperature that the entropy gives, token by token."""
+    """The sampler's log-probs are the model's at a temperature that the entropy gives, token by token."""
     writer = writer_of(small_text, tmp_path / "run")
     found = by_entropy(writer, reach=0.5, pivot=3.4)
     model = writer.policy.language.model

@@ -67,7 +67,7 @@ def test_answers_at_each_budget() -> None:
 
 
 def test_thoughts_and_answers_have_their_own_advantages() -> None:
-    """Answers are worth 1/2, 1, 1 at the three budgets of the first thoughts, and 0 at those of the second.
+    """Answers are worth 1/2, 1, 1 at the three budgets of the first thoughts, and 0 at the budgets of the second.
 
     Returns of the first are 5/6 and 2/3; V2 is 5/12 and 1/3, and V1 of the second stretch is 1/2 of 2/3.
     """

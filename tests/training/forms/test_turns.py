@@ -44,7 +44,7 @@ def test_the_calculator(call: str, value: str) -> None:
 
 
 def calling(before: str, number: int) -> str:
-    """Two calls, the second of which has text after it that must go; then the answer."""
+    """Two calls; the second has text after it that must go; then the answer."""
     return {"12+30=": "so c1+1=99", "12+30=so c1+1= 2 ": "c12+30=c", "12+30=so c1+1= 2 c12+30= 42 ": "is 42"}[before]
 
 
@@ -87,7 +87,7 @@ def chance(text: str) -> Sequence[float]:
 
 @pytest.mark.parametrize(("rise", "branched"), [(0.9, 2), (1.1, 0)])
 def test_completions_branch_where_an_answer_makes_unsure(language: LanguageModel, rise: float, branched: int) -> None:
-    """The first two tokens after the answer have mean -log p of 2, and those of the first turn of 1."""
+    """The first two tokens after the answer have mean -log p of 2, and the tokens of the first turn of 1."""
     writer = scripted(language, [SUM], branching, group=5, chance=chance)
     options: dict[str, Any] = {"first": 2, "tokens": 2, "rise": rise, "width": 2, **MARKS}
     found = branches(writer, **options)
@@ -112,8 +112,8 @@ def test_no_branches_in_evaluations_and_none_beyond_the_group(language: Language
 def test_a_turn_is_credited_with_its_own_calls_and_with_the_answer(language: LanguageModel) -> None:
     """MatchTIR: the right call gives its turn 1, and the right answer gives both turns 1/2 over the group's mean.
 
-    With R = 1 + 1/2 and 1/2 for the turns of the first completion, and -1/2 for those of the second, the first turns
-    have the mean 1/2, and the second turns 0.
+    With R = 1 + 1/2 and 1/2 for the turns of the first completion, and -1/2 for the turns of the second, the first
+    turns have the mean 1/2, and the second turns 0.
     """
     lines = iter(["c1+1=", "c9=", "so 2", "so 9"])
     writer = scripted(language, [{"prompt": "x", "answer": "2", "calls": ["1+1"]}], lambda before, n: next(lines))

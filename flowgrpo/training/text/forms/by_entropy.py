@@ -21,7 +21,7 @@ def by_entropy(
     """Every token has a temperature of its own: higher where the policy is unsure (HAPO's adaptive temperature).
 
     The temperature is generation.temperature times 1 + reach (H - pivot) / (H + pivot), where H is the entropy of the
-    next token at generation.temperature. The log-probs of the sampler are those of the drawn tokens at their own
+    next token at generation.temperature. The sampler's log-probs are of the drawn tokens, at the tokens' own
     temperatures. The training engine scores at generation.temperature.
 
     Options:

@@ -81,7 +81,7 @@ def best_first(rows: Sequence[int], scores: Sequence[float]) -> list[int]:
 
 
 def failing(attempts: Sequence[Attempt], scores: Sequence[float], success: float) -> list[int]:
-    """The prompts of which every attempt has a score, and no score is a success."""
+    """The prompts whose attempts all have scores without a success."""
     return [p for p, rows in by_prompt(attempts).items() if all(scores[row] < success for row in rows)]
 
 

@@ -43,7 +43,7 @@ def hints(
         template: the prompt with its hint; holds `{prompt}` and `{hint}`, and may hold `{COLUMN}` of any column.
         after: iterations at the beginning of the run in which there are no hints.
         replace: completions of a group that hinted completions replace, from the last on; all if left out.
-        tries: completions that are written with each hint, of which the best are kept; `replace` if left out.
+        tries: completions that are written with each hint; the best are kept; `replace` if left out.
         success: the least score of a success.
     """
     found = writer.write(writer.starts())

@@ -148,5 +148,5 @@ def place_of_error(ids: Sequence[int], log_probs: Sequence[float], success: Sequ
 
 
 def after(attempt: Attempt, place: int) -> Attempt:
-    """An attempt of which only the tokens from a place on are trained."""
+    """An attempt whose tokens are trained from a place on."""
     return replace(attempt, own=[own and t >= place for t, own in enumerate(attempt.own)])
