@@ -72,7 +72,7 @@ def own_curvature(logits: Tensor, ids: Tensor, temperature: float = 1.0) -> Tens
 def relative_logits(logits: Tensor, ids: Tensor, others: Tensor, temperature: float = 1.0) -> Tensor:
     """[B, T, K] log-probs of tokens `others` less the log-prob of the token in `ids`, float32, with a gradient.
 
-    Added to `token_log_probs`, they are the log-probs of these tokens. Only the chosen logits are copied.
+    The sum with `token_log_probs` is the log-probs of the tokens `others`. Only the chosen logits are copied.
 
     Args:
         logits: [B, N, V], N at least T; the logits of token t are at t.

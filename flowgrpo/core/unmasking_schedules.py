@@ -31,7 +31,7 @@ def count_log_probs(logits: Tensor, options: Tensor, counts: Tensor) -> Tensor:
     Args:
         logits: [K] of the options.
         options: [N, K] see `option_counts`.
-        counts: [N] numbers, each of which an option has.
+        counts: [N] numbers; an option has each number.
     """
     same = options == counts[:, None]
     return logits.log_softmax(0).masked_fill(~same, -torch.inf).logsumexp(1)

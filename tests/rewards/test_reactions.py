@@ -49,7 +49,7 @@ def test_the_favourites_of_a_taste_are_predicted_on_other_prompts(tmp_path: Path
     assert scores.notes[0] == reward.report
     values, loved = scores.values, torch.tensor([one for _, _, one in known])
     assert bool(((values > 0) & (values < 1)).all())
-    # About half of these pictures are loved, and the probabilities say so and tell them apart.
+    # About half of the pictures are loved. The probabilities have this mean, and they tell the pictures apart.
     assert float(values.mean()) == pytest.approx(float(loved.float().mean()), abs=0.15)
     above = values[loved][:, None] > values[~loved]
     assert float(above.float().mean()) > 0.7

@@ -33,9 +33,9 @@ class Contrast(Extension):
     """Rewards a behaviour where it helped, and punishes it where it did harm (GCPO of GeometryZero, 2506.07160).
 
     The score of the reward becomes 1 for a sample that shows the behaviour, if the samples of its prompt that show it
-    have a better mean outcome than samples without it. It becomes -1 if their mean is worse, and 0 if neither is so, if
-    all samples show the behaviour, or none. It is 0 for a sample without the behaviour, and NaN stays NaN. Metrics,
-    gates and saved samples have the new score.
+    have a better mean outcome than samples without it. It becomes -1 if their mean is worse. It becomes 0 if the means
+    are equal or differ by less than `margin`, if all samples show the behaviour, or if none does. It is 0 for a sample
+    without the behaviour, and NaN stays NaN. Metrics, gates and saved samples have the new score.
 
     Args:
         reward: Label (or name) of the reward that finds the behaviour, such as `text_format` with a `pattern`.
