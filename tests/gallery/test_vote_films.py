@@ -162,7 +162,7 @@ def test_videos_play_in_step_and_a_key_stops_both(
     assert page.value(f"Math.min({apart}, films()[0].duration - {apart})") < 0.15
     page.press("p")
     assert page.value("films().map(video => video.paused)") == [True, True]
-    assert page.value("byId('motion').textContent") == "Play p"
+    page.wait("byId('motion').textContent === 'Play p'")
     page.press("p")
     page.wait("byId('motion').textContent === 'Pause p'")
     page.press("ArrowLeft")
@@ -187,6 +187,7 @@ def test_a_pair_whose_video_is_lost_can_only_be_skipped(
     assert page.value("[...document.querySelectorAll('.absent')].map(one => one.textContent)") == [
         "the video cannot be shown; skip this pair"
     ]
+    page.wait("films().length === 1 && !films()[0].paused && byId('motion').textContent === 'Pause p'")
     enabled = "[...byId('choices').children].filter(one => !one.disabled && !one.hidden).map(one => one.textContent)"
     assert page.value(enabled) == ["Skip s", "Pause p"]
     page.press("ArrowLeft")
