@@ -3,9 +3,12 @@
 import base64
 import importlib.util
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+PATIENCE = 120.0
+"""Seconds after which a wait ends a test."""
 MEASURE = Path(__file__).resolve().parents[2] / "docs" / "measure_gallery.py"
 
 
@@ -36,9 +39,15 @@ class LivePage:
         """Go to an address, and wait until the page is drawn."""
         self.tell("Page.navigate", url="about:blank")
         self.tell("Page.navigate", url=address)
-        while not self.value("document.documentElement?.dataset.ready === 'yes'"):
+        self.wait("document.documentElement?.dataset.ready === 'yes'")
+
+    def wait(self, condition: str) -> None:
+        """Wait until an expression is true, or the page tells of a fault."""
+        end = time.monotonic() + PATIENCE
+        while not self.value(condition):
             fault = self.value("document.getElementById('fault')?.textContent")
             assert not fault, fault
+            assert time.monotonic() < end, condition
 
     def value(self, expression: str) -> Any:
         """The value of an expression of JavaScript; a promise is waited for."""
