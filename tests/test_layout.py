@@ -207,6 +207,21 @@ def test_importing_the_package_and_its_command_loads_no_tensor_library():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
+def test_a_recipe_is_read_without_the_libraries_of_models():
+    code = (
+        "import sys\n"
+        "from flowgrpo.configs.load import load_recipe\n"
+        "recipes = [load_recipe(name) for name in ('default', 'text', 'masked')]\n"
+        "print([m for m in ('peft', 'diffusers', 'transformers') if m in sys.modules])\n"
+        "from flowgrpo.training.checking import check\n"
+        "for recipe in recipes[1:]: check(recipe).require()\n"
+        "print([m for m in ('peft', 'diffusers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "[]"]
+
+
 HEAVY = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,10 @@ from torch import Tensor
 from ..core.addressing import address
 from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
-from .model import LanguageModel
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from .model import LanguageModel
 
 Temperature = float | Callable[[Tensor], Tensor]
 """A number, or a function from the logits [B, V] of the next tokens to temperatures [B] above 0."""

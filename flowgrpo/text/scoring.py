@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..core.categorical import tempered, token_log_probs
-from .model import LanguageModel
 from .sampling import left_padded, logits_kept, positions_of, select_rows
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from .model import LanguageModel
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:

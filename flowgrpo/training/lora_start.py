@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..configs.schema import AnyRecipe
 from ..weights.adapter_files import read_start
-from ..weights.trained import TrainedWeights
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is checked without them.
+    from ..weights.trained import TrainedWeights
 
 
 def with_start(recipe: AnyRecipe) -> AnyRecipe:

@@ -8,16 +8,19 @@ import warnings
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..pipelines.acceleration import Quantized, quantization
 from ..pipelines.pictures import ENDINGS, Picture
 from ..text.model_folder import check_language_folder
 from ..weights.json_files import read_json_object
 from ..weights.pipeline_folders import check_pipeline_folder, from_hub
 from ..weights.saving import left_out
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is checked without them.
+    from ..pipelines.acceleration import Quantized
 
 MASKED = "arithmetic:masked"
 UNTRAINED = "arithmetic:untrained"
@@ -165,6 +168,8 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
     Components that the folder leaves out are passed as None, as diffusers asks.
     """
     from diffusers import DiffusionPipeline
+
+    from ..pipelines.acceleration import quantization
 
     check_folder(path, "images")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
 from ..intake.json_text import parse_json
 from ..intake.links import check_links
+from .adapter_state import adapter_state, set_adapter_state
 from .json_files import read_json_object
 
 STEMS = ("pytorch_lora_weights", "adapter_model")
@@ -172,7 +172,7 @@ def put_start(modules: Mapping[str, nn.Module], adapter: str, start: StartAdapte
         state = load_file(file)
         prefix = _prefix(list(state))
         state = {key.removeprefix(prefix): value for key, value in state.items() if not key.endswith(".alpha")}
-        found = get_peft_model_state_dict(module, adapter_name=adapter)
+        found = adapter_state(module, adapter)
         wanted = {key.removeprefix(PREFIXES[0]): list(value.shape) for key, value in found.items()}
         given = {key: list(value.shape) for key, value in state.items()}
         if odd := sorted(key for key in given.keys() | wanted.keys() if given.get(key) != wanted.get(key)):
@@ -181,4 +181,4 @@ def put_start(modules: Mapping[str, nn.Module], adapter: str, start: StartAdapte
                 f"the file, and {wanted.get(odd[0], 'not there')} in the model; use a LoRA of this model, and leave "
                 "model.lora.targets out"
             )
-        set_peft_model_state_dict(module, state, adapter_name=adapter)
+        set_adapter_state(module, adapter, state)

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from .adapter_state import adapter_state, set_adapter_state
 from .json_files import read_json_object
 from .pipeline_folders import is_part, parts_of
 
@@ -116,7 +116,7 @@ def save_lora(pipe: DiffusionPipeline, modules: dict[str, nn.Module], adapter: s
             "rank_pattern": dict(config.rank_pattern),
         }
         kind = "unet" if name == "unet" else "transformer"
-        layers = _on_cpu(get_peft_model_state_dict(module, adapter_name=adapter))
+        layers = _on_cpu(adapter_state(module, adapter))
         given: dict[str, Any] = {f"{kind}_lora_layers": layers, f"{kind}_lora_adapter_metadata": metadata}
         writer(folder, weight_name=file, **given)
 
@@ -142,7 +142,7 @@ def save_adapter(model: Any, adapter: str, folder: Path) -> None:
     """
     config = model.peft_config[adapter]
     config.base_model_name_or_path = model.name_or_path
-    tensors = _on_cpu(get_peft_model_state_dict(model, adapter_name=adapter))
+    tensors = _on_cpu(adapter_state(model, adapter))
     save_file(
         {f"{PEFT_PREFIX}{name}": tensor for name, tensor in tensors.items()},
         folder / ADAPTER_FILE,
@@ -166,14 +166,14 @@ def put_adapter(module: nn.Module, adapter: str, file: Path, prefix: str) -> Non
     if not file.is_file():
         raise ValueError(f"{file} is missing; give a folder that a run has written")
     state = {key.removeprefix(prefix): value for key, value in load_file(file).items()}
-    wanted = get_peft_model_state_dict(module, adapter_name=adapter)
+    wanted = adapter_state(module, adapter)
     shapes, given = ({key: list(value.shape) for key, value in one.items()} for one in (wanted, state))
     if odd := sorted(key for key in shapes.keys() | given.keys() if shapes.get(key) != given.get(key)):
         raise ValueError(
             f"{file} is not the adapter that model.lora describes: {odd[0]} is {given.get(odd[0], 'missing')} in the "
             f"file, and {shapes.get(odd[0], 'nothing')} in the adapter; use the recipe of the run that wrote the file"
         )
-    set_peft_model_state_dict(module, state, adapter_name=adapter)
+    set_adapter_state(module, adapter, state)
 
 
 def save_pipeline(

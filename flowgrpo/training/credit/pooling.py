@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...rewards.runner import RewardBatch
 from ..data import PromptRow, columns_of
-from ..distributed.processes import Processes
-from ..tasks import Collected
 from .strata import Stratum, stratum_ids, stratum_values
+
+if TYPE_CHECKING:
+    # These import the libraries of models, and a recipe is read without them.
+    from ..distributed.processes import Processes
+    from ..tasks import Collected
 
 DIVERGENCE = "divergence"
 """The name of the column that says how far the policy has moved since it last saw the prompt of a sample."""

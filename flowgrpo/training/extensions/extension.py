@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,7 +19,10 @@ from ..distributed.processes import Processes
 from ..folder.checkpoint import Kept, Stateful, Written
 from ..reporting.clock import Clock
 from ..reporting.reporter import Alarm
-from ..tasks import Task
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ..tasks import Task
 
 CREDIT = "credit"
 """The key of a recipe that says how the advantages of samples become advantages of steps."""

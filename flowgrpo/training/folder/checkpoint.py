@@ -13,15 +13,18 @@ import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from ...intake.json_text import parse_json
 from ...weights.pieces import wholes
-from ...weights.trained import TrainedWeights
 from .files import write_text, writing
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ...weights.trained import TrainedWeights
 
 WEIGHTS, RECIPE, STATE = "trained.safetensors", "config.yaml", "state.json"
 LAST = 10_000_000

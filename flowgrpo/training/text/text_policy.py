@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,14 @@ from torch import Tensor
 from ...configs.schema import GenerationConfig, TextRecipe
 from ...pipelines.experience import part_bounds
 from ...text.cutting import CUTS, Parts, cut_completions
-from ...text.model import LanguageModel, LanguageWeights
 from ...text.sampling import Sampled, Sampler, completion_keys, sample_completions
 from ...text.scoring import Measure, Statistics, completion_statistics
 from ..data import PromptRow
 from ..distributed.processes import Processes
+
+if TYPE_CHECKING:
+    # This imports the libraries of models, and a recipe is read without them.
+    from ...text.model import LanguageModel, LanguageWeights
 
 STRETCHES = 8
 """The longest completion is divided into this many stretches of equal length. Metrics report the ratio of each."""
