@@ -35,8 +35,8 @@ def value_of(text: str, variables: Variables) -> Fraction | bool | str:
     """The exact value of an expression.
 
     An expression has numbers, variables, `+ - * / // % **`, brackets, comparisons, `and`, `or`, `not`, and the
-    functions `abs`, `min` and `max`. A text can only be compared, with `==` and `!=`. Decimals of up to 15
-    digits are exact.
+    functions `abs`, `min` and `max`. A text can only be compared, with `==` and `!=`. A decimal is exact if
+    it has at most 15 digits.
 
     Args:
         text: the expression, of at most 300 characters.
