@@ -1,1 +1,1 @@
-"""What comes from other people: JSON within bounds, links that lead out of a folder, and what this machine trusts."""
+"""What comes from other people: JSON and arithmetic within bounds, links that lead out, what this machine trusts."""

@@ -59,11 +59,16 @@ class Evaluation:
     alarms: list[Alarm] = field(default_factory=list)
 
 
-def _bends_samples(recipe: Any, choice: Choice) -> list[str]:
+def _has_hook(choice: Choice, hook: str) -> bool:
+    """Whether an extension that a recipe has chosen has a hook of its own."""
     target = choice.target
     if not (isinstance(target, type) and issubclass(target, Extension)):
-        return []
-    if target.samples_compared is Extension.samples_compared:
+        return False
+    return getattr(target, hook) is not getattr(Extension, hook)
+
+
+def _bends_samples(recipe: Any, choice: Choice) -> list[str]:
+    if not _has_hook(choice, "samples_compared"):
         return []
     fault = SAMPLES_ALONE.fault(recipe, f"extension {choice.short}")
     return [fault] if fault else []
@@ -195,6 +200,39 @@ def one_round(why: str) -> Rule:
             f"extension {choice.short} {why}, and {key} samples a prompt in several rounds; leave one of them out"
             for key, value in wanted.items()
             if value
+        ]
+
+    return rule
+
+
+def draws_last(why: str) -> Rule:
+    """A need that no later extension draws prompts; `why` is a clause with the extension as its subject."""
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        place = [one is choice for one in recipe.extensions].index(True)
+        return [
+            f"extension {choice.short} {why}, and {other.short} draws prompts after it; write it before, or put "
+            f"{choice.short} last"
+            for other in recipe.extensions[place + 1 :]
+            if _has_hook(other, "prompts_drawn")
+        ]
+
+    return rule
+
+
+def without(why: str, **others: str) -> Rule:
+    """A need that a recipe lacks some extensions.
+
+    Args:
+        why: a clause with the extension as its subject.
+        others: name of each of the other extensions -> a clause with it as its subject.
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        return [
+            f"extension {choice.short} {why}, and extension {other.short} {others[other.name]}; leave one of them out"
+            for other in recipe.extensions
+            if other.name in others
         ]
 
     return rule

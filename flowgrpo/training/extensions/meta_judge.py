@@ -19,7 +19,7 @@ from ...rewards.judges.judge_client import JudgeClient, JudgeServer, Question
 from ...rewards.judges.meta_question import about_instructions, read_instructions
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
-from .extension import Extension, names_a_reward, once, reported
+from .extension import Extension, draws_last, names_a_reward, once, reported
 
 VERSION = "instructions_version"
 SEEN = "meta_judge/seen"
@@ -39,21 +39,7 @@ def _judge_has_instructions(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
-def _draws_last(recipe: Any, choice: Choice) -> list[str]:
-    later = recipe.extensions[[one is choice for one in recipe.extensions].index(True) + 1 :]
-    drawing = [
-        other.short
-        for other in later
-        if isinstance(other.target, type)
-        and issubclass(other.target, Extension)
-        and other.target.prompts_drawn is not Extension.prompts_drawn
-    ]
-    if not drawing:
-        return []
-    return [f"extension meta_judge gives prompts a column, and {drawing[0]} draws prompts after it; write it before"]
-
-
-@needs(once, names_a_reward, _judge_has_instructions, _draws_last)
+@needs(once, names_a_reward, _judge_has_instructions, draws_last("gives prompts a column"))
 class MetaJudge(Extension):
     """Lets a second judge refine the instructions of a reward `judge` (Meta Policy Optimization, 2504.20157).
 

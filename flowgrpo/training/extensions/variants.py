@@ -8,38 +8,21 @@ from typing import Any
 import numpy as np
 
 from ...core.addressing import address
-from ...parts.choice import Choice
-from ...parts.needs import needs
+from ...parts.needs import Need, needs
 from ...parts.ranges import Given
 from ..data import PromptRow
 from ..prompts.variants_of_prompts import VARIABLES, variant_of
-from .extension import Extension, once
+from .extension import Extension, draws_last, once, without
+
+KEEPS = "keeps completions of a prompt"
 
 
-def _prompts_pass(recipe: Any, choice: Choice) -> list[str]:
-    names = [other.short for other in recipe.extensions]
-    after = recipe.extensions[names.index(choice.short) + 1 :]
-    faults = [
-        f"extension {other.short} draws prompts after extension variants has filled them in; put variants last"
-        for other in after
-        if isinstance(other.target, type)
-        and getattr(other.target, "prompts_drawn", None) is not Extension.prompts_drawn
-    ]
-    faults += [
-        f"extension {name} keeps completions of a prompt, and with extension variants the prompt is another one at its "
-        "next visit; leave one of them out"
-        for name in ("replay", "visits")
-        if name in names
-    ]
-    if recipe.task == "images" and recipe.model.release_text_encoders:
-        faults.append(
-            "extension variants makes new prompts in every iteration, and model.release_text_encoders encodes all "
-            "prompts before the run; set it to false"
-        )
-    return faults
-
-
-@needs(once, _prompts_pass)
+@needs(
+    once, draws_last("fills in the prompts"),
+    without("makes a prompt another one at its next visit", replay=KEEPS, visits=KEEPS),
+    Need("model.release_text_encoders", (False,), "makes new prompts in every iteration", task="images",
+         mend="set it to false, because else all prompts are encoded before the run"),
+)  # fmt: skip
 class Variants(Extension):
     """Fills in the slots of training prompts anew at every visit, and calculates their answers (VeRA, 2602.13217).
 

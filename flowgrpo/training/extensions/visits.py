@@ -17,7 +17,7 @@ from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from ..text.text_objective import batches_of
 from ..text.text_policy import Completions, TextPolicy
-from .extension import Extension, once, one_round
+from .extension import Extension, once, one_round, without
 
 
 def _of_text(recipe: Any, choice: Choice) -> list[str]:
@@ -26,15 +26,6 @@ def _of_text(recipe: Any, choice: Choice) -> list[str]:
     return [
         "extension visits scores the last sample of a prompt again: the tokens of a completion can be kept for every "
         "prompt, and the latents of an image cannot; leave the extension out"
-    ]
-
-
-def _nothing_older(recipe: Any, choice: Choice) -> list[str]:
-    if "replay" not in [other.name for other in recipe.extensions]:
-        return []
-    return [
-        "extension visits compares with the policy that last saw a prompt, and extension replay puts back completions "
-        "of an older policy; leave one of them out"
     ]
 
 
@@ -56,7 +47,7 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     _of_text,
     _is_asked,
     one_round("scores one completion of a prompt again"),
-    _nothing_older,
+    without("compares with the policy that last saw a prompt", replay="puts back completions of an older policy"),
     Need("rollout.form", ("plain",), "scores completions of the prompt alone"),
 )
 class Visits(Extension):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from .expressions import value_of
+from ...intake.expressions import value_of, written_value
 from .prompt_rows import PromptRow
 
 VARIABLES, WHERE = "variables", "where"
@@ -42,51 +41,38 @@ def variant_of(row: PromptRow, column: str, generator: np.random.Generator) -> P
     try:
         drawn = _drawn(given, row.columns.get(WHERE), generator)
         asked = row.columns.get(column)
-        found = {} if asked is None else {column: _written(value_of(str(asked), drawn))}
+        found = {} if asked is None else {column: written_value(str(asked), drawn)}
     except ValueError as error:
         raise ValueError(f"{row.place or f'prompt {row.id + 1}'}: {error}") from None
 
     def filled(text: str) -> str:
-        return _SLOT.sub(lambda slot: _written(drawn[slot[1]]) if slot[1] in drawn else slot[0], text)
+        return _SLOT.sub(lambda slot: str(drawn.get(slot[1], slot[0])), text)
 
     messages = row.messages and tuple({**message, "content": filled(message["content"])} for message in row.messages)
-    values = {name: value if isinstance(value, str) else int(value) for name, value in drawn.items()}
-    return replace(
-        row, text=filled(row.text), messages=messages, columns={**row.columns, **found, VARIABLES: values}
-    )  # fmt: skip
+    columns = {**row.columns, **found, VARIABLES: drawn}
+    return replace(row, text=filled(row.text), messages=messages, columns=columns)
 
 
-def _drawn(given: Any, where: Any, generator: np.random.Generator) -> dict[str, Fraction | str]:
+def _drawn(given: Any, where: Any, generator: np.random.Generator) -> dict[str, int | str]:
     """Values of the variables that meet the condition."""
     if not isinstance(given, Mapping) or not given:
         raise ValueError(f"`{VARIABLES}` is {given!r:.80}; give a range or a list of texts for each name")
-    for name, values in given.items():
-        if not isinstance(name, str) or not name.isidentifier() or not (_is_range(values) or _is_list(values)):
-            raise ValueError(
-                f"`{VARIABLES}` has {name!r:.40}: {values!r:.80}; write a name and two rising whole numbers, as in "
-                '"a": [1, 99], or a list of texts'
-            )
     for _ in range(MOST_TRIES):
-        found: dict[str, Fraction | str] = {}
-        for name, values in given.items():
-            if _is_range(values):
-                found[name] = Fraction(int(generator.integers(values[0], values[1] + 1)))
-            else:
-                found[name] = values[int(generator.integers(len(values)))]
+        found = {name: _value(name, values, generator) for name, values in given.items()}
         if where is None or value_of(str(where), found) is True:
             return found
     raise ValueError(f"no draw of {MOST_TRIES} meets `{WHERE}`: {where!r:.80}; write a condition that more draws meet")
 
 
-def _is_range(values: Any) -> bool:
-    whole = isinstance(values, list) and len(values) == 2 and all(type(value) is int for value in values)
-    return whole and -LARGEST <= values[0] <= values[1] <= LARGEST
-
-
-def _is_list(values: Any) -> bool:
-    return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
-
-
-def _written(value: Fraction | bool | str) -> str:
-    """A value as a text: 7, 7/2, yes or no, or the text itself."""
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+def _value(name: Any, values: Any, generator: np.random.Generator) -> int | str:
+    """A value of one variable, from a range or a list of texts."""
+    if isinstance(name, str) and name.isidentifier() and isinstance(values, list):
+        match values:
+            case [low, high] if type(low) is type(high) is int and -LARGEST <= low <= high <= LARGEST:
+                return int(generator.integers(low, high + 1))
+            case [_, *_] if all(isinstance(value, str) for value in values):
+                return str(values[int(generator.integers(len(values)))])
+    raise ValueError(
+        f"`{VARIABLES}` has {name!r:.40}: {values!r:.80}; write a name and two rising whole numbers, as in "
+        '"a": [1, 99], or a list of texts'
+    )

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ....parts.ranges import Count
+from pydantic import Field
+
+from ....intake.expressions import LONGEST, written_value
 
 if TYPE_CHECKING:
     from ...data import PromptRow
 
 ERROR = "error"
-_PROBLEM = re.compile(r"-?\d+(?:[-+*]-?\d+)*")
-_TERM = re.compile(r"([-+]?)((?:-?\d+)(?:\*-?\d+)*)")
+_ARITHMETIC = re.compile(r"[\d.()+*/%<>=!-]+")
+_WHOLE = re.compile(r"(?<![\d.])\d+")
 
 
-def calculator(call: str, row: PromptRow, *, digits: Count = 30) -> str:
-    """The value of whole numbers joined by `+`, `-` and `*`; `error` if the call is nothing of this kind.
+def calculator(call: str, row: PromptRow, *, digits: Annotated[int, Field(ge=1, le=LONGEST)] = 30) -> str:
+    """The exact value of numbers with `+ - * / // % **` and brackets, such as `-10` or `7/2`; else `error`.
 
-    A call without text is about the prompt, whose `=` and white space do not count.
+    A comparison, such as `2 * 3 < 7`, has the value `yes` or `no`. A call without text is about the prompt. White space
+    does not count, nor does `=` at the end.
 
     Args:
         call: the text of the call.
         row: the prompt.
-        digits: the most characters of a call, so that no call takes long.
+        digits: the most characters of a call and of its value, so that no call takes long; at most 300.
     """
     text = "".join((call.strip() or row.text).split()).removesuffix("=")
-    if len(text) > digits or not _PROBLEM.fullmatch(text):
+    if len(text) > digits or not _ARITHMETIC.fullmatch(text):
         return ERROR
-    total = 0
-    for sign, product in _TERM.findall(text):
-        value = 1
-        for factor in product.split("*"):
-            value *= int(factor)
-        total += -value if sign == "-" else value
-    return str(total)
+    try:
+        # Python has no numbers such as 007.
+        value = written_value(_WHOLE.sub(lambda number: str(int(number[0])), text), {})
+    except ValueError:
+        return ERROR
+    return value if len(value) <= digits else ERROR
 
 
 TOOLS: dict[str, Callable[..., str]] = {"calculator": calculator}

@@ -1,4 +1,4 @@
-"""Arithmetic with variables, as prompt files write it. Python only reads the syntax, and never runs it."""
+"""Arithmetic within bounds, as prompt files and policies write it. Python only reads the syntax, and never runs it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 LONGEST, LARGEST_BITS, LARGEST_POWER = 300, 4096, 64
+Variables = Mapping[str, Fraction | int | str]
 
 _TWO: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
 }  # fmt: skip
-_ONE: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Not: operator.not_}
+_ONE: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
 _COMPARED: dict[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
@@ -24,11 +25,18 @@ _COMPARED: dict[type, Callable[[Any, Any], bool]] = {
 _CALLED: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
 
 
-def value_of(text: str, variables: Mapping[str, Fraction | str]) -> Fraction | bool | str:
+def written_value(text: str, variables: Variables) -> str:
+    """The value of an expression as a text: `7`, `7/2`, `yes`, `no`, or the text that it is; see `value_of`."""
+    value = value_of(text, variables)
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def value_of(text: str, variables: Variables) -> Fraction | bool | str:
     """The exact value of an expression.
 
     An expression has numbers, variables, `+ - * / // % **`, brackets, comparisons, `and`, `or`, `not`, and the
-    functions `abs`, `min` and `max`. A text can only be compared, with `==` and `!=`.
+    functions `abs`, `min` and `max`. A text can only be compared, with `==` and `!=`. A decimal is exact if
+    it has at most 15 digits.
 
     Args:
         text: the expression, of at most 300 characters.
@@ -49,15 +57,18 @@ def value_of(text: str, variables: Mapping[str, Fraction | str]) -> Fraction | b
         raise ValueError(f"{text!r} calculates with a text or a comparison; calculate with numbers") from None
 
 
-def _value(node: ast.expr, variables: Mapping[str, Fraction | str]) -> Any:
+def _value(node: ast.expr, variables: Variables) -> Any:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float, str) and node.value != math.inf:
         return node.value if isinstance(node.value, str) else _bounded(Fraction(str(node.value)))
     if isinstance(node, ast.Name):
         if node.id not in variables:
             raise ValueError(f"there is no variable {node.id!r}; the variables are {', '.join(variables) or 'none'}")
-        return variables[node.id]
+        value = variables[node.id]
+        return value if isinstance(value, str) else Fraction(value)
     if isinstance(node, ast.UnaryOp) and type(node.op) in _ONE:
-        return _ONE[type(node.op)](_value(node.operand, variables))
+        return _ONE[type(node.op)](_number(_value(node.operand, variables)))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not _value(node.operand, variables)
     if isinstance(node, ast.BinOp) and type(node.op) in _TWO:
         left, right = (_number(_value(side, variables)) for side in (node.left, node.right))
         if isinstance(node.op, ast.Pow) and (right.denominator > 1 or abs(right) > LARGEST_POWER):
