@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from .advantages import as_precise, group_advantages, group_index, group_means
+from .baselines import anchor_state_advantages
+from .grouped import cells
 
 EARLIER = 2.0
 """BRPO: how much more the reward at a budget counts than the reward at the budget before, in the mean of the past."""
@@ -65,16 +67,14 @@ def budget_relative_advantages(rewards: Tensor, groups: Tensor | Sequence[int], 
     if not float(prior.sum()) > 0 or bool((prior < 0).any()):
         raise ValueError(f"`prior` is {prior}; use weights that are not negative, at least one above 0")
     values, chance = as_precise(rewards), as_precise(prior / prior.sum())
-    count = values.shape[1]
-    left = chance.flip(0).cumsum(0).flip(0)
     returns = (values * chance).flip(1).cumsum(1).flip(1)
-    others = group_means(returns, groups)
-    found = torch.empty_like(values)
-    for j in range(count):
-        past = as_precise(EARLIER ** torch.arange(j))
-        own = (values[:, :j] * past).sum(1) / past.sum().clamp(min=1.0) * left[j]
-        found[:, j] = returns[:, j] - (j * own + (count - j) * others[:, j]) / count
-    return found.float()
+    left = chance.flip(0).cumsum(0).flip(0)
+    place = torch.arange(len(chance)).to(chance)
+    # Column j has the weights of the budgets before j.
+    past = (EARLIER**place)[:, None].repeat(1, len(chance)).triu(1)
+    own = values @ (past / past.sum(0).clamp(min=1.0)) * left
+    share = place / len(chance)
+    return (returns - share * own - (1.0 - share) * group_means(returns, groups)).float()
 
 
 def budgeted_rewards(rewards: Tensor, lengths: Tensor, budgets: Tensor, longest: int, *, price: float = 0.25) -> Tensor:
@@ -112,31 +112,31 @@ def nested_advantages(
     subgroups: Tensor | Sequence[int],
     *,
     between: float = 1.0,
-    scale: str = "group",
-    eps: float = 1e-4,
-    ddof: int = 1,
+    **kw: Any,
 ) -> Tensor:
     """The comparison within a subgroup, plus the comparison of the subgroup's mean within the group.
 
     A = (r - m_s) / std_s + between (m_s - m_g) / std_g, for the mean and the standard deviation of subgroup and group.
-    With scale "none" and `between` 1, this is r - m_g.
+    With scale "none" and `between` 1, this is r - m_g. These are `anchor_state_advantages` whose states are subgroups,
+    and whose episodes are worth what their subgroup is worth in the group.
 
     Args:
         rewards: [N]; a NaN enters no statistic and gets 0.
         groups: [N] integer ids.
         subgroups: [N] integer ids within a group; two groups may use the same ids.
         between: weight of the comparison of subgroups.
-        scale: "group" or "none".
-        eps: added to standard deviations.
-        ddof: 1 for the sample standard deviation, 0 for the population one.
+        **kw: `scale`, `eps` and `ddof` of `anchor_state_advantages`, for both comparisons.
+
+    Returns:
+        Advantages [N], float32 at least.
+
+    Raises:
+        ValueError: As in `anchor_state_advantages`.
     """
-    outer, _ = group_index(groups, len(rewards), rewards.device)
-    inner, _ = group_index(subgroups, len(rewards), rewards.device)
-    own, _ = group_index(outer * len(rewards) + inner, len(rewards), rewards.device)
-    options: dict[str, Any] = {"scale": scale, "eps": eps, "ddof": ddof}
-    of_group = as_precise(group_advantages(rewards, outer, **options)).masked_fill(rewards.isnan(), torch.nan)
-    found = group_advantages(rewards, own, **options) + between * group_means(of_group, own)
-    return torch.where(rewards.isnan(), 0.0, found).float()
+    index, _ = group_index(groups, len(rewards), rewards.device)
+    own, _ = cells(index, subgroups, "subgroups")
+    of_group = group_advantages(rewards, index, **kw).masked_fill(rewards.isnan(), torch.nan)
+    return anchor_state_advantages(rewards, index, subgroups, between * group_means(of_group, own), **kw)
 
 
 def budget_at(iteration: int, *, start: float, factor: float, every: int, least: float = 1.0) -> float:

@@ -102,6 +102,26 @@ def several_updates(why: str) -> Rule:
     return rule
 
 
+def at_least(key: str, least: Callable[[Any, Choice], int], why: str, mend: str = "use at least {least}") -> Rule:
+    """A need of a number in the recipe that is not too small for the part.
+
+    Args:
+        key: dotted key of the number.
+        least: the smallest number that fits, as a function of the recipe and the chosen part.
+        why: the rest of a sentence whose subject is the part; `{least}` in it is the smallest number.
+        mend: what to write instead; may hold `{least}` too.
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        found, wanted = value_at(recipe, key), least(recipe, choice)
+        if found >= wanted:
+            return []
+        told = f"{why}, and {key} is {found}; {mend}".format(least=wanted)
+        return [f"{choice.kind} {choice.short} {told}"]
+
+    return rule
+
+
 def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
     """A rule that options keep their defaults if another option leaves them without effect.
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
 from flowgrpo.parts.choice import Choice, Of, choices, chosen, described, options_model, part_field, value_at
 from flowgrpo.parts.kinds import KINDS, Kind
-from flowgrpo.parts.needs import SOMETHING, Need, needs, several_updates, unmet
+from flowgrpo.parts.needs import SOMETHING, Need, at_least, needs, several_updates, unmet
 from flowgrpo.parts.ranges import Bound, Given, Positive, Share
 from flowgrpo.parts.section import Section
 
@@ -251,6 +251,17 @@ def test_a_rule_of_ones_own_is_asked(monkeypatch: pytest.MonkeyPatch):
     assert (
         several_updates("clips")(load_recipe("mixgrpo_flash_guard", ["optimizer.epochs=2"]), one.sampler.kernel) == []
     )
+
+
+def test_a_number_of_the_recipe_may_be_too_small_for_a_part():
+    recipe = load_recipe("mixgrpo_flash_guard", ["rollout.group=3"])
+    enough = at_least("rollout.group", lambda recipe, choice: 3, "has {least} sides")
+    assert enough(recipe, recipe.sampler.kernel) == []
+    lacking = at_least("rollout.group", lambda recipe, choice: 4, "has {least} sides")
+    [fault] = lacking(recipe, recipe.sampler.kernel)
+    assert fault.endswith(" has 4 sides, and rollout.group is 3; use at least 4")
+    told = at_least("rollout.group", lambda recipe, choice: 4, "has {least} sides", mend="use fewer sides")
+    assert told(recipe, recipe.sampler.kernel)[0].endswith("is 3; use fewer sides")
 
 
 def test_every_option_of_every_part_says_what_it_is_and_has_a_default_that_it_takes():

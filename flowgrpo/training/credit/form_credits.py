@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...core.advantages import group_advantages
+from ...core.grouped import cells
 from ...core.segment_credit import by_segment, gain_advantages, segment_advantages
 from ...core.token_budgets import (
     budget_relative_advantages,
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 def _of_form(name: str, why: str) -> tuple[Need, Need]:
     """Needs of a credit that reads what one form tells."""
     return Need("task", ("text",), why), Need("rollout.form", (name,), why, task="text")
+
+
+def _told(judged: Judged, name: str) -> Tensor:
+    """[N] a number that the form tells about each completion."""
+    return torch.tensor([origin[name] for origin in judged.experience.origins()])
 
 
 @needs(*_of_form("segments", "takes the values of the ends of segments"), compares_itself, group_of_two, of_tokens)
@@ -99,29 +105,23 @@ def anytime(judged: Judged, *, prior: Literal["uniform", "linear"] = "uniform") 
         judged: of completions.
         prior: weights of the budgets: all alike, or in proportion to the budget.
     """
-    experience, totals = judged.experience, judged.rewards()
-    origins, groups, count = experience.origins(), experience.groups, experience.origins()[0]["budgets"]
-    known: dict[tuple[int, int], int] = {}
-    paths = [known.setdefault((g, one["number"]), len(known)) for g, one in zip(groups.tolist(), origins)]
-    answers = defaultdict[tuple[int, int], list[int]](list)
-    for row, (path, origin) in enumerate(zip(paths, origins)):
-        answers[path, origin["budget"]].append(row)
-    means = torch.zeros(len(known), count)
-    for (path, budget), rows in sorted(answers.items()):
+    groups, lengths, totals = judged.experience.groups, judged.experience.lengths, judged.rewards()
+    budgets, width = _told(judged, "budget"), int(_told(judged, "budgets")[0])
+    paths, count = cells(groups, _told(judged, "number"), "number")
+    answered = sorted(set(zip(paths.tolist(), budgets.tolist())))
+    means = torch.zeros(count, width)
+    for path, budget in answered:
         # Thoughts that have ended have their last answers at all later budgets.
-        means[path, budget:] = totals[rows].nanmean()
-    weights = torch.ones(count) if prior == "uniform" else torch.arange(1.0, count + 1)
-    thoughts = budget_relative_advantages(means, [group for group, _ in known], weights)
-    budgets = torch.tensor([one["budget"] for one in origins])
-    alone = torch.tensor([len(answers[path, one["budget"]]) == 1 for path, one in zip(paths, origins)])
-    among = torch.where(alone, groups, groups.max() + 1 + torch.tensor(paths))
-    own = group_advantages(totals, among * count + budgets, scale="none")
-    values, inside = list[list[float]](), list[list[int]]()
-    for row, (path, origin, length) in enumerate(zip(paths, origins, experience.lengths.tolist())):
-        pair, border = [float(thoughts[path, origin["budget"]]), float(own[row])], origin["thought"]
-        inside.append([border] if 0 < border < length else [])
-        values.append(pair if inside[-1] else [pair[0] if border else pair[1]])
-    return by_segment(values, inside, experience.lengths)
+        means[path, budget:] = totals[(paths == path) & (budgets == budget)].nanmean()
+    weights = torch.ones(width) if prior == "uniform" else torch.arange(1.0, width + 1)
+    group_of_path = groups.new_zeros(count).scatter(0, paths, groups)
+    thoughts = budget_relative_advantages(means, group_of_path, weights)[paths, budgets]
+    # Either all thoughts have one answer, or all have several. A completion that ended in its thoughts has no answer.
+    peers, _ = cells(paths if len(answered) < len(totals) else groups, budgets, "budget")
+    answers = group_advantages(totals, peers, scale="none")
+    token = torch.arange(int(lengths.max()))
+    found = torch.where(token < _told(judged, "thought")[:, None], thoughts[:, None], answers[:, None])
+    return torch.where(token < lengths[:, None], found, 0.0)
 
 
 @needs(*_of_form("subgroups", "compares the budgets of a group"), compares_itself, group_of_two, undivided)
@@ -146,10 +146,8 @@ def subgroups(
         eps: added to standard deviations.
         ddof: 1 for the sample standard deviation, 0 for the population one.
     """
-    experience, origins = judged.experience, judged.experience.origins()
-    budgets = torch.tensor([one["budget"] for one in origins])
-    written = experience.lengths - torch.tensor([one["opening"] for one in origins])
-    longest = max(one["longest"] for one in origins)
+    experience, budgets = judged.experience, _told(judged, "budget")
+    written, longest = experience.lengths - _told(judged, "opening"), int(_told(judged, "longest")[0])
     rewards = budgeted_rewards(judged.rewards(), written, budgets, longest, price=price)
     return nested_advantages(rewards, experience.groups, budgets, between=between, scale=scale, eps=eps, ddof=ddof)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from ...core.diagnostics import step_statistics
 from ...core.forward_process import Noised, diffusion_nft
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
-from ...parts.choice import Choice, Of
-from ...parts.needs import needs
+from ...parts.choice import Of
+from ...parts.needs import at_least, needs
 from ...parts.ranges import Count
 from ...parts.traits import saying
 from ...samplers.moves import draw_noise
@@ -38,17 +38,9 @@ class _Images:
     step: int
 
 
-def _whole_groups_in_a_call(recipe: Any, choice: Choice) -> list[str]:
-    batch, group = recipe.rollout.batch, recipe.rollout.group
-    if batch >= group:
-        return []
-    return [
-        f"objective {choice.short} takes whole groups in a call, and rollout.batch is {batch} for groups of {group}; "
-        f"use at least {group}"
-    ]
-
-
-@needs(_whole_groups_in_a_call)
+@needs(
+    at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call")
+)
 class ForwardObjective(Unmeasured):
     """A loss of the forward process on the images of a rollout; any sampler may have made the images.
 

@@ -59,6 +59,10 @@ class Attempt:
             ended=ended,
         )  # fmt: skip
 
+    def trained_from(self, place: int) -> Attempt:
+        """The attempt, of which the first `place` tokens are not trained."""
+        return replace(self, own=[own and t >= place for t, own in enumerate(self.own)])
+
 
 class Writer:
     """Writes completions of the prompts of a rollout, for a form.

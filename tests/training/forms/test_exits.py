@@ -137,6 +137,7 @@ def test_a_run(small_text: list[str], tmp_path: Path, lines: list[str]) -> None:
     ("lines", "message"),
     [
         (["rollout.form=exits", "rollout.group=1", "advantage=null"], "a completion and its exits a group"),
+        (["rollout.form=exits", "rollout.group=1", "advantage=null"], "rollout.group is 1; use at least 2"),
         (["rollout.form={name: anytime, budgets: 7}"], "at most as many budgets as tokens"),
         (["rollout.form={name: elastic, closing: ''}"], "closing"),
         (["credit=anytime", "advantage=null"], "use rollout.form anytime"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ....core.addressing import address
-from ....parts.choice import Choice
-from ....parts.needs import needs
+from ....parts.needs import at_least, needs
 from ....parts.ranges import Count, Several
 from ....parts.traits import in_evaluations
 from .places import CLOSING, Words, place_of
@@ -27,13 +26,18 @@ def thoughts(attempt: Attempt, closing: list[int]) -> int:
     return len(attempt.ids) - attempt.ended if found is None else found
 
 
-def _group_of_exits(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.rollout.group >= 2:
-        return []
-    return [f"form {choice.short} makes a completion and its exits a group; use rollout.group 2 or more"]
+def closed(attempt: Attempt, place: int, words: list[int]) -> Attempt:
+    """An attempt with closing words after its first `place` tokens, which are thoughts.
+
+    The attempt stays as it is if it has the words there, or if only its end token is left.
+    """
+    rest = attempt.ids[place:]
+    if rest[: len(words)] == words or (attempt.ended and len(rest) == 1):
+        return attempt
+    return attempt.cut(place).followed(words)
 
 
-@needs(_group_of_exits)
+@needs(at_least("rollout.group", lambda recipe, choice: 2, "makes a completion and its exits a group"))
 def exits(writer: Writer, *, closing: Words = CLOSING, answer: Count = 64, learned: bool = True) -> list[Attempt]:
     """One completion of a prompt, and answers at earlier places of its thoughts (S-GRPO, arXiv 2505.07686).
 
@@ -53,7 +57,7 @@ def exits(writer: Writer, *, closing: Words = CLOSING, answer: Count = 64, learn
         generator = torch.Generator().manual_seed(address(writer.keys[path.prompt], PLACES))
         drawn = torch.randperm(max(thoughts(path, words) - 1, 0), generator=generator)
         places = sorted((drawn[: writer.group - 1] + 1).tolist())
-        found += [replace(path.cut(place).followed(words), origin={"exit": place}) for place in places]
+        found += [replace(closed(path, place, words), origin={"exit": place}) for place in places]
         found.append(replace(path, origin={"exit": len(path.ids)}))
         limits += [place + len(words) + answer for place in places] + [len(path.ids)]
     done = writer.write(found, stage=1, limit=limits)
@@ -72,17 +76,12 @@ def _learned(writer: Writer, attempts: list[Attempt], count: int) -> list[Attemp
     return found
 
 
-def _room_for_budgets(recipe: Any, choice: Choice) -> list[str]:
-    longest = recipe.generation.max_tokens
-    if longest >= choice["budgets"]:
-        return []
-    return [
-        f"form {choice.short} has {choice['budgets']} budgets, and generation.max_tokens is {longest}; use at most as "
-        "many budgets as tokens"
-    ]
-
-
-@needs(_room_for_budgets)
+@needs(
+    at_least(
+        "generation.max_tokens", lambda recipe, choice: choice["budgets"], "has {least} budgets",
+        mend="use at most as many budgets as tokens",
+    )
+)  # fmt: skip
 def anytime(
     writer: Writer, *, budgets: Several = 4, answers: Count = 2, closing: Words = CLOSING, answer: Count = 64
 ) -> list[Attempt]:
@@ -106,26 +105,18 @@ def anytime(
     for number, path in enumerate(writer.write(writer.starts())):
         end, before = thoughts(path, words), 0
         for k, limit in enumerate(limits):
-            opening = _at_budget(path, limit, end, words)
+            place = min(limit, end)
+            opening = closed(path, place, words).cut(place + len(words))
             # The words of the form are no thoughts, and those that the policy wrote are.
             thought = sum(opening.own)
             origin = {"number": number % writer.group, "budget": k, "budgets": budgets, "thought": thought}
-            for again in range(1 if opening.ended else answers):
-                own = [again == 0 and before <= t < thought for t in range(len(opening.ids))]
-                openings.append(replace(opening, own=own, origin=origin))
+            opening = replace(opening, origin=origin)
+            openings.append(opening.trained_from(before))
+            openings += [opening.trained_from(thought)] * (0 if opening.ended else answers - 1)
             before = thought
-            if limit >= end:
+            if place == end:
                 break
     return writer.write(openings, stage=1, limit=[len(one.ids) + answer for one in openings])
-
-
-def _at_budget(path: Attempt, limit: int, end: int, words: list[int]) -> Attempt:
-    """A completion up to its answer at a budget; whole if it ended without closing words, and within the budget."""
-    if limit < end:
-        return path.cut(limit).followed(words)
-    if path.ids[end : end + len(words)] == words:
-        return path.cut(end + len(words))
-    return path if path.ended else path.followed(words)
 
 
 @in_evaluations
@@ -149,11 +140,10 @@ def elastic(
     openings: list[Attempt] = []
     limits: list[int] = []
     for one in writer.write(writer.starts(), limit=room + len(words)):
-        closed = place_of(one.ids, words)
-        if closed is None and not (one.ended and len(one.ids) <= room + 1):
-            one = replace(one.cut(room).followed(words), origin={"thoughts": "cut"})
-            closed = room
-        limit = len(one.ids) if closed is None else closed + len(words) + more
-        openings.append(one.cut(limit))
-        limits.append(limit)
+        place = min(thoughts(one, words), room)
+        limits.append(place + len(words) + more)
+        opening = closed(one, place, words)
+        if opening is not one:
+            opening = replace(opening, origin={"thoughts": "cut"})
+        openings.append(opening.cut(limits[-1]))
     return writer.write(openings, stage=1, limit=limits)

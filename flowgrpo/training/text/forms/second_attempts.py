@@ -125,10 +125,10 @@ def retries(
         starts = [replace(one, context=other.context, origin=other.origin) for one, other in zip(starts, seen)]
     again = writer.write(starts, stage=2)
     again = [
-        replace(after(one, pivot), context=found[row].context, origin={**one.origin, "from": pivot})
+        replace(one.trained_from(pivot), context=found[row].context, origin={**one.origin, "from": pivot})
         for one, (row, pivot) in zip(again, pivots.items())
     ]
-    return [after(one, pivots.get(row, 0)) for row, one in enumerate(found)] + again
+    return [one.trained_from(pivots.get(row, 0)) for row, one in enumerate(found)] + again
 
 
 def place_of_error(ids: Sequence[int], log_probs: Sequence[float], success: Sequence[int] | None) -> int:
@@ -145,8 +145,3 @@ def place_of_error(ids: Sequence[int], log_probs: Sequence[float], success: Sequ
         return min(range(len(ids)), key=lambda t: log_probs[t])
     same = next((t for t, (one, other) in enumerate(zip(ids, success)) if one != other), min(len(ids), len(success)))
     return min(same, len(ids) - 1)
-
-
-def after(attempt: Attempt, place: int) -> Attempt:
-    """An attempt whose tokens are trained from a place on."""
-    return replace(attempt, own=[own and t >= place for t, own in enumerate(attempt.own)])

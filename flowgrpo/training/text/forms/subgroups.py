@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from ....parts.choice import Choice
-from ....parts.needs import needs
+from ....parts.needs import at_least, needs
 from ....parts.ranges import Fraction
 
 if TYPE_CHECKING:
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 Shares = Annotated[list[Fraction], Field(min_length=2)]
 
 
-def _one_each(recipe: Any, choice: Choice) -> list[str]:
-    budgets, group = choice["budgets"], recipe.rollout.group
-    faults = []
-    if group < len(budgets):
-        faults.append(
-            f"form {choice.short} has {len(budgets)} budgets, and rollout.group is {group}; use a group at least as "
-            "large as the list of budgets"
-        )
-    if len(set(budgets)) < len(budgets):
-        faults.append(f"form {choice.short} has a budget twice; use different budgets")
-    return faults
+def _different(recipe: Any, choice: Choice) -> list[str]:
+    if len(set(choice["budgets"])) == len(choice["budgets"]):
+        return []
+    return [f"form {choice.short} has a budget twice; use different budgets"]
 
 
-@needs(_one_each)
+@needs(
+    _different,
+    at_least(
+        "rollout.group", lambda recipe, choice: len(choice["budgets"]), "has {least} budgets",
+        mend="use a group at least as large as the list of budgets",
+    ),
+)  # fmt: skip
 def subgroups(
     writer: Writer,
     *,
