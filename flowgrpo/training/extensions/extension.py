@@ -177,10 +177,19 @@ def reported(recipe: Any, trained: Sequence[str], asked: str) -> str:
 
 def once(recipe: Any, choice: Choice) -> list[str]:
     """A rule for `needs`: a recipe has at most one entry of this name."""
-    names = [other.name for other in recipe.extensions]
-    if names.count(choice.name) < 2 or next(o for o in recipe.extensions if o.name == choice.name) is not choice:
+    count = sum(other.name == choice.name for other in recipe.extensions)
+    return [f"extensions has {choice.short} {count} times; write it once"] if count > 1 else []
+
+
+def once_per_reward(recipe: Any, choice: Choice) -> list[str]:
+    """A rule for `needs`: of the entries of this name, at most one names the same `reward`."""
+    place = reward_place(recipe.rewards, choice["reward"])
+    same = [other for other in recipe.extensions if other.name == choice.name
+            and reward_place(recipe.rewards, other["reward"]) == place]  # fmt: skip
+    if place is None or len(same) == 1:
         return []
-    return [f"extensions has {choice.short} {names.count(choice.name)} times; write it once"]
+    known = recipe.rewards[place].known_as
+    return [f"extensions has {choice.short} {len(same)} times for reward {known}; write it once"]
 
 
 def one_round(why: str) -> Rule:

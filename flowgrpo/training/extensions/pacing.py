@@ -11,8 +11,7 @@ from torch import Tensor
 from ...core.addressing import address
 from ...core.categorical import pick
 from ...core.unmasking_schedules import count_log_probs, option_counts
-from ...parts.choice import Choice
-from ...parts.needs import needs
+from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Given, Positive
 from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
@@ -21,13 +20,11 @@ from ..reporting.clock import Clock
 from .extension import Extension, once, one_round
 
 
-def _of_masked(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.task == "masked":
-        return []
-    return ["extension pacing draws how many masks a step reveals, and only a masked model has masks; leave it out"]
-
-
-@needs(once, _of_masked, one_round("learns from the steps of one rollout"))
+@needs(
+    once, one_round("learns from the steps of one rollout"),
+    Need("task", ("masked",), "draws how many masks a step reveals: only a masked model has masks",
+         mend="leave the extension out"),
+)  # fmt: skip
 class Pacing(Extension):
     """Draws how many masks each step reveals, and learns the schedule with the model (Co-GRPO, 2512.22288).
 
