@@ -60,13 +60,14 @@ class Visits(MeasuredByPolicy):
     """
 
     column = metric = DIVERGENCE
+    remembers = ("items",)
 
     def __init__(self) -> None:
-        self._items: dict[int, tuple[Tensor, Tensor]] = {}
+        self.items: dict[int, tuple[Tensor, Tensor]] = {}
 
     def last(self, prompt: int) -> tuple[Tensor, Tensor] | None:
         """Ids and log-probs [T] of a prompt's last visit; None for a prompt not seen yet."""
-        return self._items.get(prompt)
+        return self.items.get(prompt)
 
     def measured(self, batch: Batch) -> list[float]:
         """[B] how far the policy has moved since the last visit of each prompt; remembers this visit.
@@ -88,16 +89,8 @@ class Visits(MeasuredByPolicy):
             distance[p] = float((then - now).abs().mean())
         fresh = [(row.id, torch.tensor(own), now) for row, own, now in zip(rows, ids, found)]
         for prompt, own, now in self.processes.pool(fresh, batch.places)[0]:
-            self._items[prompt] = own, now
+            self.items[prompt] = own, now
         return [distance[p] for p in completions.prompt_of_sample]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The kept completion of every prompt, with its log-probs."""
-        return {"items": {prompt: list(item) for prompt, item in self._items.items()}}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self._items = {prompt: (ids, log_probs) for prompt, (ids, log_probs) in state["items"].items()}
 
 
 def _log_probs(policy: TextPolicy, prompts: list[list[int]], owner: list[int], ids: list[list[int]]) -> list[Tensor]:
