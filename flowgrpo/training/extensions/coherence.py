@@ -75,7 +75,8 @@ class Coherence(MeasuredByPolicy):
 
     def samples_scored(self, batch: Batch) -> Batch:
         """Share the likelihoods of the answers, and replace the scores of the reward."""
-        scores, experience = batch.scores, super().samples_scored(batch).experience
+        batch = super().samples_scored(batch)
+        scores, experience = batch.scores, batch.experience
         found = torch.tensor(batch.columns[self.column], dtype=torch.float64)
         place, values = scores.names.index(self.reward), scores.values.clone()
         counted = found.masked_fill(~experience.outcomes, torch.nan)
