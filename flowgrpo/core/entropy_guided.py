@@ -49,6 +49,21 @@ def window_means(values: Tensor, mask: Tensor, size: int) -> Tensor:
     return torch.where(kept, total / count.clamp(min=1), 0.0)
 
 
+def uncertain_windows(entropy: Tensor, mask: Tensor, size: int, threshold: float) -> Tensor:
+    """[B, T] bool: the masked tokens that trigger exploration (ARES, 2510.08457).
+
+    A token triggers exploration if the mean entropy of the window that begins at it is above the threshold. The entropy
+    of one token alone is noisy, and the mean is not.
+
+    Args:
+        entropy: [B, T] in nats.
+        mask: [B, T] bool or 0/1.
+        size: tokens of a window, as in `window_means`.
+        threshold: in nats, not negative.
+    """
+    return window_means(entropy, mask, size) > threshold
+
+
 def _hapo_parts(
     log_ratio: Tensor, adv: Tensor, entropy: Tensor, mean_entropy: Tensor | float, low: float, high: float,
     spread: float, lean: float,

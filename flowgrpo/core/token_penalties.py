@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..parts.needs import needs, several_updates
 from ..parts.ranges import Count, NotNegative, Share
-from .entropy_guided import window_means
+from .entropy_guided import uncertain_windows
 from .guards import likelihood_guard
 from .objectives import kl as kl_estimate
 
@@ -58,8 +58,7 @@ def window_kl(
 ) -> Tensor:
     """KL divergence to the reference, relaxed where the policy stays uncertain for several tokens (ARES, 2510.08457).
 
-    A token triggers exploration if the mean entropy of a window that begins at it is above the threshold. The entropy
-    of one token alone is noisy, and the mean is not.
+    These are the tokens that trigger exploration, see `uncertain_windows`.
 
     Args:
         logp: [R, T] with gradient.
@@ -71,7 +70,7 @@ def window_kl(
         threshold: mean entropy in nats above which a token triggers exploration.
         relaxed: share of the penalty that is left at such a token.
     """
-    trigger = window_means(entropy, mask, window) > threshold
+    trigger = uncertain_windows(entropy, mask, window, threshold)
     return torch.where(trigger, relaxed, 1.0) * kl_estimate(logp, ref_logp, kind)
 
 

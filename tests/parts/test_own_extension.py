@@ -7,6 +7,7 @@ import pytest
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.training.checking import check
+from flowgrpo.training.extensions.extension import Extension, Extensions
 from tests.parts.own_parts import IMAGES, same_when_resumed, write_part
 from tests.training.test_text_processes import launched, lines_of
 
@@ -27,6 +28,8 @@ class Steady(Extension):
         decay: Weight of the past.
     """
 
+    remembers = ("size",)
+
     def __init__(self, *, decay: Share = 0.9):
         self.decay, self.size = decay, 1.0
 
@@ -36,12 +39,6 @@ class Steady(Extension):
 
     def record(self):
         return {"steady/size": self.size}
-
-    def state_dict(self):
-        return {"size": self.size}
-
-    def load_state_dict(self, state):
-        self.size = state["size"]
 '''
 
 
@@ -75,6 +72,24 @@ def test_two_processes_remember_what_one_does(tmp_path: Path):
         names = {file.name for file in folder.glob("checkpoints/*/extensions/*")}
         assert names == {"Steady.pt", "Steady-2.pt"}
     assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_the_attributes_that_an_extension_names_are_kept() -> None:
+    class Counting(Extension):
+        remembers = ("seen",)
+
+        def __init__(self) -> None:
+            self.seen = [3]
+
+    one, again = Counting(), Counting()
+    one.seen.append(5)
+    state = one.state_dict()
+    assert state == {"seen": [3, 5]}
+    again.load_state_dict(state)
+    again.seen.append(7)
+    # What is read may be read again.
+    assert (again.seen, state) == ([3, 5, 7], {"seen": [3, 5]})
+    assert list(Extensions({"counting": one, "plain": Extension()}).parts()) == ["extensions/counting"]
 
 
 def test_an_extension_of_ones_own_is_short_and_documented():

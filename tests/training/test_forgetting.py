@@ -38,11 +38,12 @@ class Fixed:
     def __init__(self, recipe: Any, factor: float = 1.0) -> None:
         self.recipe, self.factor, self.calls = recipe, factor, 0
 
-    def log_probs(self, completions: Completions, rows: list[int]) -> tuple[torch.Tensor, None]:
+    def statistics(self, completions: Completions, rows: list[int], *, entropy: bool) -> SimpleNamespace:
         self.calls += 1
         ids = [completions.sampled.ids[row] for row in rows]
         width = max(map(len, ids))
-        return -self.factor * torch.tensor([one + [0] * (width - len(one)) for one in ids]).float(), None
+        padded = torch.tensor([one + [0] * (width - len(one)) for one in ids])
+        return SimpleNamespace(log_probs=-self.factor * padded.float())
 
 
 def completions(*ids: list[int], owner: list[int]) -> Completions:

@@ -101,6 +101,11 @@ def counted_rewards(rewards: Sequence[RewardConfig]) -> list[RewardConfig]:
     return [reward for reward in rewards if reward.weight != 0]
 
 
+def compared_alone(rewards: Sequence[RewardConfig]) -> list[str]:
+    """The names of rewards that do not enter the sum of a recipe: a constraint, or a reward that is kept `apart`."""
+    return [reward.known_as for reward in rewards if reward.at_least is not None or reward.apart]
+
+
 def combine(
     scores: RewardBatch,
     samples: Comparable,

@@ -12,35 +12,28 @@ from pydantic import Field
 from torch import Tensor
 
 from ...core.combination import coherent_rewards
-from ...parts.choice import Choice
-from ...parts.needs import needs
+from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Given
 from ...text.cutting import cut_completions
 from ...weights.averages import Ema
 from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
-from ..text.text_objective import batches_of
-from .extension import Extension, names_a_reward, once, one_round, reported
+from ..text.text_objective import statistics_of
+from .extension import names_a_reward, once, one_round, reported
+from .measured import MeasuredByPolicy
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
-    from ..text.text_policy import Completions, TextPolicy
-
-LIKELIHOOD = "coherence/likelihood"
+    from ..text.text_policy import Completions
 
 
-def _of_text(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.task == "text":
-        return []
-    return [
-        "extension coherence asks how likely the tokens of an answer are after the tokens before them, which only a "
-        "causal language model tells; leave the extension out"
-    ]
-
-
-@needs(once, _of_text, names_a_reward, one_round("scores the completions of a prompt together"))
-class Coherence(Extension):
+@needs(
+    once, names_a_reward, one_round("scores the completions of a prompt together"),
+    Need("task", ("text",), "asks how likely the tokens of an answer are after the tokens before them, which only a "
+         "causal language model tells", mend="leave the extension out"),
+)  # fmt: skip
+class Coherence(MeasuredByPolicy):
     """Turns a reward for right answers into a bonus for right answers that follow from their reasoning (GRPO-CARE).
 
     A slow average of the policy's weights says how likely an answer is after its reasoning: the geometric mean of the
@@ -59,6 +52,8 @@ class Coherence(Extension):
             follows the first iteration.
     """
 
+    column, metric = "coherence/likelihood", "coherence"
+
     def __init__(
         self,
         *,
@@ -72,50 +67,46 @@ class Coherence(Extension):
     ) -> None:
         self.reward, self.marker, self.at_least = reported(recipe, trained, reward), marker, at_least
         self.decay, self.every = decay, every
-        self._mean: float | None = None
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the policy, and begin the average at its weights."""
-        self.policy: TextPolicy = task.policy
-        self.clock, self.part = clock, task.update_part
+        super().begin(task, processes, clock)
         self.average = Ema(task.weights, decay=self.decay, every=self.every, rise=1.0)
 
     def samples_scored(self, batch: Batch) -> Batch:
-        """Replace the scores of the reward, and share the likelihoods of the answers."""
+        """Share the likelihoods of the answers, and replace the scores of the reward."""
+        batch = super().samples_scored(batch)
         scores, experience = batch.scores, batch.experience
-        with self.clock.part(self.part), self.average.applied():
-            found = self.likelihoods(experience)
-        batch.columns[LIKELIHOOD] = found.tolist()
+        found = torch.tensor(batch.columns[self.column], dtype=torch.float64)
         place, values = scores.names.index(self.reward), scores.values.clone()
         counted = found.masked_fill(~experience.outcomes, torch.nan)
         values[:, place] = coherent_rewards(values[:, place], counted, experience.groups, at_least=self.at_least)
         return replace(batch, scores=replace(scores, values=values))
 
-    @torch.no_grad()
+    def measured(self, batch: Batch) -> list[float]:
+        """[B] likelihoods of the answers under the average of the weights; NaN for completions without an answer."""
+        with self.average.applied():
+            found: list[float] = self.likelihoods(batch.experience).tolist()
+        return found
+
     def likelihoods(self, completions: Completions) -> Tensor:
         """[B] likelihoods of the answers under the weights of now, in (0, 1]; NaN for completions without an answer."""
         texts, ids = completions.samples, completions.sampled.ids
         cut = cut_completions(texts, ids, self.policy.language.decode, re.escape(self.marker))
         found = torch.full((len(texts),), torch.nan, dtype=torch.float64)
-        for part in range(completions.updates):
-            for rows in batches_of(completions, part, self.policy.recipe.rollout.tokens):
-                for row, values in zip(rows, self.policy.log_probs(completions, rows)[0]):
-                    last = len(cut.texts[row]) - 1
-                    start = cut.ids[row].index(last) if last in cut.ids[row] else len(ids[row])
-                    # An answer of white space alone is no part of its own, and leaves the marker in the last part.
-                    if last > 0 and self.marker not in cut.texts[row][last] and start < len(ids[row]):
-                        found[row] = values[start : len(ids[row])].double().mean().exp().cpu()
+        for rows, statistics in statistics_of(self.policy, completions):
+            for row, values in zip(rows, statistics.log_probs):
+                last = len(cut.texts[row]) - 1
+                start = cut.ids[row].index(last) if last in cut.ids[row] else len(ids[row])
+                # An answer of white space alone is no part of its own, and leaves the marker in the last part.
+                if last > 0 and self.marker not in cut.texts[row][last] and start < len(ids[row]):
+                    found[row] = values[start : len(ids[row])].double().mean().exp().cpu()
         return found
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
         """Move the average, and keep the mean likelihood for the metrics."""
+        super().update_done(samples, record)
         self.average.step()
-        found = torch.tensor(samples.columns[LIKELIHOOD], dtype=torch.float64)
-        self._mean = None if bool(found.isnan().all()) else float(found.nanmean())
-
-    def record(self) -> dict[str, float]:
-        """The mean likelihood of the answers."""
-        return {} if self._mean is None else {"coherence": self._mean}
 
     def state_dict(self) -> dict[str, Any]:
         """The average."""

@@ -15,7 +15,7 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from .extension import Extension, names_a_reward, reported, unknown_reward
+from .extension import Extension, names_a_reward, once_per_reward, reported, unknown_reward
 
 
 def _two_rewards(recipe: Any, choice: Choice) -> list[str]:
@@ -28,7 +28,7 @@ def _two_rewards(recipe: Any, choice: Choice) -> list[str]:
     return found
 
 
-@needs(names_a_reward, _two_rewards)
+@needs(names_a_reward, once_per_reward, _two_rewards)
 class Contrast(Extension):
     """Rewards a behaviour where it helped, and punishes it where it did harm (GCPO of GeometryZero, 2506.07160).
 

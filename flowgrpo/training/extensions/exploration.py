@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -11,28 +10,21 @@ from torch import Tensor
 
 from ...core.bounded_terms import bounded_shaping
 from ...core.ease import group_ease
-from ...core.entropy_guided import window_means
+from ...core.entropy_guided import uncertain_windows
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, NotNegative
 from ..credit.combining import total_reward
-from ..credit.pooling import Batch, Pooled
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..text.text_objective import batches_of
-from .extension import CREDIT, Comparison, Extension, once, one_round
-
-if TYPE_CHECKING:
-    # This imports the libraries of models, and a recipe is read without them.
-    from ..text.text_policy import TextPolicy
-
-TRIGGERS = "exploration/triggers"
+from ..credit.pooling import Batch
+from ..text.text_objective import statistics_of
+from .extension import CREDIT, Comparison, once, one_round
+from .measured import MeasuredByPolicy
 
 
 @needs(
     once, Need("task", ("text",), "reads the entropy of tokens"), one_round("reads the entropy of completions"),
     Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"),
 )  # fmt: skip
-class Exploration(Extension):
+class Exploration(MeasuredByPolicy):
     """Adds to advantages how much a completion explored, with the sign of the prompt's difficulty (ARES, 2510.08457).
 
     A token is a trigger of exploration if the mean entropy of a window that begins at it is above a threshold, as for
@@ -48,6 +40,8 @@ class Exploration(Extension):
         bound: Largest change, as a share of the advantage.
     """
 
+    column, metric = "exploration/triggers", "triggers"
+
     def __init__(
         self,
         *,
@@ -57,46 +51,22 @@ class Exploration(Extension):
         bound: Annotated[float, Field(ge=0, lt=1)] = 0.5,
     ) -> None:
         self.window, self.threshold, self.strength, self.bound = window, threshold, strength, bound
-        self._mean: float | None = None
 
-    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
-        """Take the policy, which gives the entropies."""
-        self.policy: TextPolicy = task.policy
-        self.clock, self.part = clock, task.update_part
-
-    def samples_scored(self, batch: Batch) -> Batch:
-        """Share the triggers of the completions of this process."""
-        with self.clock.part(self.part):
-            batch.columns[TRIGGERS] = self.triggers(batch.experience)
-        return batch
-
-    @torch.no_grad()
-    def triggers(self, experience: Any) -> list[float]:
+    def measured(self, batch: Batch) -> list[float]:
         """[B] the share of triggers among the tokens that the policy drew of each completion."""
-        found = [0.0] * len(experience.samples)
-        for part in range(experience.updates):
-            for rows in batches_of(experience, part, self.policy.recipe.rollout.tokens):
-                entropy = self.policy.statistics(experience, rows, entropy=True).entropy
-                own = experience.trained(rows).to(self.policy.device)
-                assert entropy is not None
-                trigger = own & (window_means(entropy, own, self.window) > self.threshold)
-                shares = trigger.sum(1) / own.sum(1).clamp(min=1)
-                for row, share in zip(rows, shares.tolist()):
-                    found[row] = share
+        found = [0.0] * len(batch.experience.samples)
+        for rows, statistics in statistics_of(self.policy, batch.experience, entropy=True):
+            own = batch.experience.trained(rows).to(self.policy.device)
+            assert statistics.entropy is not None
+            trigger = uncertain_windows(statistics.entropy, own, self.window, self.threshold)
+            shares = trigger.sum(1) / own.sum(1).clamp(min=1)
+            for row, share in zip(rows, shares.tolist()):
+                found[row] = share
         return found
 
     def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
         """Add how much each completion explored."""
         samples = comparison.samples
         ease = group_ease(total_reward(comparison.scores, samples), samples.groups)
-        signal = (1 - 2 * ease) * torch.tensor(samples.columns[TRIGGERS], dtype=ease.dtype)
+        signal = (1 - 2 * ease) * torch.tensor(samples.columns[self.column], dtype=ease.dtype)
         return bounded_shaping(advantages, signal, samples.groups, strength=self.strength, bound=self.bound)
-
-    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
-        """Keep the mean share of triggers for the metrics."""
-        triggers = samples.columns[TRIGGERS]
-        self._mean = sum(triggers) / max(len(triggers), 1)
-
-    def record(self) -> dict[str, float]:
-        """The mean share of triggers."""
-        return {} if self._mean is None else {"triggers": self._mean}

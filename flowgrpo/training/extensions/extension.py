@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -84,11 +85,15 @@ class Extension:
     `Given[...]` gets what the run knows before its model is loaded: `recipe`, `trained` (names of the rewards, in the
     recipe's order) or `evaluated` (names of the rewards of evaluations).
 
+    Attributes that are named in `remembers` are in the checkpoints: numbers, text, tensors, and lists and mappings of
+    them.
+
     Each process has its own instance. A checkpoint holds the state of the main process. So remember only what follows
     from the samples of all processes. Each hook says whose samples it sees.
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
+    remembers: tuple[str, ...] = ()
     iteration = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
@@ -155,11 +160,17 @@ class Extension:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered from one iteration to the next: numbers, text, tensors, and lists and mappings of them."""
-        return {}
+        """What is remembered from one iteration to the next: numbers, text, tensors, and lists and mappings of them.
+
+        This one returns the attributes that are named in `remembers`.
+        """
+        return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a state that `state_dict` returned."""
+        for name in self.remembers:
+            # An attribute may be changed in place, and the state may be read again.
+            setattr(self, name, copy.deepcopy(state[name]))
 
 
 def names_a_reward(recipe: Any, choice: Choice) -> list[str]:
@@ -185,10 +196,19 @@ def reported(recipe: Any, trained: Sequence[str], asked: str) -> str:
 
 def once(recipe: Any, choice: Choice) -> list[str]:
     """A rule for `needs`: a recipe has at most one entry of this name."""
-    names = [other.name for other in recipe.extensions]
-    if names.count(choice.name) < 2 or next(o for o in recipe.extensions if o.name == choice.name) is not choice:
+    count = sum(other.name == choice.name for other in recipe.extensions)
+    return [f"extensions has {choice.short} {count} times; write it once"] if count > 1 else []
+
+
+def once_per_reward(recipe: Any, choice: Choice) -> list[str]:
+    """A rule for `needs`: of the entries of this name, at most one names the same `reward`."""
+    place = reward_place(recipe.rewards, choice["reward"])
+    same = [other for other in recipe.extensions if other.name == choice.name
+            and reward_place(recipe.rewards, other["reward"]) == place]  # fmt: skip
+    if place is None or len(same) == 1:
         return []
-    return [f"extensions has {choice.short} {names.count(choice.name)} times; write it once"]
+    known = recipe.rewards[place].known_as
+    return [f"extensions has {choice.short} {len(same)} times for reward {known}; write it once"]
 
 
 def one_round(why: str) -> Rule:
@@ -283,7 +303,7 @@ class Extensions:
         return {
             f"extensions/{name}": one
             for name, one in self.each.items()
-            if type(one).state_dict is not Extension.state_dict
+            if one.remembers or type(one).state_dict is not Extension.state_dict
         }
 
     def kept(self) -> dict[str, Written]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from ...core.addressing import address
 from ...core.categorical import pick
 from ...core.unmasking_schedules import count_log_probs, option_counts
-from ...parts.choice import Choice
-from ...parts.needs import needs
+from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Given, Positive
 from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
@@ -21,13 +20,11 @@ from ..reporting.clock import Clock
 from .extension import Extension, once, one_round
 
 
-def _of_masked(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.task == "masked":
-        return []
-    return ["extension pacing draws how many masks a step reveals, and only a masked model has masks; leave it out"]
-
-
-@needs(once, _of_masked, one_round("learns from the steps of one rollout"))
+@needs(
+    once, one_round("learns from the steps of one rollout"),
+    Need("task", ("masked",), "draws how many masks a step reveals: only a masked model has masks",
+         mend="leave the extension out"),
+)  # fmt: skip
 class Pacing(Extension):
     """Draws how many masks each step reveals, and learns the schedule with the model (Co-GRPO, 2512.22288).
 
@@ -41,6 +38,8 @@ class Pacing(Extension):
         reach: Largest offset; the offsets are all whole numbers from minus it to it.
         rate: Learning rate of the logits.
     """
+
+    remembers = ("logits",)
 
     def __init__(self, *, reach: Count = 1, rate: Positive = 1.0, recipe: Given[Any]) -> None:
         self.rate, self.offsets = rate, torch.arange(-reach, reach + 1)
@@ -96,11 +95,3 @@ class Pacing(Extension):
         mean = (self.logits.softmax(1) * self.offsets).sum(1)
         half = (len(mean) + 1) // 2
         return {"pace/early": float(mean[:half].mean()), "pace/late": float(mean[-half:].mean())}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The logits."""
-        return {"logits": self.logits}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self.logits = state["logits"]

@@ -12,16 +12,13 @@ from ...core.addressing import address
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Fraction, Given
-from ...rewards.score_batches import RewardBatch, join_scores
 from ..credit.pooling import Batch
 from ..data import PromptRow
-from ..text.kept import kept_columns, with_columns
+from ..text.kept import Packed, joined, packed
 from .extension import Extension, once, one_round
 
 DRAWS = 15
 """The part of an address that says: this draws the groups that come back."""
-Group = dict[str, Any]
-"""What is remembered about a group: plain data, so that a checkpoint can hold it."""
 
 
 def _first(recipe: Any, choice: Choice) -> list[str]:
@@ -35,14 +32,13 @@ MEMORIES = ("curriculum", "multipliers", "replay", "visits")
 
 
 def _seen_once(recipe: Any, choice: Choice) -> list[str]:
-    advantage = recipe.advantage
-    known = [f"extension {other.short}" for other in recipe.extensions if other.name in MEMORIES]
-    if advantage is not None and isinstance(advantage.target, type):
-        known.append(f"advantage {advantage.short}")
+    learning = [other for other in recipe.extensions if other.name in MEMORIES]
+    if recipe.advantage is not None and isinstance(recipe.advantage.target, type):
+        learning.append(recipe.advantage)
     return [
-        f"{who} learns from all samples of an iteration, and with extension {choice.short} it would see a group "
-        "several times; leave one of them out"
-        for who in known
+        f"{other.kind} {other.short} learns from all samples of an iteration, and with extension {choice.short} it "
+        "would see a group several times; leave one of them out"
+        for other in learning
     ]
 
 
@@ -66,17 +62,19 @@ class PastGroups(Extension):
         until: The iteration from which on no group comes back, and the run is on-policy; never if left out.
     """
 
+    remembers = ("past",)
+
     def __init__(
         self, *, share: Fraction = 0.5, keep: Count = 1, until: Count | None = None, recipe: Given[Any]
     ) -> None:  # fmt: skip
         self.share, self.keep, self.until = share, keep, until
         self._seed, self._prompts = recipe.run.seed, recipe.rollout.prompts
-        self._past: dict[int, list[Group]] = {}
+        self.past: dict[int, list[Packed]] = {}
         self._mixed = 0
 
     def samples_scored(self, batch: Batch) -> Batch:
         """Add past groups, and remember the new ones."""
-        past = [group for groups in self._past.values() for group in groups]
+        past = [group for groups in self.past.values() for group in groups]
         order = torch.Generator().manual_seed(address(self._seed, DRAWS, self.iteration))
         ends = self.until is not None and self.iteration >= self.until
         count = 0 if ends else min(round(self.share * self._prompts), len(past))
@@ -84,8 +82,8 @@ class PastGroups(Extension):
         self._mixed = len(drawn)
         # Each process remembers the groups of all.
         fresh, _ = self.processes.pool(_groups(batch, self.iteration), batch.places)
-        kept = {k: groups for k, groups in self._past.items() if k > self.iteration - self.keep}
-        self._past = kept | {self.iteration: fresh}
+        kept = {k: groups for k, groups in self.past.items() if k > self.iteration - self.keep}
+        self.past = kept | {self.iteration: fresh}
         # Each process adds the groups of its own places, so no group comes back twice.
         mine = [group for group in drawn if group["place"] in batch.places]
         return _joined(batch, mine, self._prompts) if mine else batch
@@ -94,42 +92,27 @@ class PastGroups(Extension):
         """How many groups came back."""
         return {"past_groups": float(self._mixed)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The groups of the last iterations."""
-        return {"past": {iteration: list(groups) for iteration, groups in self._past.items()}}
 
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self._past = {iteration: list(groups) for iteration, groups in state["past"].items()}
-
-
-def _groups(batch: Batch, iteration: int) -> list[Group]:
-    """The groups of a batch in the order of its prompts."""
+def _groups(batch: Batch, iteration: int) -> list[Packed]:
+    """The groups of a batch in the order of its prompts, each with its prompt."""
     e, found = batch.experience, []
     for p, (place, row) in enumerate(zip(batch.places, batch.rows)):
         rows = [k for k, owner in enumerate(e.prompt_of_sample) if owner == p]
-        scores = vars(batch.scores.taken(rows)) | {"seconds": dict.fromkeys(batch.scores.seconds, 0.0)}
-        columns = {name: [column[k] for k in rows] for name, column in kept_columns(e).items()}
-        about = [row.id, row.text, dict(row.columns), row.messages]
-        found.append(
-            {"place": place, "iteration": iteration, "row": about, "prompt": e.prompts[p], "scores": scores} | columns
-        )
+        about = {"row": [row.id, row.text, dict(row.columns), row.messages], "prompt": e.prompts[p]}
+        found.append({"place": place, "iteration": iteration, **about, **packed(e, batch.scores, rows)})
     return found
 
 
-def _joined(batch: Batch, past: Sequence[Group], prompts: int) -> Batch:
+def _joined(batch: Batch, past: Sequence[Packed], prompts: int) -> Batch:
     """A batch with past groups at its end. Their places are above all others, and differ by iteration."""
     e, rows = batch.experience, [(k, group) for k, group in enumerate(past) for _ in group["text"]]
-    columns = {
-        name: [*column, *(one for group in past for one in group[name])] for name, column in kept_columns(e).items()
-    }
-    joined = with_columns(
-        e, columns, prompts=[*e.prompts, *(group["prompt"] for group in past)],
+    experience, scores = joined(
+        e, batch.scores, past, prompts=[*e.prompts, *(group["prompt"] for group in past)],
         prompt_of_sample=[*e.prompt_of_sample, *(len(e.prompts) + k for k, _ in rows)],
         told=[{} for _ in e.samples] + [{"sampled_at": group["iteration"]} for _, group in rows],
     )  # fmt: skip
     return replace(
-        batch, experience=joined, rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],
+        batch, experience=experience, scores=scores,
+        rows=[*batch.rows, *(PromptRow(*group["row"]) for group in past)],
         places=[*batch.places, *(prompts * (group["iteration"] + 1) + group["place"] for group in past)],
-        scores=join_scores([batch.scores, *(RewardBatch(**group["scores"]) for group in past)]),
     )  # fmt: skip

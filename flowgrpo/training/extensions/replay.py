@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from ...core.prompt_memory import Successes
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count
 from ...parts.traits import saying
-from ...rewards.runner import RewardBatch
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
-from ..text.kept import kept_columns, with_columns
-from ..text.text_policy import Completions
+from ..text.kept import joined, packed
 from .extension import Extension, once, one_round
 
 SUCCESS = 0.5
-Repairs = list[tuple[int, dict[str, Any]]]
-"""Rows of failures, each with the success that replaces the failure."""
 
 
 def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
@@ -59,8 +52,14 @@ class Replay(Extension):
         total = total_reward(scores, completions).tolist()
         prompts = [batch.rows[p].id for p in completions.prompt_of_sample]
         repairs = self.successes.repairs(total, prompts, SUCCESS)
-        kept = kept_columns(completions)
-        solved = [(prompts[row], _item(kept, scores, row)) for row, r in enumerate(total) if r >= SUCCESS]
+        # A success brings its rewards and answers. Notes and sub-scores would only make checkpoints larger.
+        bare = replace(scores, sub_scores={}, notes={}, parts={})
+        # A success counts as complete, even if it was cut off after its answer.
+        solved = [
+            (prompts[row], packed(completions, bare, [row]) | {"ended": [True]})
+            for row, reward in enumerate(total)
+            if reward >= SUCCESS
+        ]
         # Each process remembers the successes of all, so the checkpoint of one process holds everything.
         everything = self.processes.gather((solved, len(repairs)))
         for prompt, item in (found for part, _ in everything for found in part):
@@ -68,9 +67,11 @@ class Replay(Extension):
         self._replayed = sum(count for _, count in everything)
         if not repairs:
             return batch
-        return replace(
-            batch, experience=_mended(completions, repairs), scores=_mended_scores(scores, repairs)
-        )  # fmt: skip
+        order = list(range(len(total)))
+        for place, (row, _) in enumerate(repairs, start=len(total)):
+            order[row] = place
+        experience, scores = joined(completions, scores, [item for _, item in repairs], order)
+        return replace(batch, experience=experience, scores=scores)
 
     def record(self) -> dict[str, float]:
         """How many successes were put back."""
@@ -83,42 +84,3 @@ class Replay(Extension):
     def load_state_dict(self, state: Any) -> None:
         """Continue from a state."""
         self.successes.load_state_dict(state)
-
-
-def _item(kept: Mapping[str, Sequence[Any]], scores: RewardBatch, row: int) -> dict[str, Any]:
-    """What is remembered about a success."""
-    return {
-        **{name: column[row] for name, column in kept.items()},
-        "rewards": scores.values[row].tolist(),
-        "answers": {reward: column[row] for reward, column in scores.answers.items()},
-    }
-
-
-def _mended(completions: Completions, repairs: Repairs) -> Completions:
-    columns = kept_columns(completions)
-    for row, item in repairs:
-        for name, column in columns.items():
-            # A success counts as complete, even if it was cut off after its answer.
-            column[row] = True if name == "ended" else item[name]
-    return with_columns(completions, columns)
-
-
-def _mended_scores(scores: RewardBatch, repairs: Repairs) -> RewardBatch:
-    """Scores in which each replaced failure has the rewards and answers of the success, and nothing else."""
-    values, rows = scores.values.clone(), [row for row, _ in repairs]
-    answers = {reward: list(column) for reward, column in scores.answers.items()}
-    for row, item in repairs:
-        values[row] = torch.tensor(item["rewards"])
-        for reward, column in answers.items():
-            column[row] = item["answers"].get(reward)
-    sub_scores = {
-        reward: {name: _blank(column, rows, float("nan")) for name, column in found.items()}
-        for reward, found in scores.sub_scores.items()
-    }
-    notes = {reward: _blank(column, rows, "") for reward, column in scores.notes.items()}
-    of_parts = {reward: _blank(column, rows, None) for reward, column in scores.parts.items()}
-    return replace(scores, values=values, sub_scores=sub_scores, notes=notes, answers=answers, parts=of_parts)
-
-
-def _blank(column: Sequence[Any], rows: Sequence[int], value: Any) -> list[Any]:
-    return [value if row in rows else old for row, old in enumerate(column)]

@@ -11,9 +11,9 @@ from ...configs.reading_soundness import reward_place
 from ...parts.choice import Choice
 from ...parts.needs import idle, needs
 from ...parts.ranges import Count, Given, Several
+from ..credit.combining import compared_alone
 from ..credit.pooling import Batch
-from ..data import PromptRow
-from .extension import Extension, names_a_reward, reported
+from .extension import Extension, names_a_reward, once_per_reward, reported
 
 Shape = Literal["linear", "cosine", "steps"]
 
@@ -31,27 +31,15 @@ def scheduled_weight(start: float, end: float, done: float, *, shape: Shape = "l
     return start + (end - start) * done
 
 
-def _moves_one_weight(recipe: Any, choice: Choice) -> list[str]:
+def _moves_a_weight(recipe: Any, choice: Choice) -> list[str]:
     place = reward_place(recipe.rewards, choice["reward"])
     if place is None:
         return []
-    mine = [
-        other for other in recipe.extensions
-        if other.target is choice.target and reward_place(recipe.rewards, other["reward"]) == place
-    ]  # fmt: skip
-    if len(mine) > 1:
-        return [f"extensions has schedule {len(mine)} times for reward {choice['reward']}; write it once"]
-    reward = recipe.rewards[place]
+    reward, who = recipe.rewards[place], f"extension schedule moves the weight of reward {choice['reward']}"
     if reward.weight == 0:
-        return [
-            f"extension schedule moves the weight of reward {choice['reward']}, which has `weight: 0` and is only "
-            "recorded; write another weight, which the schedule replaces"
-        ]
+        return [f"{who}, which has `weight: 0` and is only recorded; write another weight, which the schedule replaces"]
     if reward.at_least is not None:
-        return [
-            f"extension schedule moves the weight of reward {choice['reward']}, which has `at_least`, so that "
-            "extension multipliers finds the weight; leave one of them out"
-        ]
+        return [f"{who}, which has `at_least`, so that extension multipliers finds the weight; leave one of them out"]
     return []
 
 
@@ -59,20 +47,21 @@ def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
     """A reward of weight 0 is left out, so another one has to count, and parts that count rewards have to agree."""
     if choice["start"] * choice["end"] > 0:
         return []
-    named = [other["reward"] for other in recipe.extensions if other.target is choice.target]
-    scheduled = {reward_place(recipe.rewards, name) for name in named}
+    mine = [other for other in recipe.extensions if other.name == choice.name]
+    scheduled = {reward_place(recipe.rewards, other["reward"]) for other in mine}
     steady = [k for k, reward in enumerate(recipe.rewards) if reward.weight != 0 and k not in scheduled]
     who = f"extension schedule lets the weight of reward {choice['reward']} reach 0"
     if not steady:
         return [f"{who}, and no reward without a schedule counts; let `start` and `end` have one sign"]
-    if any(r.at_least is not None or (r.gate is not None and r.gate.apart) for r in recipe.rewards):
+    if compared_alone(recipe.rewards):
         return [f"{who}, and the recipe has `at_least` or `gate.apart`; let `start` and `end` have one sign"]
     return []
 
 
 @needs(
     names_a_reward,
-    _moves_one_weight,
+    once_per_reward,
+    _moves_a_weight,
     _leaves_a_reward,
     idle("levels", where=lambda choice: choice["shape"] != "steps", why="only shape steps has levels"),
 )
@@ -108,16 +97,10 @@ class RewardSchedule(Extension):
         self.shape, self.levels, self.over = shape, levels, over or recipe.run.iterations
         self.weight = start
 
-    def prompts_drawn(
-        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
-    ) -> Sequence[PromptRow]:
-        """Take the weight of this iteration; the prompts stay as they are."""
-        done = min(iteration / max(self.over, 1), 1.0)
-        self.weight = scheduled_weight(self.start, self.end, done, shape=self.shape, levels=self.levels)
-        return rows
-
     def samples_scored(self, batch: Batch) -> Batch:
-        """Give the reward its weight."""
+        """Give the reward the weight of this iteration."""
+        done = min(self.iteration / self.over, 1.0)
+        self.weight = scheduled_weight(self.start, self.end, done, shape=self.shape, levels=self.levels)
         weights = batch.scores.weights.clone()
         weights[batch.scores.names.index(self.reward)] = self.weight
         return replace(batch, scores=replace(batch.scores, weights=weights))

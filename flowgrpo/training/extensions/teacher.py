@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +10,15 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.traits import offers
 from ..credit.combining import total_reward
-from ..credit.pooling import Batch, Pooled
+from ..credit.pooling import Batch
 from ..data import PromptRow, worded
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
-from .extension import Extension, once, one_round
+from .extension import once, one_round
+from .measured import MeasuredSamples
 
 WORDS = ("prompt", "solution", "feedback")
 """What a template may hold, in braces."""
-TAUGHT = "teacher/taught"
 
 
 def _knows_more(recipe: Any, choice: Choice) -> list[str]:
@@ -38,7 +37,7 @@ def _knows_more(recipe: Any, choice: Choice) -> list[str]:
     Need("rollout.form", ("plain",), "writes contexts of the prompt alone"), _knows_more,
     Need("objective", ("distilled",), "gives completions a teacher, which no other objective uses"),
 )  # fmt: skip
-class Teacher(Extension):
+class Teacher(MeasuredSamples):
     """Gives completions a context in which the policy is their teacher, for objective `distilled` (SDPO, 2601.20802).
 
     The context is a template around the prompt. `{solution}` in it is another completion of the group that is a
@@ -51,9 +50,10 @@ class Teacher(Extension):
         failed: Whether only failures have a teacher (SRPO). If not, successes have one too (SDPO).
     """
 
+    column, metric = "teacher/taught", "taught"
+
     def __init__(self, *, template: str, success: float = 0.5, failed: bool = True) -> None:
         self.template, self.success, self.failed = template, success, failed
-        self._share: float | None = None
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
         """Take the model, which turns templates into tokens."""
@@ -73,7 +73,7 @@ class Teacher(Extension):
             others = [k for k in good if owners[k] == owners[row] and e.sampled.ids[k] != e.sampled.ids[row]]
             solution = e.samples[others[0]] if others else ""
             teachers.append(self._context(batch.rows[owners[row]], solution, notes[row]) if wanted else None)
-        batch.columns[TAUGHT] = [one is not None for one in teachers]
+        batch.columns[self.column] = [float(one is not None) for one in teachers]
         return replace(batch, experience=replace(e, teachers=teachers))
 
     def _context(self, row: PromptRow, solution: str, feedback: str) -> list[int] | None:
@@ -87,12 +87,3 @@ class Teacher(Extension):
         known = worded(row, text)
         found: list[int] = self.language.encode(known.text, known.messages)
         return found
-
-    def update_done(self, samples: Pooled, record: Any) -> None:
-        """Keep the share of completions with a teacher for the metrics."""
-        taught: Sequence[bool] = samples.columns[TAUGHT]
-        self._share = sum(taught) / max(len(taught), 1)
-
-    def record(self) -> dict[str, float]:
-        """The share of completions that have a teacher."""
-        return {} if self._share is None else {"taught": self._share}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +10,7 @@ from ...core.token_budgets import budget_at, triangular
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Fraction, NotNegative
-from ..credit.combining import total_reward
-from ..data import PromptRow
+from ..credit.combining import compared_alone, total_reward
 from .extension import CREDIT, Comparison, Extension, once
 
 
@@ -21,10 +19,8 @@ def _one_sum(recipe: Any, choice: Choice) -> list[str]:
     faults = []
     if advantage is not None and advantage.name == "group" and advantage["baseline"] != "mean":
         faults.append(f"{who}, and compares it with the mean of the group; use advantage.baseline mean")
-    for reward in recipe.rewards:
-        if reward.at_least is not None or (reward.gate is not None and reward.gate.apart):
-            name = reward.label or reward.name
-            faults.append(f"{who}, and reward {name} is compared by itself; leave out at_least and gate.apart")
+    for name in compared_alone(recipe.rewards):
+        faults.append(f"{who}, and reward {name} is compared by itself; leave out at_least and gate.apart")
     return faults
 
 
@@ -54,18 +50,12 @@ class Tightening(Extension):
         self.start, self.factor, self.every, self.least, self.weight = start, factor, every, least, weight
         self._budget, self._mean = float(start), 0.0
 
-    def prompts_drawn(
-        self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int
-    ) -> Sequence[PromptRow]:
-        """Set the budget of the iteration; the prompts stay."""
-        self._budget = budget_at(
-            iteration, start=self.start, factor=self.factor, every=self.every, least=self.least
-        )  # fmt: skip
-        return rows
-
     def samples_compared(self, advantages: Tensor, comparison: Comparison) -> Tensor:
         """Compare the rewards again, with the reward of the lengths among them."""
         samples = comparison.samples
+        self._budget = budget_at(
+            self.iteration, start=self.start, factor=self.factor, every=self.every, least=self.least
+        )  # fmt: skip
         assert samples.lengths is not None
         near = triangular(samples.lengths, self._budget)
         self._mean = float(near[samples.outcomes].mean()) if bool(samples.outcomes.any()) else 0.0

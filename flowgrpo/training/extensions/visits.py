@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,21 +11,11 @@ from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, needs
 from ...parts.traits import offers
 from ...text.sampling import Sampled
-from ..credit.pooling import DIVERGENCE, Batch, Pooled
-from ..distributed.processes import Processes
-from ..reporting.clock import Clock
-from ..text.text_objective import batches_of
+from ..credit.pooling import DIVERGENCE, Batch
+from ..text.text_objective import statistics_of
 from ..text.text_policy import Completions, TextPolicy
-from .extension import Extension, once, one_round, without
-
-
-def _of_text(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.task == "text":
-        return []
-    return [
-        "extension visits scores the last sample of a prompt again: the tokens of a completion can be kept for every "
-        "prompt, and the latents of an image cannot; leave the extension out"
-    ]
+from .extension import once, one_round, without
+from .measured import MeasuredByPolicy
 
 
 def _is_asked(recipe: Any, choice: Choice) -> list[str]:
@@ -44,13 +33,14 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
 @offers("divergence")
 @needs(
     once,
-    _of_text,
+    Need("task", ("text",), "scores the last sample of a prompt again: the tokens of a completion can be kept for "
+         "every prompt, and the latents of an image cannot", mend="leave the extension out"),
     _is_asked,
     one_round("scores one completion of a prompt again"),
     without("compares with the policy that last saw a prompt", replay="puts back completions of an older policy"),
     Need("rollout.form", ("plain",), "scores completions of the prompt alone"),
-)
-class Visits(Extension):
+)  # fmt: skip
+class Visits(MeasuredByPolicy):
     """`tracked` forgets a prompt faster if the policy has moved further since the last visit (SPO, 2509.13232).
 
     Without this extension, the past of all prompts fades at the same rate. One completion of the last visit of each
@@ -60,29 +50,21 @@ class Visits(Extension):
     estimate of the KL.
     """
 
-    def __init__(self) -> None:
-        self._items: dict[int, tuple[Tensor, Tensor]] = {}
-        self._mean: float | None = None
+    column = metric = DIVERGENCE
+    remembers = ("items",)
 
-    def begin(self, task: Any, processes: Processes, clock: Clock) -> None:
-        """Take the policy, which scores completions."""
-        self.policy: TextPolicy = task.policy
-        self.processes, self.clock, self.part = processes, clock, task.update_part
+    def __init__(self) -> None:
+        self.items: dict[int, tuple[Tensor, Tensor]] = {}
 
     def last(self, prompt: int) -> tuple[Tensor, Tensor] | None:
         """Ids and log-probs [T] of a prompt's last visit; None for a prompt not seen yet."""
-        return self._items.get(prompt)
+        return self.items.get(prompt)
 
-    def samples_scored(self, batch: Batch) -> Batch:
-        """Share how far the policy has moved since each prompt's last visit, and remember this visit.
+    def measured(self, batch: Batch) -> list[float]:
+        """[B] how far the policy has moved since the last visit of each prompt; remembers this visit.
 
         All completions of a prompt have the same distance. The distance is NaN for a prompt that was not seen before.
         """
-        with self.clock.part(self.part):
-            batch.columns[DIVERGENCE] = self._moved(batch)
-        return batch
-
-    def _moved(self, batch: Batch) -> list[float]:
         rows, completions = batch.rows, batch.experience
         first = {prompt: row for row, prompt in reversed(list(enumerate(completions.prompt_of_sample)))}
         ids = [completions.sampled.ids[first[p]] for p in range(len(rows))]
@@ -98,28 +80,10 @@ class Visits(Extension):
             distance[p] = float((then - now).abs().mean())
         fresh = [(row.id, torch.tensor(own), now) for row, own, now in zip(rows, ids, found)]
         for prompt, own, now in self.processes.pool(fresh, batch.places)[0]:
-            self._items[prompt] = own, now
+            self.items[prompt] = own, now
         return [distance[p] for p in completions.prompt_of_sample]
 
-    def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
-        """Keep the mean distance for the metrics."""
-        divergence = torch.tensor(samples.columns[DIVERGENCE], dtype=torch.float64)
-        self._mean = None if bool(divergence.isnan().all()) else float(divergence.nanmean())
 
-    def record(self) -> dict[str, float]:
-        """The mean distance, if a prompt of the iteration was seen before."""
-        return {} if self._mean is None else {"divergence": self._mean}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The kept completion of every prompt, with its log-probs."""
-        return {"items": {prompt: list(item) for prompt, item in self._items.items()}}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self._items = {prompt: (ids, log_probs) for prompt, (ids, log_probs) in state["items"].items()}
-
-
-@torch.no_grad()
 def _log_probs(policy: TextPolicy, prompts: list[list[int]], owner: list[int], ids: list[list[int]]) -> list[Tensor]:
     """Log-probs [T] of the tokens of each completion, on the CPU.
 
@@ -133,7 +97,7 @@ def _log_probs(policy: TextPolicy, prompts: list[list[int]], owner: list[int], i
     sampled = Sampled([ids[k] for k in order], [[]] * len(order), [True] * len(order))
     some = Completions(prompts, sampled, [""] * len(order), [owner[k] for k in order])
     found: list[Tensor] = [torch.empty(0)] * len(order)
-    for batch in batches_of(some, 0, policy.recipe.rollout.tokens):
-        for row, values in zip(batch, policy.log_probs(some, batch)[0]):
+    for rows, statistics in statistics_of(policy, some):
+        for row, values in zip(rows, statistics.log_probs):
             found[order[row]] = values[: len(sampled.ids[row])].cpu().clone()
     return found

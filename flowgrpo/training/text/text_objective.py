@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...core.diagnostics import step_statistics
 from ...core.surrogates import per_column
-from ...text.scoring import Measure, right_padded_values
+from ...text.scoring import Measure, Statistics, right_padded_values
 from ..losses.objective import Outcome
 
 if TYPE_CHECKING:
@@ -83,6 +83,25 @@ def batches_of(
         widths = (0, 0)
     if batch:
         yield batch
+
+
+@torch.no_grad()
+def statistics_of(
+    policy: TextPolicy, experience: Completions, *, entropy: bool = False
+) -> Iterator[tuple[list[int], Statistics]]:
+    """The statistics of all completions by the policy of now, batch by batch and without a gradient.
+
+    Args:
+        policy: scores.
+        experience: the rollout; all of its parts are scored.
+        entropy: whether the statistics have entropies.
+
+    Yields:
+        The rows of a batch, and their statistics.
+    """
+    for part in range(experience.updates):
+        for rows in batches_of(experience, part, policy.recipe.rollout.tokens):
+            yield rows, policy.statistics(experience, rows, entropy=entropy)
 
 
 def _widths(experience: Completions, rows: Sequence[int]) -> tuple[int, int]:

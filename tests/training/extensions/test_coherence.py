@@ -41,10 +41,10 @@ class Fixed:
         self.recipe = load_recipe("text")
         self.language = SimpleNamespace(decode=lambda ids: "".join(chr(96 + k) for k in ids))
 
-    def log_probs(self, completions: Completions, rows: list[int]) -> tuple[torch.Tensor, None]:
+    def statistics(self, completions: Completions, rows: list[int], *, entropy: bool) -> SimpleNamespace:
         ids = [completions.sampled.ids[row] for row in rows]
         width = max(map(len, ids))
-        return -torch.tensor([one + [0] * (width - len(one)) for one in ids]).float(), None
+        return SimpleNamespace(log_probs=-torch.tensor([one + [0] * (width - len(one)) for one in ids]).float())
 
 
 def test_the_likelihood_is_that_of_the_tokens_after_the_last_marker() -> None:

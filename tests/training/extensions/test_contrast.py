@@ -58,6 +58,10 @@ def test_a_run_masks_the_reward_of_the_behaviour(small_text: list[str], tmp_path
     [
         ("reward: digit_share, outcome: other", r"\(outcome\) asks reward 'other'"),
         ("reward: answer, outcome: answer", "name another reward as outcome"),
+        (
+            "reward: answer, outcome: digit_share}, {name: contrast, reward: answer, outcome: digit_share, margin: 0.5",
+            "has contrast 2 times for reward answer",
+        ),
     ],
 )
 def test_faults_are_named(options: str, said: str) -> None:

@@ -45,6 +45,12 @@ def test_a_run_trains_with_the_weight_of_its_iteration(small_text: list[str], tm
     assert trainer.advantages(scores, experience, rows).tolist() == pytest.approx(by_hand, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["schedule, reward: answer, start: 1, end: 2", "tightening"])
+def test_an_extension_that_only_counts_iterations_may_follow_one_that_fills_prompts_in(name: str) -> None:
+    recipe = load_recipe("text", ["rewards=[{name: answer}]", f"extensions=[variants, {{name: {name}}}]"])
+    assert len(recipe.extensions) == 2
+
+
 @pytest.mark.parametrize(
     ("rewards", "extensions", "said"),
     [
