@@ -197,8 +197,9 @@ def test_rounds_and_replays_keep_their_parts(small_text: list[str], tmp_path: Pa
     extension = trainer.extensions.each["replay"]
     assert isinstance(extension, Replay)
     rows, _ = trainer.collect(0)
-    extension.successes.add(rows[0].id, {"ids": [5, 6, 7, 1], "log_probs": [-1.0] * 4, "text": "234", "rewards": [9.0],
-                            "parts": [["2", "34"], [0, 1, 1, 1]]})  # fmt: skip
+    scores = {"values": [[9.0]], "sub_scores": {}, "notes": {}, "answers": {}, "parts": {}}
+    extension.successes.add(rows[0].id, {"ids": [[5, 6, 7, 1]], "log_probs": [[-1.0] * 4], "ended": [True],
+                            "text": ["234"], "parts": [[["2", "34"], [0, 1, 1, 1]]], "scores": scores})  # fmt: skip
     e = trainer.extensions.samples_scored(trainer.collector.sample(0)).experience
     assert extension.record() == {"replayed": 1.0}
     place = e.samples.index("234")

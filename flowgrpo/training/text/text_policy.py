@@ -123,20 +123,14 @@ class Completions:
         return chosen
 
     def record(self) -> dict[str, float]:
-        """Tokens of all completions; mean length, share cut at the longest length, and mean number of parts.
-
-        The means are over the completions that are compared and trained, if a form has also made others.
-        """
+        """Tokens sampled, mean length, share of completions cut at the longest length, and mean number of parts."""
         lengths, ended = self.lengths.float(), torch.tensor(self.sampled.ended)
-        counted = torch.ones_like(ended) if self.counted is None else torch.tensor(self.counted)
-        found = {
+        return {
             "tokens": float(lengths.sum()),
-            "length": float(lengths[counted].mean()),
-            "truncated": float((~ended[counted]).float().mean()),
+            "length": float(lengths.mean()),
+            "truncated": float((~ended).float().mean()),
+            **({} if self.parts is None else {"parts": sum(map(len, self.parts.texts)) / len(self.samples)}),
         }
-        if self.parts is not None:
-            found["parts"] = float(torch.tensor([len(texts) for texts in self.parts.texts]).float()[counted].mean())
-        return found
 
 
 def complete(

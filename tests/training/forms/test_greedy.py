@@ -27,12 +27,6 @@ def test_the_greedy_reward_is_the_baseline() -> None:
     assert advantages[e.outcomes].tolist() == [0.25, -0.75, 0.5, 0.0]
 
 
-def test_the_metrics_are_means_over_the_samples() -> None:
-    writer = Scripted({0: ["a$", "bcd$"], 1: ["ggggggg"]}, group=2)
-    found = writer.completions(greedy(writer))
-    assert found.record() == {"tokens": 13.0, "length": 3.0, "truncated": 0.0}
-
-
 def test_a_run_with_groups_of_one(small_text: list[str], tmp_path: Path) -> None:
     trainer = trainer_of(small_text, tmp_path / "run", *LINES, "rollout.group=1")
     record = trainer.iterate(0)
