@@ -4,6 +4,7 @@ A rule gets the words after the command's name, and returns the words that are r
 words name, and adds options that make long commands short. A command without a rule fails its test.
 """
 
+import json
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ from flowgrpo.pipelines.conformance import conform as conformance
 from flowgrpo.pipelines.conformance.videos import VIDEOS
 from flowgrpo.rewards import RewardSet, RewardSpec
 from flowgrpo.rewards.registry import check_options, resolve
+from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.planning import levels_of, planner
 from tests.convert.samples_of_tools import BASE, CONFIGS
 from tests.doc_commands_read import PAGES, Example, examples
@@ -311,6 +313,8 @@ def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | 
     told = given(["gallery"], words)
     for run in map(str, told["runs"]):
         reader.put_run(run, text="text" in run)
+    if told["favourites"] is not None:
+        put_marks(reader, Path(told["favourites"]), Path(told["runs"][0]))
     if not told["vote"]:
         return words
     seen: list[int] = []
@@ -319,6 +323,16 @@ def _gallery(reader: Reader, words: list[str], example: Example) -> list[str] | 
         reader.flowgrpo("gallery", *words)
     assert seen == [200, 200, 200]
     return None
+
+
+def put_marks(reader: Reader, file: Path, run: Path) -> None:
+    """Write the marks of somebody whose favourite is the first sample of the run, as the page saves them."""
+    rows = [json.loads(line) for line in RunFolder(reader.home / run).index.read_text(encoding="utf-8").splitlines()]
+    first = next(row for row in rows if row["phase"] == "eval")
+    place = {"phase": "eval", "prompt": first["prompt"], "seed": str(first["seed"]), "sample": 0, "iteration": None}
+    own = {"id": "x", "name": run.name, "folder": run.name, "marks": [place | {"favourite": True, "note": ""}]}
+    marks = {"flowgrpo": "marks", "version": 1, "runs": [own]}
+    (reader.home / file).write_text(json.dumps(marks), encoding="utf-8")
 
 
 @rule("watch")

@@ -41,6 +41,10 @@ def gallery(
     votes: Annotated[
         Path | None, typer.Option(help="File of the choices; by default RUN/votes.jsonl, for one run.")
     ] = None,
+    favourites: Annotated[
+        Path | None,
+        typer.Option(help="Write the favourites in this file of the page as choices, to a new file --votes."),
+    ] = None,
     vote_dataset: Annotated[Path | None, typer.Option(help="Write the choices as a folder of preferences.")] = None,
     sets: Annotated[
         str,
@@ -81,7 +85,7 @@ def gallery(
         exports.append(write_dataset(runs, dataset))
     for path in exports:
         say(str(path))
-    voting = vote or report or vote_dataset is not None
+    voting = vote or report or vote_dataset is not None or favourites is not None
     if watch:
         say(str(follow(runs, out, lambda: time.sleep(every), say, link=link, fps=fps)))
     elif out is not None or not (exports or voting):
@@ -90,6 +94,8 @@ def gallery(
         _say_notes(runs)
     if voting:
         file = _votes_file(runs, votes)
+        if favourites is not None:
+            _write_favourites(runs, favourites, file)
         if vote:
             _serve_votes(runs, file, sets, session, again, port, fps)
         if vote_dataset is not None:
@@ -110,6 +116,13 @@ def _votes_file(runs: list[Path], votes: Path | None) -> Path:
     if votes is None and len(runs) > 1:
         raise ValueError(f"{len(runs)} runs have no common folder; name a file for the choices with --votes")
     return runs[0] / "votes.jsonl" if votes is None else votes
+
+
+def _write_favourites(runs: list[Path], marks: Path, file: Path) -> None:
+    from ..gallery.favourites import write_favourites
+
+    count = write_favourites(runs, marks, file)
+    say(f"{count} choices of favourites over samples beside them: {file}")
 
 
 def _serve_votes(

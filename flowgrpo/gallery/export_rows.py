@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..votes.samples import Sample, by_place
 from .run_figures import SAME
 from .run_reading import Run
-from .samples import Sample
 
 ORDERS = ("gained", "lost", "cheating", "high", "low", "file")
 
@@ -107,12 +107,8 @@ def samples_at(run: Run, iteration: int) -> dict[tuple[str, str, int], Sample]:
 
     The prompt's text is the key, because its number depends on the prompt file.
     """
-    found: dict[tuple[str, str, int], Sample] = {}
-    counts: dict[tuple[str, str], int] = {}
-    for pair in run.pairs:
-        if pair.phase == "eval":
-            place = (pair.first.prompt, pair.first.seed)
-            counts[place] = counts.get(place, -1) + 1
-            if iteration in pair.shots:
-                found[place[0], place[1], counts[place]] = pair.shots[iteration]
-    return found
+    return {
+        (prompt, seed, number): pair.shots[iteration]
+        for (phase, prompt, seed, number), pair in by_place(run.pairs).items()
+        if phase == "eval" and iteration in pair.shots
+    }

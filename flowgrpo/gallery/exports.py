@@ -11,13 +11,13 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from ..media.video import check_video, frames_of, write_video
+from ..votes.samples import Sample
 from .build import make_thumbnails, places_from, read_runs, render
 from .clips import make_videos, rate_of_run, video_file
 from .export_rows import Row, choose, rows_of
 from .page_files import write_new
 from .pages import names, site_files
 from .run_reading import Run
-from .samples import Sample
 from .thumbnails import Thumbnails
 
 CELL, GAP, LINE = 192, 12, 18  # pixels: side of an image, space between, height of a line of text

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import yaml
 
+from ..votes.samples import PHASES, Sample
 from .run_figures import group_spreads, short, summarize
 from .run_reading import Run
-from .samples import PHASES, Sample
 from .thumbnails import Thumbnail
 
 MORE = 250  # samples in one file of details

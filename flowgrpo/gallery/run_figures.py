@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from .run_reading import Run, SamplePair
-from .samples import Sample
+from ..votes.samples import Sample, SamplePair
+from .run_reading import Run
 from .thumbnails import Thumbnail
 
 SAME = 1e-6  # gains up to this size count as no change, here and in the page

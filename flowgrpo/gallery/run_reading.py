@@ -7,24 +7,11 @@ from typing import Any
 
 from ..configs.yaml_text import read_yaml_mapping
 from ..intake.links import check_links
-from ..votes.lines import lined_up, read_jsonl
-from .samples import Sample, finite_numbers, read_samples
+from ..votes.lines import read_jsonl
+from ..votes.samples import SamplePair, finite_numbers, pair_samples, read_samples
 
 _SECRET_KEY = re.compile(r"(^|[_-])(token|secret|password|passwd|api[_-]?key|authorization)$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
-
-
-@dataclass(frozen=True)
-class SamplePair:
-    """The samples of one prompt and one seed at several iterations, all of one phase."""
-
-    phase: str
-    shots: dict[int, Sample]  # by iteration, increasing
-
-    @property
-    def first(self) -> Sample:
-        """The earliest sample; it carries the prompt, the seed and the columns."""
-        return next(iter(self.shots.values()))
 
 
 @dataclass(frozen=True)
@@ -113,20 +100,6 @@ def read_metrics(
         tuple((*place, steps[place]) for place in sorted(steps)),
         skipped,
     )
-
-
-def pair_samples(samples: list[Sample]) -> tuple[SamplePair, ...]:
-    """Line up the samples that share phase, prompt and seed over the iterations.
-
-    If a prompt has several samples of one seed, they are matched in the order of their `sample` index. If a sample was
-    recorded twice (before and after a resume), the last record counts.
-
-    Returns:
-        The pairs in the order of their first appearance, so that a run that goes on only appends to them.
-    """
-    # The text is part of the key, because a prompt file that was edited between runs may reuse a number.
-    keyed = (((one.phase, one.prompt_id, one.seed, one.prompt), one.iteration, one.sample, one) for one in samples)
-    return tuple(SamplePair(phase, shots) for (phase, *_), shots in lined_up(keyed))
 
 
 def _without_secrets(value: Any) -> Any:

@@ -6,13 +6,14 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import combinations
 from pathlib import Path
 
-from ..votes.file import Key, Side
+from ..votes.file import Key, Side, Vote
+from ..votes.samples import Sample
 from .export_rows import samples_at
 from .run_reading import Run
-from .samples import Sample
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ class Ballot:
         return frozenset(
             (folder_of(its.source.run, home), its.source.iteration, its.shot.prompt_id, its.shot.sample, self.seed)
             for its in (self.left, self.right)
+        )
+
+    def vote(self, session: str, choice: str, home: Path) -> Vote:
+        """The choice as a file of votes in `home` records it, made now.
+
+        Raises:
+            OSError: an image cannot be read.
+        """
+        return Vote(
+            session=session,
+            time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            prompt=self.left.shot.prompt,
+            seed=self.seed,
+            columns=self.left.shot.columns,
+            left=self.left.side(home),
+            right=self.right.side(home),
+            choice=choice,
         )
 
 
@@ -152,7 +170,7 @@ def ballots_of(sources: Sequence[Source], order: str) -> tuple[list[Ballot], int
     queues, same = [], 0
     groups = [_across(*two) for two in combinations(sources, 2)] if len(sources) > 1 else [_within(sources[0])]
     for group in groups:
-        pairs = [pair for pair in group if not _equal(*pair)]
+        pairs = [pair for pair in group if not equal(*pair)]
         same += len(group) - len(pairs)
         dice.shuffle(pairs)
         turned = _sides(len(pairs), dice)
@@ -195,7 +213,8 @@ def _there(shot: Sample) -> bool:
     return bool(shot.image) or shot.completion is not None
 
 
-def _equal(a: Candidate, b: Candidate) -> bool:
+def equal(a: Candidate, b: Candidate) -> bool:
+    """Whether two samples have the same content."""
     if a.file and b.file:
         return filecmp.cmp(a.file, b.file, shallow=False)
     return a.shot.completion == b.shot.completion

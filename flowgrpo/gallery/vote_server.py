@@ -13,13 +13,12 @@ import secrets
 import sys
 import threading
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..votes.file import CHOICES, Vote, append_vote, read_votes
+from ..votes.file import CHOICES, append_vote, read_votes
 from .run_reading import Run
 from .vote_films import VoteFilms
 from .vote_pairs import Ballot, Candidate, Source, ballots_of
@@ -125,20 +124,10 @@ class Booth:
         Raises:
             VoteRefused: the images cannot be read, or the file cannot be written. The choice then does not count.
         """
-        ballot, home = self._ballot(number), self.path.parent
+        ballot = self._ballot(number)
         with self._turn:
             try:
-                vote = Vote(
-                    session=self.session,
-                    time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-                    prompt=ballot.left.shot.prompt,
-                    seed=ballot.seed,
-                    columns=ballot.left.shot.columns,
-                    left=ballot.left.side(home),
-                    right=ballot.right.side(home),
-                    choice=choice,
-                )
-                append_vote(self.path, vote)
+                append_vote(self.path, ballot.vote(self.session, choice, self.path.parent))
             except OSError as error:
                 # The message leaves the file's name out, because the name of an image would reveal its set.
                 raise VoteRefused(

@@ -1,1 +1,1 @@
-"""People's choices between two samples: the file of the choices, and what can be read from it."""
+"""What people said about samples: choices between two of them, favourites, and the samples of a run."""

@@ -80,20 +80,25 @@ class Vote:
 
 
 def append_vote(path: Path, vote: Vote) -> None:
-    """Append a vote; it is on the disk when this function returns. Processes that write to the same file take turns.
+    """Append a vote; see `append_votes`."""
+    append_votes(path, [vote])
+
+
+def append_votes(path: Path, votes: Sequence[Vote]) -> None:
+    """Append votes; they are on the disk when this function returns. Processes that write to the same file take turns.
 
     Raises:
-        OSError: the line could not be written completely. An incomplete line is ignored on reading.
+        OSError: the lines could not be written completely. An incomplete line is ignored on reading.
     """
-    line = (json.dumps(_row(vote)) + "\n").encode()
+    lines = "".join(json.dumps(_row(vote)) + "\n" for vote in votes).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+b", buffering=0) as file, _locked(file.fileno()):
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            # If a crash has left an incomplete last line, the new line must not be joined to it.
-            line = line if file.read(1) == b"\n" else b"\n" + line
-        if file.write(line) != len(line):
-            raise OSError(f"only a part of the vote could be written to {path}; is the disk full?")
+            # If a crash has left an incomplete last line, the new lines must not be joined to it.
+            lines = lines if file.read(1) == b"\n" else b"\n" + lines
+        if file.write(lines) != len(lines):
+            raise OSError(f"only a part of the votes could be written to {path}; is the disk full?")
         os.fsync(file.fileno())
 
 

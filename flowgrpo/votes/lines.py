@@ -1,14 +1,12 @@
 """Reading of untrusted files, which a crash may have cut short: JSON lines, and the paths of images in them."""
 
 import re
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..intake.json_text import lines_of, parse_json
 
-Key = TypeVar("Key", bound=Hashable)
-Item = TypeVar("Item")
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif"})
 
 # Browsers treat a backslash as a path separator. Names of our files never have control characters or lone surrogates.
@@ -36,30 +34,6 @@ def read_jsonl(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], int]:
     lines = list(iterate_jsonl(path))
     records = [(number, record) for number, record in lines if record is not None]
     return records, len(lines) - len(records)
-
-
-def lined_up(found: Iterable[tuple[Key, int, int, Item]]) -> list[tuple[Key, dict[int, Item]]]:
-    """Line up the samples of a key over the iterations.
-
-    If a key has several samples, they are matched in the order of their numbers. If a sample was recorded twice, before
-    and after a resume, the last record counts.
-
-    Args:
-        found: key, iteration, number and record of each sample.
-
-    Returns:
-        Pairs of a key and iteration -> record, by rising iteration. Keys are in the order of their first appearance,
-        so a run that goes on only appends to them.
-    """
-    by_key: dict[Key, dict[int, dict[int, Item]]] = {}
-    for key, iteration, number, item in found:
-        by_key.setdefault(key, {}).setdefault(iteration, {})[number] = item
-    lines = []
-    for key, iterations in by_key.items():
-        ordered = {at: [own[number] for number in sorted(own)] for at, own in sorted(iterations.items())}
-        for rank in range(max(len(own) for own in ordered.values())):
-            lines.append((key, {at: own[rank] for at, own in ordered.items() if rank < len(own)}))
-    return lines
 
 
 def check_image(image: object, samples: Path, where: str) -> str:

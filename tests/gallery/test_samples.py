@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from flowgrpo.gallery.run_reading import read_metrics, read_run
-from flowgrpo.gallery.samples import read_samples
 from flowgrpo.votes.lines import check_image
+from flowgrpo.votes.samples import read_samples
 from tests.gallery.folders import HOSTILE, add_records, picture, record, write_run, written
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from flowgrpo.gallery.pages import _details
-from flowgrpo.gallery.samples import parse_sample
 from flowgrpo.rewards import RewardBatch, RewardSet, RewardSpec
 from flowgrpo.rewards.judges.judge_answers import Unreadable
 from flowgrpo.rewards.judges.judge_artifacts import LABELS, Artifacts, read_artifacts
 from flowgrpo.rewards.judges.judge_client import JudgeReply
+from flowgrpo.votes.samples import parse_sample
 from tests.rewards.stub_server import StubServer, question_of, said
 
 TWO = [

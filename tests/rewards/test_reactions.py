@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from flowgrpo.rewards.models.bradley_terry import Pairs
-from flowgrpo.rewards.models.reactions import Reactions, check_enough, ranked_right
+from flowgrpo.rewards.models.reactions import Reactions, check_enough, file_of, ranked_right
 from flowgrpo.votes.marks import Reaction
+from flowgrpo.votes.samples import Sample
 from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt
 from tests.rewards.votes_on_disk import Picture, gold, scene_pairs
 
@@ -80,8 +81,18 @@ def test_held_out_favourites_are_compared_within_their_prompts() -> None:
     assert (ranked_right(blind, 1.0).right, ranked_right(blind, 1.0).count) == (0, 12)
 
 
+def sample(prompt: str, **content: str | None) -> Sample:
+    return Sample("eval", 0, prompt, "0", "7", 0, **{"image": None, **content})
+
+
+def test_reactions_to_texts_are_refused() -> None:
+    assert file_of(Reaction(Path("x"), sample("p", image="y.png"), True)) == Path("x/samples/y.png")
+    with pytest.raises(ValueError, match="reactions: seed 7 of 'p' in x is a completion"):
+        file_of(Reaction(Path("x"), sample("p", completion="a text"), True))
+
+
 def test_too_few_reactions_are_refused() -> None:
-    seen = [Reaction(f"p{k // 2}", Path("x"), 1, k % 2 == 0) for k in range(12)]
+    seen = [Reaction(Path("x"), sample(f"p{k // 2}", image="y.png"), k % 2 == 0) for k in range(12)]
     check_enough(seen, 6)
     with pytest.raises(ValueError, match="6 favourites and 6 other pictures beside them, and 6 prompts with both; 7"):
         check_enough(seen, 7)

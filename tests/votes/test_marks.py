@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from flowgrpo.votes.marks import read_reactions, samples_by_place
+from flowgrpo.votes.marks import read_reactions
+from flowgrpo.votes.samples import by_place, pair_samples, read_samples
 
 
 def sample(run: Path, phase: str, iteration: int, number_of: int, seed: int, number: int = 0, **more: Any) -> str:
@@ -37,7 +38,7 @@ def marked(folder: Path, *marks: dict[str, Any], run: str = "run") -> Path:
 
 
 def found(file: Path, run: Path) -> dict[str, bool]:
-    return {one.file.name: one.loved for one in read_reactions(file, [run])}
+    return {str(one.sample.image): one.loved for one in read_reactions(file, [run])}
 
 
 def test_the_rest_of_a_marked_prompt_was_seen_and_not_loved(tmp_path: Path):
@@ -67,8 +68,8 @@ def test_a_prompt_that_stands_twice_in_the_file_has_places_after_each_other(tmp_
     run = tmp_path / "run"
     sample(run, "eval", 0, 4, 1)
     sample(run, "eval", 0, 9, 1, prompt="p4")
-    places = samples_by_place(run / "samples" / "index.jsonl")
-    assert {place[3]: shots[0]["prompt_id"] for place, shots in places.items()} == {0: 4, 1: 9}
+    places = by_place(pair_samples(read_samples(run / "samples" / "index.jsonl")[0]))
+    assert {place[3]: pair.shots[0].prompt_id for place, pair in places.items()} == {0: "4", 1: "9"}
 
 
 def test_a_sample_that_was_recorded_twice_counts_as_it_was_last(tmp_path: Path):
@@ -76,7 +77,7 @@ def test_a_sample_that_was_recorded_twice_counts_as_it_was_last(tmp_path: Path):
     sample(run, "eval", 0, 0, 0)
     sample(run, "eval", 0, 0, 0, frames=2)
     (one,) = read_reactions(marked(tmp_path, mark(0, 0)), [run])
-    assert one.frames == 2
+    assert one.sample.frames == 2
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,9 @@ def test_marks_without_their_pictures_are_refused(tmp_path: Path):
     name = sample(run, "eval", 0, 0, 0)
     with pytest.raises(ValueError, match="the mark on seed 5 of 'p0' has no sample"):
         read_reactions(marked(tmp_path, mark(0, 5)), [run])
+    for odd in ({"sample": [1]}, {"iteration": [1]}):
+        with pytest.raises(ValueError, match="the mark on seed 0 of 'p0' has no sample"):
+            read_reactions(marked(tmp_path, mark(0, 0, **odd)), [run])
     (run / "samples" / name).unlink()
     with pytest.raises(ValueError, match="is gone; put it back"):
         read_reactions(marked(tmp_path, mark(0, 0)), [run])

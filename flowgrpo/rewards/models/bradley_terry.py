@@ -89,6 +89,11 @@ class HeldOut:
         """Whether the interval lies above one half."""
         return self.interval[0] > 0.5
 
+    def words(self, what: str) -> str:
+        """The share of right predictions and its interval, for people; `what` was predicted."""
+        low, high = self.interval
+        return f"{self.right / self.count:.0%} of {self.count} held-out {what} (95 %: {low:.0%} to {high:.0%})"
+
 
 def loss(pairs: Pairs, weights: Array) -> float:
     """Return -Σ log-likelihood of the choices, in nats."""

@@ -71,6 +71,15 @@ def known_embeddings(towers: Towers, samples: Sequence[tuple[Path, int]], batch_
     return (sums / torch.tensor(owners).bincount().unsqueeze(1)).numpy()
 
 
+def known_texts(towers: Towers, texts: Sequence[str], batch_size: int) -> Array:
+    """Return the embeddings of N texts [N, D]. Equal texts are encoded once, and at most `batch_size` in one pass."""
+    places = {text: place for place, text in enumerate(sorted(set(texts)))}
+    unique = list(places)
+    parts = [towers.embed_texts(unique[start : start + batch_size]) for start in range(0, len(unique), batch_size)]
+    known: Array = torch.cat(parts).cpu().double().numpy()
+    return known[[places[text] for text in texts]]
+
+
 def _scenes(device: str, dtype: torch.dtype) -> Towers:
     """Return the scorer of the embedded world as towers."""
     proxy = resolve("proxy")(device=device)

@@ -13,23 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...votes.marks import Reaction, read_reactions
-from ..backbones.towers import TowerReward
+from ..options import check_count
 from ..scores import Scores
-from .bradley_terry import (
-    Array,
-    HeldOut,
-    Pairs,
-    choose_penalty,
-    fit,
-    predictions,
-    shorten,
-)
-from .learned_taste import LearnedTaste, check_learning
-from .picture_features import SCENES, known_embeddings
+from .bradley_terry import HeldOut, Pairs, predictions
+from .learned_taste import LearnedTaste, scaled
+from .picture_features import SCENES
 
 CONSTANT = 30.0
 """The feature that all pictures share. It is large, so that the penalty hardly holds the base rate back."""
@@ -85,71 +76,49 @@ class Reactions(LearnedTaste):
         batch_size: int = 32,
         frames: int | None = None,
     ) -> None:
-        check_learning(self.name, agreement, allow_chance, least, regularisation)
+        check_count(self.name, "least", least, 2)
         folders = [runs] if isinstance(runs, (str, Path)) else list(runs)
         seen = read_reactions(Path(marks).expanduser(), [Path(folder).expanduser() for folder in folders])
+        samples = [(file_of(one), one.sample.frames) for one in seen]
         check_enough(seen, least)
-        learn = partial(self._fit, seen, agreement, regularisation)
-        super().__init__(learn, features, allow_chance, device, dtype, batch_size, frames)
+        learn = partial(self._fit, seen, samples)
+        super().__init__(learn, features, agreement, regularisation, allow_chance, device, dtype, batch_size, frames)
 
     @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
-        """Probability of each picture.
-
-        Args:
-            images: [B, 3, H, W] or [B, F, 3, H, W] in [0, 1].
-            prompts: B strings; they have no effect with `agreement: false`.
-            columns: ignored.
+        """Probability of each picture. Arguments as for `LearnedTaste`.
 
         Returns:
             B probabilities, in (0, 1). The notes are the report.
         """
-        if not len(images):
-            return Scores(images.new_zeros(0))
-        picture, agreement = self.terms(images, prompts)
-        logits = picture + self._constant if agreement is None else picture + agreement + self._constant
-        return Scores(torch.sigmoid(logits), {}, [self.report] * len(images))
+        scores = super().__call__(images, prompts)
+        return Scores(torch.sigmoid(scores.values + self._constant), notes=scores.notes)
 
     @torch.no_grad()
-    def _fit(self, seen: Sequence[Reaction], agreement: bool, penalty: float | None) -> None:
-        """Fit the head, and measure how well it ranks pictures on which it was not fitted."""
-        kinds, units = kinds_of_features(self, seen, agreement)
-        means, scales = [kind.mean(0) for kind in kinds], [spread(kind) for kind in kinds]
-        scaled = [(kind - mean) / scale for kind, mean, scale in zip(kinds, means, scales)]
+    def _fit(self, seen: Sequence[Reaction], samples: Sequence[tuple[Path, int]]) -> None:
+        prompts = [one.sample.prompt for one in seen]
+        kinds = self.kinds_of_features(samples, prompts)
+        known, scales = scaled([kind - kind.mean(0) for kind in kinds])
+        known = np.column_stack([known, np.full(len(seen), CONSTANT)])
         loved = np.array([float(one.loved) for one in seen])
-        known = np.concatenate([*scaled, np.full((len(seen), 1), CONSTANT)], 1)
-        rows, directions = shorten(Pairs(known, loved, 1 - loved, np.zeros(len(seen)), units))
-        self.regularisation = choose_penalty(rows) if penalty is None else float(penalty)
-        self.held_out = ranked_right(rows, penalty)
-        self.report = _words(self.held_out)
-        weights = directions @ fit(rows, self.regularisation)
-        heads = self.take(weights[:-1], kinds[0].shape[1], scales)
-        self._constant = float(CONSTANT * weights[-1] - sum(float(mean @ head) for mean, head in zip(means, heads)))
+        units = np.unique(prompts, return_inverse=True)[1]
+        rows = Pairs(known, loved, 1 - loved, np.zeros(len(seen)), units)
+        self._constant = CONSTANT * float(self.fit_head(rows, kinds, scales, ranked_right).item())
+        self.report = self.held_out.words("favourites and others of their prompts in the right order")
 
 
-def kinds_of_features(
-    reward: TowerReward, seen: Sequence[Reaction], agreement: bool
-) -> tuple[list[Array], NDArray[np.int64]]:
-    """Return the kinds of features of N pictures, and the number of the prompt of each [N].
+def file_of(reaction: Reaction) -> Path:
+    """Return the file of the picture that a reaction is about.
 
-    The kinds are embeddings [N, D] and, with `agreement`, the cosines with the prompts [N, 1].
+    Raises:
+        ValueError: the sample is a completion.
     """
-    towers, samples = reward.lease.value, [(one.file, one.frames) for one in seen]
-    pictures = known_embeddings(towers, samples, reward.batch_size, reward.frames)
-    prompts = {prompt: number for number, prompt in enumerate(sorted({one.prompt for one in seen}))}
-    units = np.array([prompts[one.prompt] for one in seen])
-    if not agreement:
-        return [pictures], units
-    texts = torch.cat([towers.embed_texts([prompt]) for prompt in prompts]).cpu().double().numpy()
-    return [pictures, (pictures * texts[units]).sum(-1, keepdims=True)], units
-
-
-def spread(features: Array) -> float:
-    """Return the root mean square distance of features [N, D] from their mean; 1 if it is 0.
-
-    Each kind of features is divided by it, because the penalty is the same for all kinds.
-    """
-    return float(np.sqrt(np.square(features - features.mean(0)).sum(-1).mean())) or 1.0
+    if reaction.sample.image is None:
+        raise ValueError(
+            f"reactions: seed {reaction.sample.seed} of {reaction.sample.prompt!r:.80} in {reaction.run} is a "
+            "completion, and this reward learns from pictures only"
+        )
+    return reaction.run / "samples" / reaction.sample.image
 
 
 def check_enough(seen: Sequence[Reaction], least: int) -> None:
@@ -159,7 +128,7 @@ def check_enough(seen: Sequence[Reaction], least: int) -> None:
         ValueError: there are too few favourites, too few other pictures, or too few prompts that have both.
     """
     loved = sum(one.loved for one in seen)
-    both = {one.prompt for one in seen if one.loved} & {one.prompt for one in seen if not one.loved}
+    both = {one.sample.prompt for one in seen if one.loved} & {one.sample.prompt for one in seen if not one.loved}
     if min(loved, len(seen) - loved) < least or len(both) < LEAST_PROMPTS:
         raise ValueError(
             f"reactions: the marks have {loved} favourites and {len(seen) - loved} other pictures beside them, and "
@@ -179,11 +148,3 @@ def ranked_right(rows: Pairs, penalty: float | None = None) -> HeldOut:
     pairs = (rows.units[:, None] == rows.units) & loved[:, None] & ~loved
     right = pairs & (scores[:, None] > scores)
     return HeldOut(int(np.count_nonzero(right)), int(np.count_nonzero(pairs)))
-
-
-def _words(held_out: HeldOut) -> str:
-    low, high = held_out.interval
-    return (
-        f"{held_out.right / held_out.count:.0%} of {held_out.count} held-out favourites and others of their prompts in "
-        f"the right order (95 %: {low:.0%} to {high:.0%})"
-    )

@@ -1,4 +1,4 @@
-"""The samples of a run: reads `samples/index.jsonl`, and checks every field.
+"""The samples of a run: reads `samples/index.jsonl`, checks every field, and lines samples up over the iterations.
 
 A value may come from a stranger (prompts, notes, reward names), or a crash may have cut it short. All checks are made
 here, so later code need not check again.
@@ -6,13 +6,17 @@ here, so later code need not check again.
 
 import json
 import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..votes.lines import check_image, read_jsonl
+from .lines import check_image, read_jsonl
 
 PHASES = ("eval", "train")
+Place = tuple[str, str, str, int]
+"""Phase, prompt, seed, and number among the pairs of these three."""
 MOST_FRAMES = 2000  # a sample that claims more frames is shown as a picture
 
 
@@ -37,6 +41,19 @@ class Sample:
     missing: str | None = None  # what `image` would be, if its file is missing
     steps: tuple[str, ...] = ()  # what a masked model had written after each step of unmasking
     frames: int = 1  # more than 1 for a video, whose frames stand side by side in the image
+
+
+@dataclass(frozen=True)
+class SamplePair:
+    """The samples of one prompt and one seed at several iterations, all of one phase."""
+
+    phase: str
+    shots: dict[int, Sample]  # by iteration, increasing
+
+    @property
+    def first(self) -> Sample:
+        """The earliest sample; it carries the prompt, the seed and the columns."""
+        return next(iter(self.shots.values()))
 
 
 def read_samples(index: Path) -> tuple[list[Sample], int]:
@@ -64,6 +81,44 @@ def read_samples(index: Path) -> tuple[list[Sample], int]:
                 "A run makes either images or text; use a separate folder for each."
             )
     return samples, skipped
+
+
+def pair_samples(samples: Sequence[Sample]) -> tuple[SamplePair, ...]:
+    """Line up the samples that share phase, prompt and seed over the iterations.
+
+    If a prompt has several samples of one seed, they are matched in the order of their `sample` index. If a sample was
+    recorded twice (before and after a resume), the last record counts.
+
+    Returns:
+        The pairs in the order of their first appearance, so that a run that goes on only appends to them.
+    """
+    # The text is part of the key, because a prompt file that was edited between runs may reuse a number.
+    by_key: dict[tuple[str, str, str, str], dict[int, dict[int, Sample]]] = {}
+    for one in samples:
+        iterations = by_key.setdefault((one.phase, one.prompt_id, one.seed, one.prompt), {})
+        iterations.setdefault(one.iteration, {})[one.sample] = one
+    pairs = []
+    for (phase, *_), iterations in by_key.items():
+        ordered = {at: [own[number] for number in sorted(own)] for at, own in sorted(iterations.items())}
+        for rank in range(max(len(own) for own in ordered.values())):
+            pairs.append(SamplePair(phase, {at: own[rank] for at, own in ordered.items() if rank < len(own)}))
+    return tuple(pairs)
+
+
+def by_place(pairs: Iterable[SamplePair]) -> dict[Place, SamplePair]:
+    """Return the pairs of a run by their places, in their order.
+
+    The prompt's text names the place, because its number depends on the prompt file. If the file has a prompt several
+    times, the pairs of the prompt and a seed are numbered in their order.
+    """
+    found: dict[Place, SamplePair] = {}
+    counts = Counter[tuple[str, str, str]]()
+    for pair in pairs:
+        own = (pair.phase, pair.first.prompt, pair.first.seed)
+        place = (*own, counts[own])
+        found[place] = pair
+        counts[own] += 1
+    return found
 
 
 def parse_sample(record: dict[str, Any], samples: Path, where: str) -> Sample:
