@@ -27,6 +27,8 @@ class Steady(Extension):
         decay: Weight of the past.
     """
 
+    remembered = ("size",)
+
     def __init__(self, *, decay: Share = 0.9):
         self.decay, self.size = decay, 1.0
 
@@ -36,12 +38,6 @@ class Steady(Extension):
 
     def record(self):
         return {"steady/size": self.size}
-
-    def state_dict(self):
-        return {"size": self.size}
-
-    def load_state_dict(self, state):
-        self.size = state["size"]
 '''
 
 

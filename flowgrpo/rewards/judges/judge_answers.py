@@ -119,6 +119,13 @@ def readable(answer: JudgeReply) -> str:
     return text
 
 
+def tagged(text: str, tag: str) -> str | None:
+    """Return the content of the last <tag> that is closed; None if there is none."""
+    before, closing, _ = text.rpartition(f"</{tag}>")
+    _, opening, inside = before.rpartition(f"<{tag}>")
+    return inside if opening and closing else None
+
+
 def read_object(text: str) -> Any:
     """Return the JSON value in an answer: the whole answer, its last fenced block, or the value at its first bracket.
 

@@ -81,6 +81,8 @@ class Extension:
     """
 
     needs: tuple[Need | Rule, ...] = (_bends_samples,)
+    remembered: tuple[str, ...] = ()
+    """The attributes that checkpoints keep: numbers, text, tensors, and lists and mappings of them."""
     iteration = 0
 
     def begin(self, task: Task, processes: Processes, clock: Clock) -> None:
@@ -147,16 +149,35 @@ class Extension:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered from one iteration to the next: numbers, text, tensors, and lists and mappings of them."""
-        return {}
+        """What is remembered from one iteration to the next: the attributes that `remembered` names."""
+        return {name: getattr(self, name) for name in self.remembered}
 
     def load_state_dict(self, state: Any) -> None:
         """Continue from a state that `state_dict` returned."""
+        for name in self.remembered:
+            setattr(self, name, state[name])
 
 
 def names_a_reward(recipe: Any, choice: Choice) -> list[str]:
     """A rule for `needs`: the option `reward` names one of the recipe's rewards."""
     return unknown_reward(recipe, f"extension {choice.short}", choice["reward"])
+
+
+def of_reward(fits: Callable[[Any], bool], fault: str) -> Rule:
+    """A rule about the reward that the option `reward` names.
+
+    Args:
+        fits: whether the entry of the reward in the recipe is as the extension needs it.
+        fault: a clause with the extension as its subject, and what to write instead; {reward} is replaced.
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        place = reward_place(recipe.rewards, choice["reward"])
+        if place is None or fits(entry := recipe.rewards[place]):
+            return []
+        return [f"extension {choice.short} " + fault.replace("{reward}", entry.known_as)]
+
+    return rule
 
 
 def unknown_reward(recipe: Any, who: str, asked: str) -> list[str]:
@@ -242,7 +263,7 @@ class Extensions:
         return {
             f"extensions/{name}": one
             for name, one in self.each.items()
-            if type(one).state_dict is not Extension.state_dict
+            if one.remembered or type(one).state_dict is not Extension.state_dict
         }
 
     def kept(self) -> dict[str, Written]:

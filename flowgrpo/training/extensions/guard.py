@@ -34,6 +34,8 @@ class Guard(Extension):
         action: `warn` prints the alarm. `stop` also ends the run and saves its results.
     """
 
+    remembered = ("first", "latest", "best", "low")
+
     def __init__(
         self,
         *,
@@ -59,39 +61,30 @@ class Guard(Extension):
         self.fall, self.reference, self.action = fall, reference, action
         self.settle, self.smooth, self.patience = settle, smooth, patience
         # The first measurements, the latest, the best smoothed mean, and how many in a row were low.
-        self._first: list[float] = []
-        self._latest: list[float] = []
-        self._best = -math.inf
-        self._low = 0
+        self.first: list[float] = []
+        self.latest: list[float] = []
+        self.best = -math.inf
+        self.low = 0
 
     def evaluation_done(self, evaluation: Evaluation) -> None:
         """Give an alarm if the reward has fallen."""
         value = evaluation.means.get(self.reward)
         if value is None or not math.isfinite(value):
             return
-        self._latest.append(value)
-        del self._latest[: -self.smooth]
-        smoothed = math.fsum(self._latest) / len(self._latest)
-        if len(self._first) < self.settle:
-            self._first.append(value)
-            self._best = max(self._best, smoothed)
+        self.latest.append(value)
+        del self.latest[: -self.smooth]
+        smoothed = math.fsum(self.latest) / len(self.latest)
+        if len(self.first) < self.settle:
+            self.first.append(value)
+            self.best = max(self.best, smoothed)
             return
-        reference = math.fsum(self._first) / len(self._first) if self.reference == "start" else self._best
-        self._best = max(self._best, smoothed)
-        self._low = self._low + 1 if smoothed < reference - self.fall else 0
-        if self._low == self.patience:
+        reference = math.fsum(self.first) / len(self.first) if self.reference == "start" else self.best
+        self.best = max(self.best, smoothed)
+        self.low = self.low + 1 if smoothed < reference - self.fall else 0
+        if self.low == self.patience:
             since = "its best" if self.reference == "best" else "the start"
             said = (
                 f"guard: {self.reward} fell to {smoothed:.4g} at iteration {evaluation.iteration}, from "
                 f"{reference:.4g} at {since}; that is more than {self.fall:g}"
             )
             evaluation.alarms.append(Alarm(said, f"guard/{self.reward}", self.action == "stop"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that is remembered, as numbers."""
-        return {"first": self._first, "latest": self._latest, "best": self._best, "low": self._low}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self._first, self._latest = list(state["first"]), list(state["latest"])
-        self._best, self._low = state["best"], state["low"]

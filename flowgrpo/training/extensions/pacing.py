@@ -42,6 +42,8 @@ class Pacing(Extension):
         rate: Learning rate of the logits.
     """
 
+    remembered = ("logits",)
+
     def __init__(self, *, reach: Count = 1, rate: Positive = 1.0, recipe: Given[Any]) -> None:
         self.rate, self.offsets = rate, torch.arange(-reach, reach + 1)
         self.levels = levels_of(recipe)
@@ -96,11 +98,3 @@ class Pacing(Extension):
         mean = (self.logits.softmax(1) * self.offsets).sum(1)
         half = (len(mean) + 1) // 2
         return {"pace/early": float(mean[:half].mean()), "pace/late": float(mean[-half:].mean())}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The logits."""
-        return {"logits": self.logits}
-
-    def load_state_dict(self, state: Any) -> None:
-        """Continue from a state."""
-        self.logits = state["logits"]

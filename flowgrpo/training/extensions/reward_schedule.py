@@ -13,7 +13,7 @@ from ...parts.needs import idle, needs
 from ...parts.ranges import Count, Given, Several
 from ..credit.pooling import Batch
 from ..data import PromptRow
-from .extension import Extension, names_a_reward, reported
+from .extension import Extension, names_a_reward, of_reward, reported
 
 Shape = Literal["linear", "cosine", "steps"]
 
@@ -39,20 +39,9 @@ def _moves_one_weight(recipe: Any, choice: Choice) -> list[str]:
         other for other in recipe.extensions
         if other.target is choice.target and reward_place(recipe.rewards, other["reward"]) == place
     ]  # fmt: skip
-    if len(mine) > 1:
-        return [f"extensions has schedule {len(mine)} times for reward {choice['reward']}; write it once"]
-    reward = recipe.rewards[place]
-    if reward.weight == 0:
-        return [
-            f"extension schedule moves the weight of reward {choice['reward']}, which has `weight: 0` and is only "
-            "recorded; write another weight, which the schedule replaces"
-        ]
-    if reward.at_least is not None:
-        return [
-            f"extension schedule moves the weight of reward {choice['reward']}, which has `at_least`, so that "
-            "extension multipliers finds the weight; leave one of them out"
-        ]
-    return []
+    if len(mine) < 2:
+        return []
+    return [f"extensions has schedule {len(mine)} times for reward {choice['reward']}; write it once"]
 
 
 def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
@@ -73,6 +62,16 @@ def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     names_a_reward,
     _moves_one_weight,
+    of_reward(
+        lambda reward: reward.weight != 0,
+        "moves the weight of reward {reward}, which has `weight: 0` and is only recorded; write another weight, which "
+        "the schedule replaces",
+    ),
+    of_reward(
+        lambda reward: reward.at_least is None,
+        "moves the weight of reward {reward}, which has `at_least`, so that extension multipliers finds the weight; "
+        "leave one of them out",
+    ),
     _leaves_a_reward,
     idle("levels", where=lambda choice: choice["shape"] != "steps", why="only shape steps has levels"),
 )
