@@ -12,7 +12,7 @@ from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.judges.judge_answers import Unreadable
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from flowgrpo.rewards.judges.judge_rubric import (
-    FORMS,
+    ASK,
     Criterion,
     CriterionVerdict,
     Rubric,
@@ -185,18 +185,18 @@ def test_frames_are_judged_one_by_one_and_one_undecided_frame_leaves_no_score(st
 )
 def test_an_answer_that_leaves_a_criterion_open_gives_no_score(text: str):
     with pytest.raises(Unreadable):
-        FORMS["together"].read(read_criteria(["a", "b"], "here"), JudgeReply(text))
+        ASK["together"].read(read_criteria(["a", "b"], "here"), JudgeReply(text))
 
 
 @pytest.mark.parametrize("text", ["", "Maybe", "Yesterday", "No" * 2, "It is so: yes"])
 def test_neither_yes_nor_no_gives_no_score(text: str):
     with pytest.raises(Unreadable):
-        FORMS["each"].read(read_criteria(["a", "b"], "here"), JudgeReply("Yes"), JudgeReply(text))
+        ASK["each"].read(read_criteria(["a", "b"], "here"), JudgeReply("Yes"), JudgeReply(text))
 
 
 def test_one_verdict_may_come_without_its_list():
     assert read_verdict_list({"met": True, "reason": "so"}, 1) == [CriterionVerdict(True, "so")]
-    assert FORMS["together"].read([Criterion("a")], JudgeReply('{"met": true, "reason": "so"}')).value == 1.0
+    assert ASK["together"].read([Criterion("a")], JudgeReply('{"met": true, "reason": "so"}')).value == 1.0
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class CriterionVerdict:
 
 
 @dataclass(frozen=True)
-class Form:
+class QuestionForm:
     """How a judge is asked about criteria.
 
     Attributes:
@@ -106,7 +106,7 @@ class CriteriaJudge(ServedJudge):
     Args:
         server: {url, model, ...}; see `JudgeServer`.
         criteria: of the option, as it is written.
-        ask: one of `FORMS`.
+        ask: one of `ASK`.
         system: the system message for the model.
         needed: the arguments that the reward needs.
         option: name of the option, for messages.
@@ -119,9 +119,9 @@ class CriteriaJudge(ServedJudge):
         self, server: Mapping[str, Any], criteria: Sequence[Any] | None, ask: str, system: str, needed: Sequence[str],
         option: str = "criteria",
     ) -> None:  # fmt: skip
-        if ask not in FORMS:
-            raise ValueError(f"{self.name}: ask is {ask!r}; give one of {', '.join(FORMS)}")
-        self.criteria, self.form = read_criteria(criteria, f"{self.name}: the option `{option}`"), FORMS[ask]
+        if ask not in ASK:
+            raise ValueError(f"{self.name}: ask is {ask!r}; give one of {', '.join(ASK)}")
+        self.criteria, self.form = read_criteria(criteria, f"{self.name}: the option `{option}`"), ASK[ask]
         super().__init__(server, system=system, needed=needed)
 
     def of_column(self, column: Sequence[Any] | None, count: int) -> list[list[Criterion]]:
@@ -137,7 +137,7 @@ class CriteriaJudge(ServedJudge):
         """Return the names of the sub-scores; `shared` says whether all samples have the criteria of the option."""
         return ["met", *(one.name or one.text for one in self.criteria if shared)]
 
-    def judged(self, cases: Sequence[Case], form: Form | None = None) -> list[Reading]:
+    def judged(self, cases: Sequence[Case], form: QuestionForm | None = None) -> list[Reading]:
         """Ask for the verdicts on samples or steps, in the form of the option `ask` if no other is given."""
         form = form or self.form
         replies = self.asked([
@@ -152,7 +152,7 @@ class CriteriaJudge(ServedJudge):
 
     def judged_steps(
         self, lists: Sequence[Sequence[Criterion]], prompts: Sequence[str], steps: Sequence[Sequence[Step]],
-        form: Form | None = None,
+        form: QuestionForm | None = None,
     ) -> list[Reading]:  # fmt: skip
         """Ask for the verdicts on each step of samples. Returns the means over the steps of each sample.
 
@@ -359,5 +359,5 @@ def _note(criteria: Sequence[Criterion], verdicts: Sequence[CriterionVerdict]) -
     )
 
 
-FORMS = {"together": Form(_TOGETHER, _read_together), "each": Form(_EACH, _read_each)}
+ASK = {"together": QuestionForm(_TOGETHER, _read_together), "each": QuestionForm(_EACH, _read_each)}
 """`ask` of a rubric -> how its judge is asked: one question on all criteria, or one on each."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from torch import Tensor
 
 from .judge_client import Question
 from .judge_images import frames_of
 
-Step = Tensor | str
+Step: TypeAlias = Tensor | str
 """A picture [3, H, W] in [0, 1], or a text."""
 
 

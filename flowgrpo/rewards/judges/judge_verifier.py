@@ -16,15 +16,7 @@ from ..options import check_share, weighted
 from ..scores import Scores
 from .judge_answers import Unreadable, read_fields
 from .judge_client import JudgeReply, Question
-from .judge_rubric import (
-    Case,
-    CriteriaJudge,
-    Criterion,
-    Form,
-    read_criteria,
-    read_verdict_list,
-    weighted_share,
-)
+from .judge_rubric import Case, CriteriaJudge, Criterion, QuestionForm, read_criteria, read_verdict_list, weighted_share
 from .judge_steps import Step, showing, steps_of
 from .served_judge import Reading, scores_of
 
@@ -107,7 +99,7 @@ class Verifier(CriteriaJudge):
             ServerError: the server could not be asked.
         """
         steps = steps_of(images, completions, parts, self.client.server.frames)
-        processes = self.judged_steps([self.process] * len(steps), prompts, steps, Form(_STEP, read_step))
+        processes = self.judged_steps([self.process] * len(steps), prompts, steps, QuestionForm(_STEP, read_step))
         ends = [
             Case(about_outcome(prompt, own[-1], process), [] if process.missing else self.criteria, process.note)
             for prompt, own, process in zip(prompts, steps, processes)
