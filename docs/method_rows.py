@@ -211,10 +211,21 @@ def definitions() -> Mapping[tuple[str, str], Definition]:
         rest = [node for node in tree.body if node not in top and not isinstance(node, ast.Import | ast.ImportFrom)]
         for name, nodes in [*((node.name, [node]) for node in top), ("", rest)]:
             words = {word.id for node in nodes for word in ast.walk(node) if isinstance(word, ast.Name)}
-            source = ast.get_source_segment(text, nodes[0], padded=True) or "" if name else ""
+            source = _source(text, nodes[0]) if name else ""
             refers = frozenset(known[word] for word in words & set(known)) - {(module, name)}
             found[module, name] = Definition(source, refers)
     return found
+
+
+def _source(text: str, node: ast.AST) -> str:
+    """The text of a function or class with its decorators."""
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    return "\n".join(text.splitlines()[_first_line(node) - 1 : node.end_lineno])
+
+
+def _first_line(node: ast.stmt) -> int:
+    """The line of the first decorator of a statement, or of the statement itself."""
+    return min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
 
 
 @cache
@@ -253,7 +264,7 @@ def code_lines(source: str) -> int:
             last = node.body[0].lineno - 1 if isinstance(node, documented) else node.end_lineno or node.lineno
             inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
             last = min([last, *(child.lineno - 1 for child in inner)]) if inner else last
-            counted.update(range(node.lineno, last + 1))
+            counted.update(range(_first_line(node), last + 1))
     lines = textwrap.dedent(source).splitlines()
     return sum(1 for k in counted if lines[k - 1].strip() and not lines[k - 1].strip().startswith("#"))
 
@@ -407,8 +418,8 @@ def wrapped(text: str) -> str:
 
 PRICES = """\
 Own code is code that only this method needs: the parts that are named, and what nothing else refers to. Only lines with
-statements are counted, not blank lines, comments or docstrings. The lines of a signature count too. Methods that are
-not listed are choices among shared parts."""
+statements are counted, not blank lines, comments or docstrings. The lines of signatures and
+decorators count too. Methods that are not listed are choices among shared parts."""
 
 
 def tables() -> str:

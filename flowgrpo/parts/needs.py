@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from .choice import Choice, choices, chosen, default_of, options_model, plain, value_at
 from .kinds import KINDS
 from .section import Section
+from .traits import OFFERED, offering
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -118,6 +119,25 @@ def at_least(key: str, least: Callable[[Any, Choice], int], why: str, mend: str 
             return []
         told = f"{why}, and {key} is {found}; {mend}".format(least=wanted)
         return [f"{choice.kind} {choice.short} {told}"]
+
+    return rule
+
+
+def alone(offer: str, why: str) -> Rule:
+    """A need that no other part of the recipe offers something.
+
+    Args:
+        offer: a key of `OFFERED`.
+        why: the rest of a sentence whose subject is the part.
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        others = [other for _, other in choices(recipe) if other is not choice and offering(other, offer)]
+        does = OFFERED[offer].removeprefix("it ")
+        return [
+            f"{choice.kind} {choice.short} {why}, and {other.kind} {other.short} {does}; leave one of them out"
+            for other in others
+        ]
 
     return rule
 

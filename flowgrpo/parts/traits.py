@@ -26,6 +26,7 @@ OFFERED = {
     "divergence": "it tells how far the policy has moved since it last saw a prompt",
     "teachers": "it gives completions a context in which the policy teaches itself",
     "multipliers": "it finds the weights of rewards with `at_least`",
+    "memory": "it learns from all samples of an iteration",
 }
 """What a part may offer to other parts, each with a description of the part."""
 

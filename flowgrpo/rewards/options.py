@@ -1,12 +1,15 @@
-"""Checks of options that several rewards share. The error of each check says what to write."""
+"""Checks of options and columns that several rewards share. The error of each check says what to write."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..parts.plugins import nearest
+
+T = TypeVar("T")
 
 
 def check_flag(reward: str, name: str, value: Any) -> None:
@@ -71,3 +74,32 @@ def weighted(weights: Mapping[str, float], parts: Mapping[str, float]) -> float:
     known = {part: value for part, value in parts.items() if not math.isnan(value)}
     total = math.fsum(weights[part] for part in known)
     return math.fsum(weights[part] * value for part, value in known.items()) / total if total else math.nan
+
+
+def read_column(reward: str, name: str, column: Sequence[Any], read: Callable[[Any, str], T]) -> list[T]:
+    """Return what `read` makes of each row of a column; `read` also takes words for messages that say where it is."""
+    return [read(entry, f"{reward}: the column `{name}`, row {row},") for row, entry in enumerate(column)]
+
+
+def read_entries(given: Any, where: str, most: int, what: str) -> list[Any]:
+    """Return the entries of a list in a recipe or in a prompt file; a text may contain the list as JSON.
+
+    Args:
+        given: the list; None or an empty text stand for an empty list. A text that is no JSON is the only entry.
+        where: what has the list, for messages, such as "quiz: the column `questions`, row 3,".
+        most: largest number of entries.
+        what: what the entries are, for messages, such as "questions".
+
+    Raises:
+        ValueError: it is no list, or it has too many entries.
+    """
+    if given is None or given == "":
+        return []
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            given = [given]
+    if not isinstance(given, (list, tuple)) or len(given) > most:
+        raise ValueError(f"{where} has {given!r:.80}; give a list of at most {most} {what}")
+    return list(given)

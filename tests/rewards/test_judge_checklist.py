@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flowgrpo.rewards import RewardBatch, RewardSet, RewardSpec
+from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
 from flowgrpo.rewards.judges.judge_checklist import Checklist, read_draft
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from tests.rewards.stub_server import StubServer, question_of, said
@@ -91,6 +91,12 @@ def test_without_a_list_there_is_no_score(paths: dict[str, str]):
     assert math.isnan(batch.values[0, 0])
     assert batch.notes["checklist"][0].startswith("no score (no checklist: no JSON")
     assert len(server.requests) == 1
+
+
+def test_a_judge_that_never_writes_a_list_ends_the_run(paths: dict[str, str]):
+    server = StubServer(lambda request, number: said("I see a red picture."))
+    with pytest.raises(RewardError, match="none of 8 answers has a score"):
+        score(server, images(*[RED] * 8), {"image": [paths["red"]] * 8})
 
 
 @pytest.mark.parametrize("text", ["[]", "[1]", '["a", ""]', '{"a": 1}', ""])

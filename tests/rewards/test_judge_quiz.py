@@ -61,8 +61,9 @@ def test_a_model_that_always_says_a_is_right_in_one_of_the_turns():
 
 def test_turns_rotate_the_choices_and_keep_the_last_one():
     question = Choosing("Q", ("x", "y", "z"), 1)
-    assert told(question, 0).startswith("Q\nA) x\nB) y\nC) z\nD) this cannot be told\n")
-    assert told(question, 2).startswith("Q\nA) z\nB) x\nC) y\nD) this cannot be told\n")
+    assert told(question.rotated(0)).startswith("Q\nA) x\nB) y\nC) z\nD) this cannot be told\n")
+    assert told(question.rotated(2)).startswith("Q\nA) z\nB) x\nC) y\nD) this cannot be told\n")
+    assert [question.rotated(turn).right for turn in range(3)] == [1, 0, 2]
 
 
 def test_images_are_shown_and_questions_may_be_json():
@@ -79,7 +80,7 @@ def test_a_sample_with_an_answer_that_cannot_be_read_has_no_score():
     server = server_that(lambda question: "B" if "dogs" in question else "It is black.")
     batch = score(server, ["a"], [[COUNT, COLOUR]])
     assert math.isnan(batch.values[0, 0])
-    assert batch.notes["quiz"][0].startswith("no score (no letter of a choice: 'It is black.')")
+    assert batch.notes["quiz"] == ["no score (no letter of a choice: 'It is black.'): It is black."]
 
 
 @pytest.mark.parametrize(
@@ -112,4 +113,4 @@ def test_what_is_no_letter_of_three_choices(text: str):
 )
 def test_wrong_questions_are_refused(given: Any):
     with pytest.raises(ValueError, match="quiz: here has"):
-        read_questions(given, "here")
+        read_questions(given, "quiz: here")

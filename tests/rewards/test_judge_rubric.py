@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from flowgrpo.rewards import RewardBatch, RewardSet, RewardSpec
+from flowgrpo.rewards import RewardBatch, RewardError, RewardSet, RewardSpec
+from flowgrpo.rewards.judges.judge_answers import Unreadable
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from flowgrpo.rewards.judges.judge_rubric import (
+    ASK,
     Criterion,
     CriterionVerdict,
     Rubric,
     read_criteria,
-    read_verdicts,
+    read_verdict_list,
     weighted_share,
 )
 from tests.rewards.stub_server import Reply, StubServer, question_of, said
@@ -112,6 +114,60 @@ def test_criteria_of_the_option_stand_in_for_those_a_sample_lacks(stub: Stub):
     assert batch.values[:, 0].tolist() == [1.0, 0.0]
 
 
+def test_without_a_verdict_the_note_has_the_reason_and_the_answers(stub: Stub):
+    server = stub(lambda question: "Yes." if "cat" in question else "Maybe.")
+    batch = score(server, ["x"], criteria=THREE[:2], ask="each")
+    assert math.isnan(batch.values[0, 0])
+    assert math.isnan(batch.sub_scores["rubric"]["black"][0])
+    assert batch.notes["rubric"] == ["no score (neither yes nor no: 'Maybe.'): Yes. / Maybe."]
+
+
+def test_samples_without_criteria_are_no_failures_of_the_judge(stub: Stub):
+    server = stub(lambda question: "nothing")
+    with pytest.raises(RewardError, match="none of 8 answers has a score"):
+        score(server, ["a"] * 8, criteria=["one"])
+    batch = score(server, ["a"] * 8, {"criteria": [["one"], *[None] * 7]})
+    assert batch.values.isnan().all()
+    assert batch.notes["rubric"][1] == "no criteria"
+
+
+def test_each_step_is_judged_by_itself_and_has_a_score(stub: Stub):
+    """Of the weights 1 and 2, the steps of the first completion meet 3 and 2: 1 and 2/3, and 5/6 on average."""
+
+    def judge(question: str) -> Any:
+        assert "What was done before:\n" in question
+        step = question.partition("\nStep ")[2]
+        return listed("cat" in step.partition("----")[0], True)
+
+    server = stub(judge)
+    parts = [["a cat\n", "a {dog}"], ["no animal"]]
+    batch = score(server, ["".join(own) for own in parts], {"parts": parts}, criteria=THREE[:2], steps=True)
+    assert batch.values[:, 0].tolist() == pytest.approx([5 / 6, 2 / 3])
+    assert batch.parts["rubric"] == [pytest.approx([1, 2 / 3]), pytest.approx([2 / 3])]
+    assert batch.sub_scores["rubric"] == {
+        "met": [0.75, 0.5], "There is a cat.": [0.5, 0.0], "black": [1.0, 1.0],
+    }  # fmt: skip
+    assert batch.notes["rubric"][0] == (
+        "step 1: 1.00, yes (1) There is a cat.: r1\nyes (2) black: r2\n"
+        "step 2: 0.67, no (1) There is a cat.: r1\nyes (2) black: r2"
+    )
+    second = next(question_of(request) for request in server.requests if "Step 2 of 2" in question_of(request))
+    assert "The task was:\n----\np0\n----\nWhat was done before:\na cat\n\n----\nStep 2 of 2:\na {dog}\n" in second
+
+
+def test_frames_are_judged_one_by_one_and_one_undecided_frame_leaves_no_score(stub: Stub):
+    server = stub(lambda question: "no" if "Step 2 of 3" in question else "yes")
+    options = {"criteria": ["one"], "ask": "each", "steps": True}
+    batch = score(server, torch.zeros(1, 3, 3, 2, 2), **options)
+    assert batch.values[0, 0] == pytest.approx(2 / 3)
+    assert batch.parts == {}
+    assert [len(body["messages"][0]["content"]) for body in server.bodies] == [2] * 3
+    undecided = stub(lambda question: "so so" if "Step 2 of 3" in question else "yes")
+    batch = score(undecided, torch.zeros(1, 3, 3, 2, 2), **options)
+    assert math.isnan(batch.values[0, 0])
+    assert batch.notes["rubric"] == ["no score (step 2: neither yes nor no: 'so so'): so so"]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -128,22 +184,19 @@ def test_criteria_of_the_option_stand_in_for_those_a_sample_lacks(stub: Stub):
     ],
 )
 def test_an_answer_that_leaves_a_criterion_open_gives_no_score(text: str):
-    found = read_verdicts([JudgeReply(text)], read_criteria(["a", "b"], "here"), "together")
-    assert isinstance(found, str)
-    assert found.startswith("no score (")
+    with pytest.raises(Unreadable):
+        ASK["together"].read(read_criteria(["a", "b"], "here"), JudgeReply(text))
 
 
 @pytest.mark.parametrize("text", ["", "Maybe", "Yesterday", "No" * 2, "It is so: yes"])
 def test_neither_yes_nor_no_gives_no_score(text: str):
-    found = read_verdicts([JudgeReply("Yes"), JudgeReply(text)], read_criteria(["a", "b"], "here"), "each")
-    assert isinstance(found, str)
+    with pytest.raises(Unreadable):
+        ASK["each"].read(read_criteria(["a", "b"], "here"), JudgeReply("Yes"), JudgeReply(text))
 
 
 def test_one_verdict_may_come_without_its_list():
-    criteria = read_criteria(["a"], "here")
-    assert read_verdicts([JudgeReply('{"met": true, "reason": "so"}')], criteria, "together") == [
-        CriterionVerdict(True, "so")
-    ]
+    assert read_verdict_list({"met": True, "reason": "so"}, 1) == [CriterionVerdict(True, "so")]
+    assert ASK["together"].read([Criterion("a")], JudgeReply('{"met": true, "reason": "so"}')).value == 1.0
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from flowgrpo.rewards import RewardBatch, RewardSet, RewardSpec
+from flowgrpo.rewards.judges.judge_answers import Unreadable
 from flowgrpo.rewards.judges.judge_client import JudgeReply
-from flowgrpo.rewards.judges.judge_verifier import Verifier, joined, read_steps
+from flowgrpo.rewards.judges.judge_rubric import Criterion
+from flowgrpo.rewards.judges.judge_verifier import Verifier, joined, read_step
+from flowgrpo.rewards.judges.served_judge import Reading, mean_reading
 from tests.rewards.stub_server import StubServer, question_of, said
 
 PROCESS = ["It follows from what was done before.", {"text": "It leads to the end.", "weight": 3}]
@@ -53,7 +56,9 @@ def test_a_failure_that_nobody_could_avoid_does_not_count():
     assert [scored[0], scored[2]] == [1.0, 0.25]
     assert math.isnan(scored[1])
     assert "step 2: nan, uncontrollable: seen 2" in batch.notes["verifier"][0]
-    assert "outcome, Nothing else was changed.: no. r2" in batch.notes["verifier"][0]
+    assert batch.notes["verifier"][0].endswith(
+        "\noutcome: 0.50, yes (1) The task is done.: r1\nno (1) Nothing else was changed.: r2"
+    )
     assert len(server.requests) == 4
 
 
@@ -81,11 +86,11 @@ def test_frames_of_a_video_are_judged_one_by_one():
 
 
 def test_joined_by_hand():
-    assert joined([0.5, 1.0], 0.0, 0.25)[0] == pytest.approx(0.75 * 0.75)
+    assert joined(mean_reading([Reading(0.5), Reading(1.0)]), Reading(0.0), 0.25).value == pytest.approx(0.75 * 0.75)
     # Without a step that counts, the outcome is all that is known.
-    value, subs = joined([math.nan, math.nan], 0.5, 0.25)
-    assert (value, subs["uncontrollable"]) == (0.5, 1.0)
-    assert math.isnan(subs["process"])
+    found = joined(mean_reading([Reading(judged=False)] * 2), Reading(0.5), 0.25)
+    assert (found.value, found.subs["uncontrollable"]) == (0.5, 1.0)
+    assert math.isnan(found.subs["process"])
 
 
 def test_an_undecided_step_leaves_no_score_and_no_question_on_the_outcome():
@@ -106,7 +111,8 @@ def test_an_undecided_step_leaves_no_score_and_no_question_on_the_outcome():
     ],
 )
 def test_what_is_no_verdict_on_a_step(answer: Any):
-    assert isinstance(read_steps([JudgeReply(json.dumps(answer))], 1), str)
+    with pytest.raises(Unreadable):
+        read_step([Criterion("It is done.")], JudgeReply(json.dumps(answer)))
 
 
 @pytest.mark.parametrize(

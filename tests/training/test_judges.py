@@ -60,7 +60,7 @@ def test_what_cannot_judge_is_refused(line: str, message: str) -> None:
 
 def test_judges_stand_before_nothing_that_makes_advantages() -> None:
     lines = ["rewards=[{name: answer}, {name: digit_share, at_least: 0.5}]"]
-    with pytest.raises(ValueError, match="replaces the advantages that extension multipliers makes"):
+    with pytest.raises(ValueError, match="replaces the advantages within a group, and extension multipliers finds"):
         load_recipe("text", [*lines, "extensions=[multipliers, {name: judges, at_least: {digit_share: 0.5}}]"])
     with pytest.raises(ValueError, match="extension judges changes the advantages of samples"):
         load_recipe("text", ["credit=prefix", "advantage=null", "extensions=[{name: judges, at_least: {answer: 1}}]"])

@@ -13,6 +13,7 @@ from flowgrpo.configs.load import load_recipe
 from flowgrpo.rewards.judges.judge import Judge
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from flowgrpo.rewards.judges.meta_question import about_instructions, read_instructions
+from flowgrpo.rewards.judges.served_judge import reading_of
 from flowgrpo.training.extensions.meta_judge import MetaJudge, best_and_worst
 from flowgrpo.training.session import Session
 from tests.rewards.stub_server import StubServer, question_of, said
@@ -105,7 +106,7 @@ def test_a_resumed_run_goes_on_with_its_instructions(judging: Judging, small_tex
 
 
 def test_best_and_worst_by_hand() -> None:
-    scores = [0.5, math.nan, 0.9, 0.1, 0.9, 0.3]
+    scores = torch.tensor([0.5, math.nan, 0.9, 0.1, 0.9, 0.3])
     assert best_and_worst(scores, 3) == [2, 4, 3]
     assert best_and_worst(scores, 4) == [2, 4, 5, 3]
     assert best_and_worst(scores, 9) == [2, 4, 0, 5, 3]
@@ -146,8 +147,8 @@ def test_all_processes_take_what_the_first_was_told(judging: Judging, small_text
     ],
 )
 def test_the_last_instructions_of_an_answer_count(text: str, found: str | None) -> None:
-    assert read_instructions(JudgeReply(text)) == found
-    assert read_instructions(JudgeReply("<instructions>a</instructions>", cut=True)) is None
+    assert reading_of(read_instructions, JudgeReply(text)).answer == found
+    assert reading_of(read_instructions, JudgeReply("<instructions>a</instructions>", cut=True)).answer is None
 
 
 def test_braces_in_samples_stay() -> None:

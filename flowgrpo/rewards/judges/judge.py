@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..scores import Scores
 from .judge_answers import NUMBER, ScoreReader, note_of, readable
-from .judge_client import JudgeReply, Question
+from .judge_client import JudgeReply, Question, media_of
 from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
 from .served_judge import Reading, ServedJudge, reading_of, scores_of
@@ -124,7 +124,7 @@ class Judge(ServedJudge):
             values = values_of(row, prompts, completions, columns)
             if self.instructions is not None:
                 values[INSTRUCTIONS] = values.get(INSTRUCTIONS) or self.instructions
-            questions.append(Question(template.fill(values), () if images is None else (images[row],)))
+            questions.append(Question(template.fill(values), media_of(row, images)))
         return scored(self.name, self.client.ask(questions), self.reader.read)
 
     def close(self) -> None:
@@ -168,5 +168,5 @@ def scored(reward: str, answers: Sequence[JudgeReply], read: Callable[[JudgeRepl
     Raises:
         InvalidScores: there are 8 answers or more, and none has a score.
     """
-    found = [reading_of(answer, lambda one: Reading(read(one), note_of(one))) for answer in answers]
+    found = [reading_of(lambda one: Reading(read(one), note_of(one)), answer) for answer in answers]
     return scores_of(reward, found)

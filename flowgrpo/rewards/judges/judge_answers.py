@@ -119,6 +119,13 @@ def readable(answer: JudgeReply) -> str:
     return text
 
 
+def tagged(text: str, tag: str) -> str | None:
+    """Return the content of the last <tag> that is closed; None if there is none."""
+    before, closing, _ = text.rpartition(f"</{tag}>")
+    _, opening, inside = before.rpartition(f"<{tag}>")
+    return inside if opening and closing else None
+
+
 def read_object(text: str) -> Any:
     """Return the JSON value in an answer: the whole answer, its last fenced block, or the value at its first bracket.
 
@@ -200,9 +207,9 @@ def check_pattern(reward: str, name: str, pattern: Any, groups: int) -> None:
         raise ValueError(f"{reward}: {name} {pattern!r} has {compiled.groups} groups (...), but must have {groups}")
 
 
-def note_of(answer: JudgeReply, problem: str = "") -> str:
-    """Return the note about an answer: its text, and before it the reason if it has no score."""
-    text = answer.text.strip()
+def note_of(*answers: JudgeReply, problem: str = "") -> str:
+    """Return the note about the answers on a sample: their texts, and before them the reason if they have no score."""
+    text = " / ".join(answer.text.strip() for answer in answers)
     shown = text if len(text) <= NOTE_CHARACTERS else f"{text[:NOTE_CHARACTERS]} …"
     return f"no score ({problem}): {shown}" if problem else shown
 

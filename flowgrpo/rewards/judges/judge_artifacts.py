@@ -106,7 +106,7 @@ class Artifacts(ServedJudge):
         questions = [
             Question(about_artifacts(prompt, self.labels), (images[row],)) for row, prompt in enumerate(prompts)
         ]
-        found = [reading_of(answer, self._read) for answer in self.client.ask(questions)]
+        found = [reading_of(self._read, answer) for answer in self.client.ask(questions)]
         return scores_of(self.name, found, self.labels, answers=True)
 
     def _read(self, answer: JudgeReply) -> Reading:

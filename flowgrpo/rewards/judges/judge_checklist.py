@@ -17,7 +17,8 @@ from ..scores import Scores
 from .judge_answers import Unreadable, list_in, note_of, read_object, readable
 from .judge_client import JudgeReply, Question
 from .judge_images import data_urls
-from .judge_rubric import CriteriaJudge, Criterion
+from .judge_rubric import Case, CriteriaJudge, Criterion
+from .served_judge import scores_of
 
 _MADE = ("The last picture was made from the {count} before it and from this text:\n----\n", "\n----\n")
 _DRAFT = (
@@ -93,12 +94,13 @@ class Checklist(CriteriaJudge):
         own = self.of_column(criteria, len(prompts))
         shown = list(zip(prompts, references_of(image, self.client.server.side)))
         drafts = self._drafts({k: shown[k] for k, given in enumerate(own) if not (given or self.criteria)})
-        lists = [given or self.criteria or drafts[k][0] for k, given in enumerate(own)]
-        about = [
-            Question(_about(_MADE, prompt, pictures), (*pictures, sample))
-            for (prompt, pictures), sample in zip(shown, images)
+        cases = [
+            Case(
+                Question(_about(_MADE, *shown[k]), (*shown[k][1], images[k])), *drafts.get(k, (given or self.criteria,))
+            )
+            for k, given in enumerate(own)
         ]
-        return self.judged(lists, about, {k: why for k, (_, why) in drafts.items()}, not any(own))
+        return scores_of(self.name, self.judged(cases), self.sub_scores(not any(own)))
 
     def _drafts(self, wanted: Mapping[int, tuple[str, tuple[str, ...]]]) -> dict[int, tuple[list[Criterion], str]]:
         """Return a list that the judge wrote for each row, or no list and the reason. Equal rows are asked once."""
@@ -146,4 +148,4 @@ def read_draft(answer: JudgeReply, most: int) -> tuple[list[Criterion], str]:
             raise Unreadable("the JSON of the answer is not a list of sentences")
         return [Criterion(text) for text in dict.fromkeys(text.strip() for text in texts[:most])], ""
     except Unreadable as problem:
-        return [], note_of(answer, f"no checklist: {problem}")
+        return [], note_of(answer, problem=f"no checklist: {problem}")

@@ -126,6 +126,11 @@ class Question:
     vote: int = 0
 
 
+def media_of(row: int, images: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the media of a question about a sample: the image or video; none if the samples are completions."""
+    return () if images is None else (images[row],)
+
+
 @dataclass(frozen=True)
 class JudgeReply:
     """The answer of a judge.

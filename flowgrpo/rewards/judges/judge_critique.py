@@ -101,7 +101,7 @@ class Critique(ServedJudge):
             try:
                 found.append(read_critique(answer, steps))
             except Unreadable as error:
-                problem = problem or note_of(answer, str(error))
+                problem = problem or note_of(answer, problem=str(error))
         if not found:
             return Reading(note=problem, subs={"votes": 0.0})
         shares = [sum(step in wrong for wrong, _ in found) / len(found) for step in range(1, steps + 1)]
@@ -109,7 +109,9 @@ class Critique(ServedJudge):
         said = [reason for _, reason in found if reason]
         own = [float(share < self.quorum) for share in shares]
         value = sum(own) / len(own) if own else math.nan
-        return Reading(value, "\n".join([*named, *said]), {"votes": float(len(found))}, parts=own or None)
+        return Reading(
+            value, "\n".join([*named, *said]), {"votes": float(len(found))}, each=[Reading(score) for score in own]
+        )
 
 
 def about_steps(prompt: str, steps: Sequence[str]) -> str:

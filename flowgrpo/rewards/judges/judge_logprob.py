@@ -17,7 +17,7 @@ from ..options import check_flag
 from ..scores import InvalidScores, Scores
 from .judge import scored
 from .judge_answers import Unreadable
-from .judge_client import ALTERNATIVES, JudgeReply, Question
+from .judge_client import ALTERNATIVES, JudgeReply, Question, media_of
 from .judge_prompts import Template, values_of
 from .served_judge import ServedJudge
 
@@ -104,7 +104,7 @@ class JudgeLogprob(ServedJudge):
         questions = [
             Question(
                 self.prompt.fill(values_of(row, prompts, completions, columns)),
-                () if images is None else (images[row],),
+                media_of(row, images),
                 self.begun,
             )
             for row in range(len(prompts))

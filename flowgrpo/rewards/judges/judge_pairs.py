@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .judge_answers import NUMBER, Unreadable
+from .judge_answers import NUMBER, Unreadable, tagged
 
 _THING = r"(?:image|video|picture|answer|response|text)"
 _SAID = re.compile(
@@ -37,7 +37,8 @@ def read_preference(text: str) -> float:
     Raises:
         Unreadable: the answer has neither form, or a score is out of range.
     """
-    part = _tagged(text)
+    inside = tagged(text, "answer")
+    part = text if inside is None else inside
     said = _SAID.findall(part)
     if said:
         return {"1": 1.0, "2": 0.0}.get(said[-1], 0.5)
@@ -48,10 +49,3 @@ def read_preference(text: str) -> float:
         raise Unreadable("a score is below 0, or too large to be read")
     axes = [(scores[k][1], scores[k + 1][1]) for k in range(0, len(scores), 2)]
     return sum(one / (one + other) if one + other else 0.5 for one, other in axes) / len(axes)
-
-
-def _tagged(text: str) -> str:
-    """Return the content of the last <answer> tag that is closed, or the whole text."""
-    before, closing, _ = text.rpartition("</answer>")
-    _, opening, inside = before.rpartition("<answer>")
-    return inside if opening and closing else text

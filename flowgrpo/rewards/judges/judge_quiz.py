@@ -6,20 +6,19 @@ generated images, a vision-language model answers from the image, and does not s
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from ..options import check_count
+from ..options import check_count, read_column, read_entries
 from ..scores import Scores
-from .judge_answers import Unreadable, note_of, readable, refuse_if_none
-from .judge_client import JudgeReply, Question
-from .served_judge import ServedJudge
+from .judge_answers import Unreadable, readable
+from .judge_client import JudgeReply, Question, media_of
+from .served_judge import Reading, ServedJudge, mean_reading, reading_of, scores_of
 
 LETTERS = "ABCDEFGH"  # an answer that begins with "I" is a sentence
 MOST_QUESTIONS = 50
@@ -44,6 +43,11 @@ class Choosing:
     question: str
     choices: tuple[str, ...]
     right: int
+
+    def rotated(self, turn: int) -> Choosing:
+        """Return the question with its choices rotated by `turn` places, at most as many as it has choices."""
+        choices = self.choices[turn:] + self.choices[:turn]
+        return Choosing(self.question, choices, (self.right - turn) % len(choices))
 
 
 class Quiz(ServedJudge):
@@ -100,21 +104,16 @@ class Quiz(ServedJudge):
             InvalidScores: there are 8 samples with questions or more, and none has a score.
             ServerError: the server could not be asked.
         """
-        rows = [read_questions(entry, f"the column `questions`, row {row},") for row, entry in enumerate(questions)]
-        media = [() if images is None else (images[row],) for row in range(len(prompts))]
+        rows = read_column(self.name, "questions", questions, read_questions)
+        turns = [[one.rotated(k) for one in own for k in range(min(self.turns, len(one.choices)))] for own in rows]
         about = [_IMAGE if completions is None else f"{_TEXT}{text}\n----\n" for text in completions or prompts]
-        turns = [[(one, turn) for one in own for turn in self._turns(one)] for own in rows]
         replies = self.asked([
-            [Question(about[row] + told(one, turn), media[row]) for one, turn in own] for row, own in enumerate(turns)
+            [Question(about[row] + told(one), media_of(row, images)) for one in own] for row, own in enumerate(turns)
         ])  # fmt: skip
-        found = [_marked([(*pair, answer) for pair, answer in zip(*both)]) for both in zip(turns, replies)]
-        counted = [row for row, own in enumerate(rows) if own]
-        refuse_if_none(self.name, [found[row][0] for row in counted], [found[row][2] for row in counted])
-        values, shares, notes = zip(*found) if found else ((), (), ())
-        return Scores(list(values), {"told": list(shares)}, list(notes))
-
-    def _turns(self, question: Choosing) -> range:
-        return range(min(self.turns, len(question.choices)))
+        each = [
+            [reading_of(partial(marked, one), answer) for one, answer in zip(*both)] for both in zip(turns, replies)
+        ]
+        return scores_of(self.name, [mean_reading(own, "no questions") for own in each], ("told",))
 
 
 def read_questions(given: Any, where: str) -> list[Choosing]:
@@ -123,16 +122,7 @@ def read_questions(given: Any, where: str) -> list[Choosing]:
     Raises:
         ValueError: they are not a list of {question, choices, answer}, or `answer` is none of the choices.
     """
-    if given is None or given == "" or given == []:
-        return []
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            given = None
-    if not isinstance(given, (list, tuple)) or len(given) > MOST_QUESTIONS:
-        raise ValueError(f"quiz: {where} has {given!r:.80}; give a list of at most {MOST_QUESTIONS} questions")
-    return [_read_question(entry, where) for entry in given]
+    return [_read_question(entry, where) for entry in read_entries(given, where, MOST_QUESTIONS, "questions")]
 
 
 def _read_question(entry: Any, where: str) -> Choosing:
@@ -142,17 +132,15 @@ def _read_question(entry: Any, where: str) -> Choosing:
     fits = isinstance(text, str) and text.strip() and 2 <= len(listed) < len(LETTERS) and all(listed)
     if not fits or len(set(listed)) < len(listed) or str(answer).strip() not in listed:
         raise ValueError(
-            f"quiz: {where} has {entry!r:.80}; give {{question: ..., choices: [...], answer: ...}} with 2 to "
+            f"{where} has {entry!r:.80}; give {{question: ..., choices: [...], answer: ...}} with 2 to "
             f"{len(LETTERS) - 1} different choices, and the answer is one of them"
         )
     return Choosing(text.strip(), tuple(listed), listed.index(str(answer).strip()))
 
 
-def told(question: Choosing, turn: int) -> str:
-    """Return the text of a question with its choices, rotated by `turn` places, and the choice of not knowing."""
-    count = len(question.choices)
-    shown = [question.choices[(place + turn) % count] for place in range(count)]
-    lines = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, [*shown, _UNKNOWN]))
+def told(question: Choosing) -> str:
+    """Return the text of a question with its choices, and with the choice of not knowing."""
+    lines = "\n".join(f"{letter}) {choice}" for letter, choice in zip(LETTERS, (*question.choices, _UNKNOWN)))
     return f"{question.question}\n{lines}{_END}"
 
 
@@ -164,25 +152,18 @@ def read_letter(answer: JudgeReply, count: int) -> int:
     """
     text = readable(answer)
     found = _FIRST.match(text)
-    place = LETTERS.index(found.group(1).upper()) if found else count + 1
-    if place > count:
+    if found is None or found[1].upper() not in LETTERS[: count + 1]:
         raise Unreadable(f"no letter of a choice: {text[:60]!r}")
-    return place
+    return LETTERS.index(found[1].upper())
 
 
-def _marked(asked: Sequence[tuple[Choosing, int, JudgeReply]]) -> tuple[float, float, str]:
-    """The score of a sample, the share of its questions that were answered, and the note."""
-    if not asked:
-        return math.nan, math.nan, "no questions"
-    right, known, lines = 0, 0, list[str]()
-    for question, turn, answer in asked:
-        count = len(question.choices)
-        try:
-            place = read_letter(answer, count)
-        except Unreadable as problem:
-            return math.nan, math.nan, note_of(answer, str(problem))
-        said = _UNKNOWN if place == count else question.choices[(place + turn) % count]
-        right += place < count and (place + turn) % count == question.right
-        known += place < count
-        lines.append(f"{question.question} {said}" + ("" if said == question.choices[question.right] else " (wrong)"))
-    return right / len(asked), known / len(asked), "\n".join(lines)
+def marked(question: Choosing, answer: JudgeReply) -> Reading:
+    """Return 1 for a right answer to a question and 0 for a wrong one, and whether the sample told any answer.
+
+    Raises:
+        Unreadable: the answer begins with no letter of a choice.
+    """
+    place = read_letter(answer, len(question.choices))
+    said, right = (*question.choices, _UNKNOWN)[place], place == question.right
+    note = f"{question.question} {said}{'' if right else ' (wrong)'}"
+    return Reading(float(right), note, {"told": float(place < len(question.choices))})

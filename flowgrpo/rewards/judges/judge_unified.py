@@ -17,11 +17,11 @@ from torch import Tensor
 
 from ..scores import Scores
 from .judge import SCORE, scored
-from .judge_answers import ScoreReader, Unreadable, note_of, readable, refuse_if_none
+from .judge_answers import ScoreReader, Unreadable, note_of, readable
 from .judge_client import JudgeReply, Question
 from .judge_pairs import read_preference
 from .judge_prompts import Template, values_of
-from .served_judge import ServedJudge
+from .served_judge import Reading, ServedJudge, scores_of
 
 SLACK = 0.5
 AXES = {
@@ -104,14 +104,9 @@ class UnifiedReward(ServedJudge):
             Question(template.fill(values_of(row, prompts, None, columns)), (images[row],))
             for row in range(len(prompts))
         ]
-        answers = self.client.ask(questions)
         labels = ["Final"] if self.form == "final" else list(AXES[kind])
-        found = [self._axes(answer, labels) for answer in answers]
-        values = [math.fsum(row) / len(row) for row, _ in found]
-        notes = [note_of(answer, problem) for answer, (_, problem) in zip(answers, found)]
-        refuse_if_none(self.name, values, notes)
-        axes = {label.lower(): [row[k] for row, _ in found] for k, label in enumerate(labels)}
-        return Scores(values, axes if self.form == "axes" else {}, notes)
+        found = [self._axes(answer, labels) for answer in self.client.ask(questions)]
+        return scores_of(self.name, found, () if self.form == "final" else [label.lower() for label in labels])
 
     def compare(self, first: Tensor, second: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Return the preference for the first sample of each pair, in [0, 1]; NaN if there is none, which counts 1/2.
@@ -130,16 +125,16 @@ class UnifiedReward(ServedJudge):
         ]
         return scored(self.name, self.client.ask(questions), lambda answer: read_preference(readable(answer)))
 
-    def _axes(self, answer: JudgeReply, labels: Sequence[str]) -> tuple[list[float], str]:
-        """Return the score of each axis, NaN for a missing one, and what is wrong with the answer."""
-        row, problem = [], ""
+    def _axes(self, answer: JudgeReply, labels: Sequence[str]) -> Reading:
+        """Return the mean of the axes, NaN if one is missing, and the score of each axis."""
+        axes, problem = dict[str, float](), ""
         for label in labels:
             try:
-                row.append(self.readers[label].read(answer))
+                axes[label.lower()] = self.readers[label].read(answer)
             except Unreadable as error:
-                row.append(math.nan)
+                axes[label.lower()] = math.nan
                 problem = problem or f"{label}: {error}"
-        return row, problem
+        return Reading(math.fsum(axes.values()) / len(axes), note_of(answer, problem=problem), axes)
 
 
 def about_one(kind: str, form: str) -> str:

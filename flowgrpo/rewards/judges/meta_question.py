@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .judge_answers import Unreadable, readable
+from .judge_answers import Unreadable, readable, tagged
 from .judge_client import JudgeReply
+from .served_judge import Reading
 
 LONGEST_INSTRUCTIONS = 8000
 MOST_SHOWN = 2000
-_OPENING, _CLOSING = "<instructions>", "</instructions>"
+TAG = "instructions"
 _FIRST, _THEN, _AFTER = (
     "A judge scores answers to tasks by instructions, and a model is trained on the scores. The instructions are:\n"
     "----\n",
@@ -21,7 +22,7 @@ _FIRST, _THEN, _AFTER = (
     "----\nLook for two things: what the answers do to get a high score without being good, and what differs between "
     "answers that got equal scores. Then write the instructions anew, so that the judge sees through the first and "
     "tells the second apart. Keep what is right in them. Do not write of the form of the score, which is asked for "
-    "elsewhere. End with the whole new instructions between " + _OPENING + " and " + _CLOSING + ".",
+    "elsewhere. End with the whole new instructions between <" + TAG + "> and </" + TAG + ">.",
 )
 
 
@@ -34,21 +35,20 @@ def about_instructions(instructions: str, shown: Sequence[tuple[float, str, str,
     """
     # The pieces are joined, and nothing is replaced inside them, because answers may contain braces.
     lines = [
-        f"---- score {score:.3g}\nTask: {task[:MOST_SHOWN]}\n"
-        + (f"Answer: {answer[:MOST_SHOWN]}\n" if answer else "")
-        + (f"Reason: {reason[:MOST_SHOWN]}\n" if reason else "")
-        for score, task, answer, reason in shown
+        f"---- score {score:.3g}\n"
+        + "".join(f"{name}: {text[:MOST_SHOWN]}\n" for name, text in zip(("Task", "Answer", "Reason"), texts) if text)
+        for score, *texts in shown
     ]
     return _FIRST + instructions + _THEN + "".join(lines) + _AFTER
 
 
-def read_instructions(answer: JudgeReply) -> str | None:
-    """Return the last instructions in an answer; None if it has none, or none that could be used."""
-    try:
-        before = readable(answer).rpartition(_CLOSING)[0]
-    except Unreadable:
-        return None
-    # Without a closing or an opening, nothing is left.
-    _, opening, inside = before.rpartition(_OPENING)
-    found = inside.strip() if opening else ""
-    return found if 0 < len(found) <= LONGEST_INSTRUCTIONS else None
+def read_instructions(answer: JudgeReply) -> Reading:
+    """Return a reading whose `answer` is the last instructions in the answer of a judge.
+
+    Raises:
+        Unreadable: there are none, or they are too long to be used.
+    """
+    found = (tagged(readable(answer), TAG) or "").strip()
+    if not 0 < len(found) <= LONGEST_INSTRUCTIONS:
+        raise Unreadable(f"there are no instructions of at most {LONGEST_INSTRUCTIONS} characters")
+    return Reading(answer=found)

@@ -57,21 +57,68 @@ class ServedJudge:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read about one sample; see `Scores` for the meaning of each. Without a value, the note says why."""
+    """What was read about one sample, or about one part of it; see `Scores` for the meaning of each.
+
+    Attributes:
+        value: the score.
+        note: what the judge said; without a value, why there is none.
+        subs: sub-scores.
+        answer: the answer that was read.
+        each: what was read about each part of the sample, if it has parts.
+        judged: whether there was something to judge. If not, the value is not missing.
+    """
 
     value: float = math.nan
     note: str = ""
     subs: Mapping[str, float] = field(default_factory=dict)
     answer: str | None = None
-    parts: list[float] | None = None
+    each: Sequence[Reading] = ()
+    judged: bool = True
+
+    @property
+    def missing(self) -> bool:
+        """Whether there was something to judge, and no score was read."""
+        return self.judged and math.isnan(self.value)
 
 
-def reading_of(answer: JudgeReply, read: Callable[[JudgeReply], Reading]) -> Reading:
-    """Return what `read` finds in an answer. An answer that cannot be read has no value, and its note says why."""
+def reading_of(read: Callable[..., Reading], *answers: JudgeReply, what: str = "") -> Reading:
+    """Return what `read` finds in the answers about a sample. If they cannot be read, the note says why.
+
+    Args:
+        read: takes the answers; raises `Unreadable` if they give no score.
+        answers: about the sample.
+        what: words about the answers, for the note.
+    """
     try:
-        return read(answer)
+        return read(*answers)
     except Unreadable as problem:
-        return Reading(note=note_of(answer, str(problem)))
+        return Reading(note=note_of(*answers, problem=f"{what}: {problem}" if what else str(problem)))
+
+
+def mean_reading(each: Sequence[Reading], empty: str = "") -> Reading:
+    """Return the mean of what was read about the parts of a sample, such as steps or questions.
+
+    A part that had nothing to judge does not count. If the score of a part is missing, the score of the sample is
+    missing too.
+
+    Args:
+        each: of the parts.
+        empty: the note of a sample without parts.
+    """
+    for one in each:
+        if one.missing:
+            return one
+    counted = [one for one in each if one.judged]
+    names = counted[0].subs if counted else ()
+    return Reading(
+        _mean([one.value for one in counted]), "\n".join(one.note for one in each) or empty,
+        {name: _mean([one.subs[name] for one in counted]) for name in names},
+        each=each, judged=bool(counted),
+    )  # fmt: skip
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
 
 
 def scores_of(
@@ -87,11 +134,12 @@ def scores_of(
         parts: whether the scores have parts.
 
     Raises:
-        InvalidScores: there are 8 samples or more, and none has a score.
+        InvalidScores: there are 8 samples with something to judge or more, and none has a score.
     """
-    values, notes = [one.value for one in found], [one.note for one in found]
-    refuse_if_none(reward, values, notes)
+    judged = [one for one in found if one.judged]
+    refuse_if_none(reward, [one.value for one in judged], [one.note for one in judged])
     return Scores(
-        values, {name: [one.subs.get(name, math.nan) for one in found] for name in subs}, notes,
-        answers=[one.answer for one in found] if answers else (), parts=[one.parts for one in found] if parts else (),
+        [one.value for one in found], {name: [one.subs.get(name, math.nan) for one in found] for name in subs},
+        [one.note for one in found], answers=[one.answer for one in found] if answers else (),
+        parts=[[part.value for part in one.each] or None for one in found] if parts else (),
     )  # fmt: skip

@@ -84,7 +84,6 @@ class Reactions(LearnedTaste):
         learn = partial(self._fit, seen, samples)
         super().__init__(learn, features, agreement, regularisation, allow_chance, device, dtype, batch_size, frames)
 
-    @torch.no_grad()
     def __call__(self, images: Tensor, prompts: Sequence[str], **columns: Any) -> Scores:
         """Probability of each picture. Arguments as for `LearnedTaste`.
 

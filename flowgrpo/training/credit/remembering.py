@@ -11,7 +11,7 @@ from ...core.trackers import CumulativeStandardiser, ValueTracker
 from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative, Positive
-from ...parts.traits import offered
+from ...parts.traits import offered, offers
 from .conditions import compares_samples
 from .scales import Ddof
 
@@ -29,6 +29,7 @@ def _forgets(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+@offers("memory")
 @needs(compares_samples, _forgets)
 class Tracked:
     """The baseline of a sample is the running success rate of its prompt (SPO, arXiv 2509.13232).
@@ -75,6 +76,7 @@ class Tracked:
         self._tracker.load_state_dict(state)
 
 
+@offers("memory")
 @needs(compares_samples)
 class Cumulative:
     """A sample is compared with all samples of its prompt so far (smooth standardisation of DCPO, arXiv 2509.02333).

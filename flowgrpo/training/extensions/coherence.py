@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from ...core.combination import coherent_rewards
 from ...parts.needs import Need, needs
@@ -25,7 +25,7 @@ from .measured import MeasuredByPolicy
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
-    from ..text.text_policy import Completions
+    pass
 
 
 @needs(
@@ -85,22 +85,17 @@ class Coherence(MeasuredByPolicy):
 
     def measured(self, batch: Batch) -> list[float]:
         """[B] likelihoods of the answers under the average of the weights; NaN for completions without an answer."""
-        with self.average.applied():
-            found: list[float] = self.likelihoods(batch.experience).tolist()
-        return found
-
-    def likelihoods(self, completions: Completions) -> Tensor:
-        """[B] likelihoods of the answers under the weights of now, in (0, 1]; NaN for completions without an answer."""
-        texts, ids = completions.samples, completions.sampled.ids
+        texts, ids = batch.experience.samples, batch.experience.sampled.ids
         cut = cut_completions(texts, ids, self.policy.language.decode, re.escape(self.marker))
-        found = torch.full((len(texts),), torch.nan, dtype=torch.float64)
-        for rows, statistics in statistics_of(self.policy, completions):
-            for row, values in zip(rows, statistics.log_probs):
-                last = len(cut.texts[row]) - 1
-                start = cut.ids[row].index(last) if last in cut.ids[row] else len(ids[row])
-                # An answer of white space alone is no part of its own, and leaves the marker in the last part.
-                if last > 0 and self.marker not in cut.texts[row][last] and start < len(ids[row]):
-                    found[row] = values[start : len(ids[row])].double().mean().exp().cpu()
+        found = [math.nan] * len(texts)
+        with self.average.applied():
+            for rows, statistics in statistics_of(self.policy, batch.experience):
+                for row, values in zip(rows, statistics.log_probs):
+                    last = len(cut.texts[row]) - 1
+                    start = cut.ids[row].index(last) if last in cut.ids[row] else len(ids[row])
+                    # An answer of white space alone is no part of its own, and leaves the marker in the last part.
+                    if last > 0 and self.marker not in cut.texts[row][last] and start < len(ids[row]):
+                        found[row] = float(values[start : len(ids[row])].double().mean().exp())
         return found
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:

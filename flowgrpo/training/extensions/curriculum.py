@@ -15,6 +15,7 @@ from ...parts.choice import Choice
 from ...parts.needs import needs
 from ...parts.ranges import Given, Share
 from ...parts.section import Section
+from ...parts.traits import offers
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
@@ -38,6 +39,7 @@ def _known(recipe: Any, choice: Choice) -> list[str]:
     return [] if chosen is None else unknown_reward(recipe, "extension curriculum (diversity)", chosen.reward)
 
 
+@offers("memory")
 @needs(once, _known)
 class Curriculum(Extension):
     """Draws prompts more often if their rewards vary more (MMR1, 2509.21268), instead of in a shuffled order.

@@ -178,6 +178,23 @@ def names_a_reward(recipe: Any, choice: Choice) -> list[str]:
     return unknown_reward(recipe, f"extension {choice.short}", choice["reward"])
 
 
+def of_reward(fits: Callable[[Any], bool], fault: str) -> Rule:
+    """A rule about the reward that the option `reward` names.
+
+    Args:
+        fits: whether the entry of the reward in the recipe is as the extension needs it.
+        fault: a clause with the extension as its subject, and what to write instead; {reward} is replaced.
+    """
+
+    def rule(recipe: Any, choice: Choice) -> list[str]:
+        place = reward_place(recipe.rewards, choice["reward"])
+        if place is None or fits(entry := recipe.rewards[place]):
+            return []
+        return [f"extension {choice.short} " + fault.replace("{reward}", entry.known_as)]
+
+    return rule
+
+
 def unknown_reward(recipe: Any, who: str, asked: str) -> list[str]:
     """The fault of a part, called `who`, that names a reward `asked`; empty if the recipe has the reward."""
     if reward_place(recipe.rewards, asked) is not None:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from ...core.judged_samples import calibrated_advantages, satisfied_judges
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, alone, needs
 from ...parts.ranges import Given, Positive
-from ...parts.traits import offered
 from ..credit.combining import total_reward
 from .extension import CREDIT, Comparison, Extension, once, reported, unknown_reward
 
@@ -25,14 +24,8 @@ def _judges_are_rewards(recipe: Any, choice: Choice) -> list[str]:
     return [fault for name in choice["at_least"] for fault in unknown_reward(recipe, "extension judges", name)]
 
 
-def _without_multipliers(recipe: Any, choice: Choice) -> list[str]:
-    if not offered(recipe, "multipliers"):
-        return []
-    return ["extension judges replaces the advantages that extension multipliers makes; leave one of them out"]
-
-
 @needs(
-    once, _judges_are_rewards, _without_multipliers,
+    once, _judges_are_rewards, alone("multipliers", "replaces the advantages within a group"),
     Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"),
     Need("advantage", ("group",), "replaces the advantages within a group"),
 )  # fmt: skip

@@ -39,7 +39,7 @@ def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:
     return faults
 
 
-@offers("multipliers")
+@offers("multipliers", "memory")
 @needs(
     once,
     _aim_and_constraints,

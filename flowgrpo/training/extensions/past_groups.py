@@ -10,7 +10,7 @@ import torch
 
 from ...core.addressing import address
 from ...parts.choice import Choice
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, alone, needs
 from ...parts.ranges import Count, Fraction, Given
 from ..credit.pooling import Batch
 from ..data import PromptRow
@@ -22,28 +22,13 @@ DRAWS = 15
 
 
 def _first(recipe: Any, choice: Choice) -> list[str]:
-    if recipe.extensions[0].name == choice.name:
-        return []
-    return [f"extension {choice.short} adds samples, and other extensions have to see them; write it first"]
-
-
-MEMORIES = ("curriculum", "multipliers", "replay", "visits")
-"""Extensions that learn from the samples of each iteration."""
-
-
-def _seen_once(recipe: Any, choice: Choice) -> list[str]:
-    learning = [other for other in recipe.extensions if other.name in MEMORIES]
-    if recipe.advantage is not None and isinstance(recipe.advantage.target, type):
-        learning.append(recipe.advantage)
-    return [
-        f"{other.kind} {other.short} learns from all samples of an iteration, and with extension {choice.short} it "
-        "would see a group several times; leave one of them out"
-        for other in learning
-    ]
+    fault = f"extension {choice.short} adds samples, and other extensions have to see them; write it first"
+    return [] if recipe.extensions[0].name == choice.name else [fault]
 
 
 @needs(
-    once, _first, _seen_once, Need("task", ("text",), "keeps the tokens of completions"), one_round("adds groups"),
+    once, _first, alone("memory", "brings groups back"), one_round("adds groups"),
+    Need("task", ("text",), "keeps the tokens of completions"),
     Need("rollout.form", ("plain",), "keeps completions of the prompt alone"),
     Need("optimizer.updates", (1,), "adds groups to one optimizer step", mend="use optimizer.epochs for more steps"),
     Need("objective.correction", ("truncate", "mask"), "brings back completions of older policies, which are weighted "
@@ -82,8 +67,8 @@ class PastGroups(Extension):
         self._mixed = len(drawn)
         # Each process remembers the groups of all.
         fresh, _ = self.processes.pool(_groups(batch, self.iteration), batch.places)
-        kept = {k: groups for k, groups in self.past.items() if k > self.iteration - self.keep}
-        self.past = kept | {self.iteration: fresh}
+        self.past = {k: groups for k, groups in self.past.items() if k > self.iteration - self.keep}
+        self.past[self.iteration] = fresh
         # Each process adds the groups of its own places, so no group comes back twice.
         mine = [group for group in drawn if group["place"] in batch.places]
         return _joined(batch, mine, self._prompts) if mine else batch

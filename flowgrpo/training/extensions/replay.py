@@ -9,7 +9,7 @@ from ...core.prompt_memory import Successes
 from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count
-from ...parts.traits import saying
+from ...parts.traits import offers, saying
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..text.kept import joined, packed
@@ -27,6 +27,7 @@ def _scores_of_wholes(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
+@offers("memory")
 @needs(
     once, Need("task", ("text",), "puts back completions"), one_round("changes groups that are complete"),
     _scores_of_wholes, Need("rollout.form", ("plain",), "puts back completions of the prompt alone"),

@@ -13,7 +13,7 @@ from ...parts.needs import idle, needs
 from ...parts.ranges import Count, Given, Several
 from ..credit.combining import compared_alone
 from ..credit.pooling import Batch
-from .extension import Extension, names_a_reward, once_per_reward, reported
+from .extension import Extension, names_a_reward, of_reward, once_per_reward, reported
 
 Shape = Literal["linear", "cosine", "steps"]
 
@@ -29,18 +29,6 @@ def scheduled_weight(start: float, end: float, done: float, *, shape: Shape = "l
     elif shape == "steps":
         done = min(math.floor(done * levels), levels - 1) / (levels - 1)
     return start + (end - start) * done
-
-
-def _moves_a_weight(recipe: Any, choice: Choice) -> list[str]:
-    place = reward_place(recipe.rewards, choice["reward"])
-    if place is None:
-        return []
-    reward, who = recipe.rewards[place], f"extension schedule moves the weight of reward {choice['reward']}"
-    if reward.weight == 0:
-        return [f"{who}, which has `weight: 0` and is only recorded; write another weight, which the schedule replaces"]
-    if reward.at_least is not None:
-        return [f"{who}, which has `at_least`, so that extension multipliers finds the weight; leave one of them out"]
-    return []
 
 
 def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
@@ -61,7 +49,16 @@ def _leaves_a_reward(recipe: Any, choice: Choice) -> list[str]:
 @needs(
     names_a_reward,
     once_per_reward,
-    _moves_a_weight,
+    of_reward(
+        lambda reward: reward.weight != 0,
+        "moves the weight of reward {reward}, which has `weight: 0` and is only recorded; write another weight, which "
+        "the schedule replaces",
+    ),
+    of_reward(
+        lambda reward: reward.at_least is None,
+        "moves the weight of reward {reward}, which has `at_least`, so that extension multipliers finds the weight; "
+        "leave one of them out",
+    ),
     _leaves_a_reward,
     idle("levels", where=lambda choice: choice["shape"] != "steps", why="only shape steps has levels"),
 )

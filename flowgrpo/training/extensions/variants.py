@@ -35,8 +35,7 @@ class Variants(Extension):
     """
 
     def __init__(self, *, column: str = "answer", recipe: Given[Any]) -> None:
-        self.column, self.seed = column, recipe.run.seed
-        self._checked = False
+        self.column, self.seed, self._checked = column, recipe.run.seed, False
 
     def prompts_drawn(
         self, rows: Sequence[PromptRow], everything: Sequence[PromptRow], iteration: int

@@ -30,7 +30,7 @@ def _is_asked(recipe: Any, choice: Choice) -> list[str]:
     ]
 
 
-@offers("divergence")
+@offers("divergence", "memory")
 @needs(
     once,
     Need("task", ("text",), "scores the last sample of a prompt again: the tokens of a completion can be kept for "

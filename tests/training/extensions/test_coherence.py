@@ -1,6 +1,7 @@
 """A right answer earns a bonus if it is likelier after its reasoning than the right answers of its group."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -54,7 +55,8 @@ def test_the_likelihood_is_that_of_the_tokens_after_the_last_marker() -> None:
     recipe = SimpleNamespace(rewards=[SimpleNamespace(name="right", label=None)])
     extension = Coherence(reward="right", marker="z", recipe=recipe, trained=["right"])
     extension.policy = Fixed()  # type: ignore[assignment]
-    found = extension.likelihoods(completions)
+    extension.average = SimpleNamespace(applied=nullcontext)  # type: ignore[assignment]
+    found = torch.tensor(extension.measured(SimpleNamespace(experience=completions)))  # type: ignore[arg-type]
     # "ab": the mean of -1 and -2. "b": -2. Nothing is after the last z of the third, and the others have no answer.
     assert found[:2].tolist() == pytest.approx([math.exp(-1.5), math.exp(-2)])
     assert bool(found[2:].isnan().all())
@@ -74,7 +76,8 @@ def test_a_run_asks_a_slow_average_of_its_weights(small_text: list[str], tmp_pat
     seen = [[one.detach().clone() for one in weights.named_parameters().values()]]
     rows, experience = trainer.collect(0)
     scores = trainer.score(trainer.rewards, rows, experience)
-    now = coherence.likelihoods(experience)  # the average still has the weights of now
+    # The average still has the weights of now.
+    now = torch.tensor(coherence.measured(SimpleNamespace(experience=experience)))  # type: ignore[arg-type]
     assert 0 < int(now.isnan().sum()) < len(now)
     expected = coherent_rewards(scores.values[:, 1], now, experience.groups, at_least=0.08)
     assert float(expected.sum()) > 0

@@ -22,6 +22,8 @@ def test_each_budget_has_a_subgroup() -> None:
     assert [marked(one) for one in cut[:4]] == ["t4:ABCD", "t4:XY$", "t8:ABCDEFGH", "t8:XY$"]
     bare = subgroups(writer, budgets=[0.25, 0.5, 1.0], opening="")
     assert [one.origin["budget"] for one in bare[:4]] == [2, 2, 4, 8]
+    twice = subgroups(writer, budgets=[0.25, 0.5, 0.5, 1.0], opening="")
+    assert [one.origin["budget"] for one in twice[:4]] == [2, 4, 4, 8]
 
 
 def test_completions_are_compared_by_budget() -> None:
@@ -48,7 +50,6 @@ def test_a_run(small_text: list[str], tmp_path: Path) -> None:
     ("lines", "message"),
     [
         (["rollout.form=subgroups", "rollout.group=3"], "4 budgets, and rollout.group is 3"),
-        (["rollout.form={name: subgroups, budgets: [0.5, 0.5]}"], "use different budgets"),
         (["rollout.form={name: subgroups, budgets: [0.5]}"], "budgets"),
         (["rollout.form={name: subgroups, budgets: [0.5, 1.5]}"], "budgets"),
     ],

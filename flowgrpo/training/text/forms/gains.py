@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING
+
+import torch
 
 from ....parts.needs import needs
 from ....parts.ranges import Count, Fraction
@@ -50,13 +51,10 @@ def gains(
         for place in [0, *places]:
             known = one.cut(place)
             asked.append(replace(known, context=known.context + known.ids + words, ids=answers[one.prompt]))
-    chances = iter([float(values.double().mean().exp()) for values in writer.log_probs(asked)])
-    found: list[Attempt] = []
-    for one, places in zip(written, cuts):
-        own = [next(chances) for _ in [0, *places]]
-        gained = [after - before for before, after in pairwise(own)]
-        found.append(replace(one, origin={"cuts": places, "gains": gained}))
-    return found
+    chances = torch.stack([values.double().mean().exp() for values in writer.log_probs(asked)])
+    each = chances.split([1 + len(places) for places in cuts])
+    origins = [{"cuts": places, "gains": own.diff().tolist()} for places, own in zip(cuts, each)]
+    return [replace(one, origin=origin) for one, origin in zip(written, origins)]
 
 
 def answer_of(value: object, column: str, prompt: str) -> str:

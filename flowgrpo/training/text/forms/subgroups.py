@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from ....parts.choice import Choice
 from ....parts.needs import at_least, needs
 from ....parts.ranges import Fraction
 
@@ -17,14 +16,7 @@ if TYPE_CHECKING:
 Shares = Annotated[list[Fraction], Field(min_length=2)]
 
 
-def _different(recipe: Any, choice: Choice) -> list[str]:
-    if len(set(choice["budgets"])) == len(choice["budgets"]):
-        return []
-    return [f"form {choice.short} has a budget twice; use different budgets"]
-
-
 @needs(
-    _different,
     at_least(
         "rollout.group", lambda recipe, choice: len(choice["budgets"]), "has {least} budgets",
         mend="use a group at least as large as the list of budgets",
@@ -41,7 +33,8 @@ def subgroups(
 
     Args:
         writer: writes.
-        budgets: as shares of generation.max_tokens. The group is divided among them in nearly equal parts.
+        budgets: as shares of generation.max_tokens. The group is divided among them in nearly equal parts; a
+            budget that is listed twice gets twice as many completions.
         opening: the first words of a completion, which are not trained; `{budget}` is the budget in tokens. May be
             empty.
         cut: whether a completion ends at its budget at the latest. If not, all may have generation.max_tokens.
