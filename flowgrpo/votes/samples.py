@@ -16,7 +16,7 @@ from .lines import check_image, read_jsonl
 
 PHASES = ("eval", "train")
 Place = tuple[str, str, str, int]
-"""Phase, prompt, seed, and number among the pairs of these three."""
+"""Phase, prompt, seed, and number among the pairs with the same phase, prompt and seed."""
 MOST_FRAMES = 2000  # a sample that claims more frames is shown as a picture
 
 

@@ -60,7 +60,7 @@ class Attempt:
         )  # fmt: skip
 
     def trained_from(self, place: int) -> Attempt:
-        """The attempt, of which the first `place` tokens are not trained."""
+        """The attempt, but its first `place` tokens are not trained."""
         return replace(self, own=[own and t >= place for t, own in enumerate(self.own)])
 
 
