@@ -184,6 +184,9 @@ def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None
     row = next(line for line in page.read_text().splitlines() if line.startswith("| `awm`"))
     assert "| 0.0006 | 0, 1 | +0.135 [" in row
     assert "| `default` | as it is | – | – | – | – | – | – |" in page.read_text()
+    assert "\nSeeds that have no run yet: `default` 0, 1.\n" in page.read_text()
+    # The mean of 0.4, 0.425, 0.45, 0.475 and 0.5. The runs with the other rates end at 0.45.
+    assert "| `awm` | 0.425 | 0.450 | 0.425 |" in page.read_text()
     figures = json.loads((tmp_path / "race.json").read_text())["recipes"]["awm"]
     assert figures["curves"]["0"]["gold"] == [0.4, 0.5, 0.55]
     assert figures["reach"]["compute"]["0.1"]["reached"] == 2

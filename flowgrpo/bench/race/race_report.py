@@ -176,10 +176,34 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
         "# The race",
         "![Gain over states and over seconds, for each recipe](race.svg)",
         grid(head, rows),
+        *_missing(settings, standings),
         "## How it is measured",
         _how(settings, hardware),
+        "## How the learning rates were chosen",
+        f"Mean {SCORE} on the held-out prompts in the second half of a short run:",
+        _rates(standings),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _missing(settings: Settings, standings: Sequence[Standing]) -> list[str]:
+    """A paragraph about the runs that the report lacks; nothing if it has all."""
+    lacking = {
+        one.method: [str(seed) for seed in settings.seeds if seed not in one.runs and seed not in one.failed]
+        for one in standings
+    }
+    words = [f"`{name}` {', '.join(seeds)}" for name, seeds in lacking.items() if seeds]
+    return [f"Seeds that have no run yet: {'; '.join(words)}."] if words else []
+
+
+def _rates(standings: Sequence[Standing]) -> str:
+    """A table of the scores by which learning rates were chosen."""
+    rows = []
+    for one in standings:
+        known = {rate: "failed" if score is None else f"{score:.3f}" for rate, score in one.choices.items()}
+        if one.method != DEFAULT:
+            rows.append([f"`{one.method}`", *(known.get(rate, "–") for rate in RATES)])
+    return grid(["recipe", *(f"{rate:g}" for rate in RATES)], rows)
 
 
 def _how(settings: Settings, hardware: Sequence[str]) -> str:
