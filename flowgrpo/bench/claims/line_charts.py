@@ -134,7 +134,9 @@ def ticks(low: float, high: float, about: int = 5) -> list[tuple[float, str]]:
     step = power * next(factor for factor in (1, 2, 5, 10) if factor * power >= 0.75 * raw)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     values = [step * k + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    large = max(abs(low), abs(high)) >= 1e5
-    small = step < 1e-4
-    texts = [f"{v:.3g}" if large or small else f"{v:.{digits}f}" for v in values]
+    largest = max(abs(low), abs(high))
+    if 1e5 <= largest < 1e7 and step >= 1000:
+        texts = [f"{v / 1000:.0f}k" if v else "0" for v in values]
+    else:
+        texts = [f"{v:.3g}" if largest >= 1e5 or step < 1e-4 else f"{v:.{digits}f}" for v in values]
     return [(v, text.replace("-", "−")) for v, text in zip(values, texts)]
