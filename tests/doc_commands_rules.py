@@ -245,7 +245,8 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
     if name == "race":
         small = ["diffusion_nft", "--seeds", "0", "--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
         reader.flowgrpo("bench", *words, *small)
-        assert list((reader.home / "runs/race").glob("race-diffusion_nft-rate*-seed0-*.json"))
+        results = reader.home / (told["results"] or "runs/race")
+        assert list(results.glob("race-diffusion_nft-rate*-seed0-*.json"))
         return None
     if name == "interruption":
         # Only one process is killed, not a dozen; with this seed, after two thirds of the run's time.
