@@ -25,6 +25,8 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 Several = Annotated[int, Field(ge=2)]
 Whole = Annotated[int, Field(ge=0)]
+Words = Annotated[str, Field(min_length=1)]
+"""A text that is not empty."""
 
 Given = Annotated[T, _Given]
 """`elements: Given[int]` is not an option. The run gives its value to every part that asks for it by this name."""

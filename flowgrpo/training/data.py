@@ -167,8 +167,8 @@ def _pictured(row: PromptRow, given: Path | list[Path]) -> PromptRow:
     for picture in found:
         _ = picture.size  # raises for a missing file, before anything is loaded
     if isinstance(given, list):
-        return replace(row, columns={**row.columns, IMAGE: [str(path) for path in given]}, pictures=found)
-    return replace(row, columns={**row.columns, IMAGE: str(given)}, pictures=found[0])
+        return replace(row.with_columns({IMAGE: [str(path) for path in given]}), pictures=found)
+    return replace(row.with_columns({IMAGE: str(given)}), pictures=found[0])
 
 
 def templated(row: PromptRow, template: str) -> PromptRow:

@@ -8,16 +8,24 @@ import pytest
 
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.training.extensions import Guard
-from flowgrpo.training.extensions.extension import Evaluation
+from flowgrpo.training.extensions.extension import Evaluation, Rewards
 
 MEASURED = ["quality", "best", "calm"]
 RECIPE = load_recipe(
     "mixgrpo_flash_guard", ["rewards=[{name: gold, label: quality, weight: 0}, {name: proxy, label: ocr}]"]
 )
+REWARDS = Rewards(RECIPE.rewards, ["quality", "ocr"])
 
 
 def guard(reward: str = "quality", fall: float = 0.1, **settings: Any) -> Guard:
-    return Guard(reward=reward, fall=fall, recipe=RECIPE, trained=["quality", "ocr"], evaluated=MEASURED, **settings)
+    return Guard(
+        reward=reward,
+        fall=fall,
+        recipe=RECIPE,
+        rewards=REWARDS,
+        evaluated=MEASURED,
+        **settings,
+    )
 
 
 def heard(one: Guard, iteration: int, **means: float | None) -> list[str]:
@@ -111,4 +119,4 @@ def test_what_is_watched_is_measured_and_not_optimised():
     with pytest.raises(ValueError, match="not measured; name one of quality, best, calm"):
         guard("sharpness")
     with pytest.raises(ValueError, match="'ocr', which is optimised; set its weight to 0"):
-        Guard(reward="ocr", fall=1, recipe=RECIPE, trained=["quality", "ocr"], evaluated=["ocr"])
+        Guard(reward="ocr", fall=1, recipe=RECIPE, rewards=REWARDS, evaluated=["ocr"])

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from flowgrpo.rewards.judges.judge import Judge
 from flowgrpo.rewards.judges.judge_client import JudgeReply
 from flowgrpo.rewards.judges.meta_question import about_instructions, read_instructions
 from flowgrpo.rewards.judges.served_judge import reading_of
-from flowgrpo.training.extensions.meta_judge import MetaJudge, best_and_worst
+from flowgrpo.training.extensions.extension import Rewards
+from flowgrpo.training.extensions.meta_judge import SEEN, MetaJudge
 from flowgrpo.training.session import Session
 from tests.rewards.stub_server import StubServer, question_of, said
 from tests.training.text_runs import trainer_of
@@ -41,11 +43,15 @@ class Judging:
         wanted = "01234" if instructions == "version 0" else "56789"
         return said(f"Score: {10 * sum(c in wanted for c in completion) / max(len(completion), 1):.3f}")
 
+    def options(self) -> dict[str, Any]:
+        server = {"url": self.server.url, "model": "m"}
+        return {"server": server, "prompt": PROMPT, "instructions": "version 0"}
+
     def lines(self, small: list[str], every: int = 2) -> list[str]:
-        options = f"{{server: {{url: '{self.server.url}', model: m}}, prompt: '{PROMPT}', instructions: version 0}}"
+        options = json.dumps(self.options())
         return [
             *small, f"rewards=[{{name: judge, label: taste, options: {options}}}]",
-            f"extensions=[{{name: meta_judge, reward: taste, every: {every}, samples: 3, model: meta}}]",
+            f"extensions=[{{name: meta_judge, reward: taste, every: {every}, samples: 3, server: {{model: meta}}}}]",
         ]  # fmt: skip
 
 
@@ -105,11 +111,33 @@ def test_a_resumed_run_goes_on_with_its_instructions(judging: Judging, small_tex
     assert torch.equal(mine.scores.values, theirs.scores.values)
 
 
-def test_best_and_worst_by_hand() -> None:
-    scores = torch.tensor([0.5, math.nan, 0.9, 0.1, 0.9, 0.3])
-    assert best_and_worst(scores, 3) == [2, 4, 3]
-    assert best_and_worst(scores, 4) == [2, 4, 5, 3]
-    assert best_and_worst(scores, 9) == [2, 4, 0, 5, 3]
+@pytest.mark.parametrize(("count", "shown"), [(3, [2, 4, 3]), (4, [2, 4, 5, 3]), (9, [2, 4, 0, 5, 3])])
+def test_the_best_are_shown_first_and_a_sample_without_a_score_never(
+    judging: Judging, count: int, shown: list[int]
+) -> None:
+    entry = SimpleNamespace(name="judge", label="taste", options=judging.options())
+    rewards = Rewards([entry], ["taste"])  # type: ignore[list-item]
+    extension = MetaJudge(reward="taste", samples=count, server={"model": "meta"}, rewards=rewards)
+    scores = SimpleNamespace(names=["taste"], values=torch.tensor([[0.5], [math.nan], [0.9], [0.1], [0.9], [0.3]]))
+    columns = {SEEN: [("task", f"answer {k}", "") for k in range(6)]}
+    assert extension._asked(SimpleNamespace(scores=scores, columns=columns)) == "version 1"  # type: ignore[arg-type]
+    (question,) = judging.asked
+    answers = [line.split()[-1] for line in question.splitlines() if line.startswith("Answer: ")]
+    assert answers == [str(k) for k in shown]
+
+
+def test_the_second_judge_may_have_a_server_of_its_own(judging: Judging) -> None:
+    entry = SimpleNamespace(name="judge", label=None, options=judging.options())
+    rewards = Rewards([entry], ["judge"])  # type: ignore[list-item]
+    for server, url, model in [
+        (None, judging.server.url, "m"),
+        ({"model": "large"}, judging.server.url, "large"),
+        ({"url": "http://127.0.0.1:9/v1"}, "http://127.0.0.1:9/v1", "m"),
+    ]:
+        used = MetaJudge(reward="judge", server=server, rewards=rewards).client.server
+        assert (used.url, used.model) == (url, model)
+    with pytest.raises(ValueError, match="meta_judge: server has no field 'modl'"):
+        MetaJudge(reward="judge", server={"modl": "large"}, rewards=rewards)
 
 
 def test_all_processes_take_what_the_first_was_told(judging: Judging, small_text: list[str], tmp_path: Path) -> None:

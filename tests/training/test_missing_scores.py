@@ -14,6 +14,7 @@ from flowgrpo.training.credit.combining import total_reward
 from flowgrpo.training.credit.pooling import Pooled
 from flowgrpo.training.credit.selecting import kept_nodes
 from flowgrpo.training.extensions import Curriculum
+from flowgrpo.training.extensions.extension import Rewards
 from flowgrpo.training.reporting.records import reward_record
 from flowgrpo.training.uneven_groups import collect_rounds
 from tests.training.judging import selections
@@ -162,7 +163,7 @@ def test_selection_budgets_replays_and_curricula_read_the_same_sums() -> None:
     mended(memory, e, batch)
     assert len(memory.successes.of(7)) == 2
     assert not memory.successes.of(9)
-    remembers = Curriculum(recipe=load_recipe("text"), trained=["a"])
+    remembers = Curriculum(recipe=load_recipe("text"), rewards=Rewards([], ["a"]))
     ids = [7, 7, 9, 9]
     remembers.update_done(Pooled(batch, ids, e.groups, e.outcomes, None, None, None, [0, 1, 2, 3]), {})
     assert (remembers.curriculum.rate(7), remembers.curriculum.rate(9)) == (1.0, 0.0)

@@ -6,6 +6,7 @@ from .curriculum import Curriculum
 from .difficulty import Difficulty
 from .exploration import Exploration
 from .extension import Extension
+from .extension import Rewards as Rewards
 from .guard import Guard
 from .judges import Judges
 from .meta_judge import MetaJudge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,14 +13,14 @@ from pydantic import Field
 
 from ...core.combination import coherent_rewards
 from ...parts.needs import Need, needs
-from ...parts.ranges import Count, Given
+from ...parts.ranges import Count, Given, Words
 from ...text.cutting import cut_completions
 from ...weights.averages import Ema
 from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from ..text.text_objective import statistics_of
-from .extension import names_a_reward, once, one_round, reported
+from .extension import Rewards, names_a_reward, once, one_round
 from .measured import MeasuredByPolicy
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ class Coherence(MeasuredByPolicy):
         self,
         *,
         reward: str,
-        marker: Annotated[str, Field(min_length=1)] = "<answer>",
+        marker: Words = "<answer>",
         at_least: float = 1.0,
         decay: Annotated[float, Field(ge=0, lt=1)] = 0.99,
         every: Count = 1,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.marker, self.at_least = reported(recipe, trained, reward), marker, at_least
+        self.reward, self.marker, self.at_least = rewards.reported(reward), marker, at_least
         self.decay, self.every = decay, every
 
     def begin(self, task: Any, processes: Processes, clock: Clock) -> None:

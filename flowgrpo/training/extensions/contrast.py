@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from .extension import Extension, names_a_reward, once_per_reward, reported, unknown_reward
+from .extension import Extension, Rewards, names_a_reward, once_per_reward, unknown_reward
 
 
 def _two_rewards(recipe: Any, choice: Choice) -> list[str]:
@@ -53,10 +52,9 @@ class Contrast(Extension):
         sub_score: str | None = None,
         at_least: float = 1.0,
         margin: NotNegative = 0.0,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.outcome = reported(recipe, trained, reward), reported(recipe, trained, outcome)
+        self.reward, self.outcome = rewards.reported(reward), rewards.reported(outcome)
         self.sub_score, self.at_least, self.margin = sub_score, at_least, margin
 
     def samples_scored(self, batch: Batch) -> Batch:

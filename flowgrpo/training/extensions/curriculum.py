@@ -20,7 +20,7 @@ from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..reported import answers_of
-from .extension import Extension, once, reported, unknown_reward
+from .extension import Extension, Rewards, once, unknown_reward
 
 ANSWERS = "curriculum/answers"
 
@@ -57,12 +57,12 @@ class Curriculum(Extension):
         mix: Share = 0.5,
         diversity: Diversity | None = None,
         recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
         self.curriculum = VarianceCurriculum(decay=decay, mix=mix)
         self.seed: int = recipe.run.seed
         self.diversity = diversity
-        self.reward = None if diversity is None else reported(recipe, trained, diversity.reward)
+        self.reward = None if diversity is None else rewards.reported(diversity.reward)
         self._mean: float | None = None
 
     def prompts_drawn(

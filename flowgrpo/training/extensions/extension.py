@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...configs.reading_soundness import reward_place
+from ...configs.reward_sections import RewardConfig
 from ...configs.schema import AnyRecipe
 from ...parts.choice import Choice
 from ...parts.needs import Need, Rule
@@ -82,8 +83,8 @@ class Extension:
     """The base class of extensions; every hook is optional.
 
     The keyword-only parameters of the constructor are the options of the extension. A parameter that is annotated
-    `Given[...]` gets what the run knows before its model is loaded: `recipe`, `trained` (names of the rewards, in the
-    recipe's order) or `evaluated` (names of the rewards of evaluations).
+    `Given[...]` gets what the run knows before its model is loaded: `recipe`, `rewards` (a `Rewards`) or `evaluated`
+    (names of the rewards of evaluations).
 
     Attributes that are named in `remembers` are in the checkpoints: numbers, text, tensors, and lists and mappings of
     them.
@@ -203,12 +204,31 @@ def unknown_reward(recipe: Any, who: str, asked: str) -> list[str]:
     return [f"{who} asks reward {asked!r}; the rewards are {labels}"]
 
 
-def reported(recipe: Any, trained: Sequence[str], asked: str) -> str:
-    """The name under which the scores of a reward are reported; `asked` is its label or name in the recipe."""
-    place = reward_place(recipe.rewards, asked)
-    if place is None:
-        raise ValueError(f"there is no reward {asked!r}; the rewards are {', '.join(trained)}")
-    return trained[place]
+@dataclass(frozen=True)
+class Rewards:
+    """The rewards of a run.
+
+    Attributes:
+        entries: of the recipe.
+        names: the name under which the scores of each are reported.
+    """
+
+    entries: Sequence[RewardConfig]
+    names: Sequence[str]
+
+    def reported(self, asked: str) -> str:
+        """The name under which the scores of a reward are reported; `asked` is its label or name in the recipe."""
+        return self.names[self._place(asked)]
+
+    def options(self, asked: str) -> Mapping[str, Any]:
+        """The options of a reward in the recipe; `asked` is its label or name there."""
+        return self.entries[self._place(asked)].options
+
+    def _place(self, asked: str) -> int:
+        place = reward_place(self.entries, asked)
+        if place is None:
+            raise ValueError(f"there is no reward {asked!r}; the rewards are {', '.join(self.names)}")
+        return place
 
 
 def once(recipe: Any, choice: Choice) -> list[str]:
@@ -308,7 +328,7 @@ class Extensions:
                     "flowgrpo.training.extensions.Extension"
                 )
             try:
-                made = choice.make(recipe=recipe, trained=trained, evaluated=evaluated)
+                made = choice.make(recipe=recipe, rewards=Rewards(recipe.rewards, trained), evaluated=evaluated)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"extension {choice.short}: {error}") from error
             number = 1 + sum(other.short == choice.short for other in recipe.extensions[: len(found)])

@@ -14,7 +14,7 @@ from ...configs.reading_soundness import reward_place
 from ...parts.needs import SOMETHING, Need, needs
 from ...parts.ranges import Count, Given, NotNegative
 from ..reporting.reporter import Alarm
-from .extension import Evaluation, Extension
+from .extension import Evaluation, Extension, Rewards
 
 
 @needs(Need("data.heldout", (SOMETHING,), "watches evaluations"))
@@ -47,15 +47,15 @@ class Guard(Extension):
         patience: Count = 1,
         action: Literal["warn", "stop"] = "warn",
         recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
         evaluated: Given[Sequence[str]],
     ) -> None:
-        rewards = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
-        place = reward_place(rewards, reward)
+        measured = recipe.rewards if recipe.evaluate.rewards is None else recipe.evaluate.rewards
+        place = reward_place(measured, reward)
         self.reward = reward if place is None else evaluated[place]
         if self.reward not in evaluated:
             raise ValueError(f"it watches {reward!r}, which is not measured; name one of {', '.join(evaluated)}")
-        weights = {name: entry.weight for name, entry in zip(trained, recipe.rewards)}
+        weights = {name: entry.weight for name, entry in zip(rewards.names, rewards.entries)}
         if weights.get(self.reward):
             raise ValueError(f"it watches {self.reward!r}, which is optimised; set its weight to 0")
         self.fall, self.reference, self.action = fall, reference, action

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,7 +13,7 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, alone, needs
 from ...parts.ranges import Given, Positive
 from ..credit.combining import total_reward
-from .extension import CREDIT, Comparison, Extension, once, reported, unknown_reward
+from .extension import CREDIT, Comparison, Extension, Rewards, once, unknown_reward
 
 Bar = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -54,10 +54,9 @@ class Judges(Extension):
         at_least: dict[str, Bar],
         keep: Literal["all", "best"] = "all",
         scale: Positive = 1.0,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.bars: Mapping[str, float] = {reported(recipe, trained, name): bar for name, bar in at_least.items()}
+        self.bars: Mapping[str, float] = {rewards.reported(name): bar for name, bar in at_least.items()}
         self.best, self.scale = keep == "best", scale
         self._satisfied = 0.0
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import Field
-from torch import Tensor
+from typing import Any
 
 from ...core.selection import select
 from ...parts.needs import needs
 from ...parts.ranges import Count, Given, Several
 from ...rewards.judges.judge import INSTRUCTIONS
-from ...rewards.judges.judge_client import JudgeClient, JudgeServer, Question
+from ...rewards.judges.judge_client import JudgeClient, Question
 from ...rewards.judges.meta_question import about_instructions, read_instructions
 from ...rewards.judges.served_judge import reading_of
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
-from .extension import Extension, draws_last, names_a_reward, of_reward, once, reported
+from .extension import Extension, Rewards, draws_last, names_a_reward, of_reward, once
 
 VERSION = "instructions_version"
 SEEN = "meta_judge/seen"
@@ -47,13 +42,12 @@ class MetaJudge(Extension):
     column `instructions_version`. So every saved sample says by which instructions it was scored. All versions are in
     the checkpoints. Evaluations use the instructions of the recipe throughout: their scores stay comparable.
 
-    The second judge is asked at the server of the reward.
-
     Args:
         reward: Label (or name) of the reward `judge`.
         every: Number of iterations between two versions.
         samples: Number of samples that the second judge sees, half of them the best.
-        model: The server's name of the second judge; the name of the reward's judge if left out.
+        server: Server of the second judge, as for the reward. A field that is left out, such as `url`, is as in the
+            reward's own `server`.
     """
 
     remembers = ("versions", "since", "unread")
@@ -64,14 +58,12 @@ class MetaJudge(Extension):
         reward: str,
         every: Count = 10,
         samples: Several = 8,
-        model: Annotated[str, Field(min_length=1)] | None = None,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        server: dict[str, Any] | None = None,
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.every, self.samples = reported(recipe, trained, reward), every, samples
-        options = recipe.rewards[trained.index(self.reward)].options
-        server = JudgeServer.read("meta_judge", options["server"])
-        self.server = server if model is None else replace(server, model=model)
+        self.reward, self.every, self.samples = rewards.reported(reward), every, samples
+        options = rewards.options(reward)
+        self.client = JudgeClient("meta_judge", {**options["server"], **(server or {})}, max_tokens=MAX_TOKENS)
         self.versions, self.since, self.unread = [str(options[INSTRUCTIONS])], [0], 0
 
     def prompts_drawn(
@@ -79,8 +71,7 @@ class MetaJudge(Extension):
     ) -> Sequence[PromptRow]:
         """Give each prompt the instructions of the iteration."""
         self.iteration, self._due = iteration, (iteration + 1) % self.every == 0
-        added = {INSTRUCTIONS: self.versions[-1], VERSION: len(self.versions) - 1}
-        return [replace(row, columns={**row.columns, **added}) for row in rows]
+        return [row.with_columns({INSTRUCTIONS: self.versions[-1], VERSION: len(self.versions) - 1}) for row in rows]
 
     def samples_scored(self, batch: Batch) -> Batch:
         """Share what the second judge may see, in the iterations in which it is asked."""
@@ -92,31 +83,20 @@ class MetaJudge(Extension):
 
     def update_done(self, samples: Pooled, record: Mapping[str, Any]) -> None:
         """Ask for new instructions, if it is time."""
-        if not self._due:
-            return
-        # The second judge may answer each process differently, so all take what the first was told.
-        (refined, *_) = self.processes.gather(self._asked(samples) if self.processes.rank == 0 else None)
-        if refined is None:
-            self.unread += 1
-        elif refined != self.versions[-1]:
-            self.versions, self.since = [*self.versions, refined], [*self.since, self.iteration + 1]
+        if self._due:
+            # The second judge may answer each process differently, so all take what the first was told.
+            (refined, *_) = self.processes.gather(self._asked(samples) if self.processes.rank == 0 else None)
+            self.unread += refined is None
+            if refined not in (None, self.versions[-1]):
+                self.versions, self.since = [*self.versions, refined], [*self.since, self.iteration + 1]
 
     def _asked(self, samples: Pooled) -> str | None:
         scores = samples.scores.values[:, samples.scores.names.index(self.reward)]
-        shown = [(float(scores[row]), *samples.columns[SEEN][row]) for row in best_and_worst(scores, self.samples)]
-        with closing(JudgeClient("meta_judge", self.server, max_tokens=MAX_TOKENS)) as client:
-            (answer,) = client.ask([Question(about_instructions(self.versions[-1], shown))])
-        return reading_of(read_instructions, answer).answer
+        kept = select(scores, [0] * len(scores), self.samples).nonzero().flatten().tolist()
+        shown = sorted(((float(scores[row]), *samples.columns[SEEN][row]) for row in kept), key=lambda one: -one[0])
+        question = Question(about_instructions(self.versions[-1], shown))
+        return reading_of(read_instructions, *self.client.ask([question])).answer
 
     def record(self) -> dict[str, float]:
         """The number of the instructions from the next iteration on, and how often none could be read."""
         return {"meta_judge/version": len(self.versions) - 1.0, "meta_judge/unread": float(self.unread)}
-
-
-def best_and_worst(scores: Tensor, count: int) -> list[int]:
-    """The places of the `count` best and worst scores [L], the best first, one more of the best if `count` is odd.
-
-    NaN is left out.
-    """
-    kept = select(scores, [0] * len(scores), count)
-    return sorted(kept.nonzero().flatten().tolist(), key=lambda row: -float(scores[row]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive
 from ...parts.traits import offers
 from ..credit.combining import counted_rewards
-from .extension import CREDIT, Comparison, Extension, once
+from .extension import CREDIT, Comparison, Extension, Rewards, once
 
 
 def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:
@@ -65,10 +64,9 @@ class ConstraintMultipliers(Extension):
         rate: Positive = 0.05,
         initial: NotNegative = 0.0,
         maximum: NotNegative = 10.0,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        entries = counted_rewards(recipe.rewards)
+        entries = counted_rewards(rewards.entries)
         wanted = {k: entry.at_least for k, entry in enumerate(entries) if entry.at_least is not None}
         self.columns = list(wanted)
         self.labels = [entries[k].label or entries[k].name for k in self.columns]

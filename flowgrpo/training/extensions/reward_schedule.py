@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +12,7 @@ from ...parts.needs import idle, needs
 from ...parts.ranges import Count, Given, Several
 from ..credit.combining import compared_alone
 from ..credit.pooling import Batch
-from .extension import Extension, names_a_reward, of_reward, once_per_reward, reported
+from .extension import Extension, Rewards, names_a_reward, of_reward, once_per_reward
 
 Shape = Literal["linear", "cosine", "steps"]
 
@@ -88,9 +87,9 @@ class RewardSchedule(Extension):
         levels: Several = 2,
         over: Count | None = None,
         recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.start, self.end = reported(recipe, trained, reward), start, end
+        self.reward, self.start, self.end = rewards.reported(reward), start, end
         self.shape, self.levels, self.over = shape, levels, over or recipe.run.iterations
         self.weight = start
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -14,7 +13,7 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Given
 from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from .extension import CREDIT, Comparison, Extension, names_a_reward, reported
+from .extension import CREDIT, Comparison, Extension, Rewards, names_a_reward
 
 
 @needs(names_a_reward, Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"))
@@ -38,10 +37,9 @@ class Shaping(Extension):
         sub_score: str | None = None,
         strength: float = 1.0,
         bound: Annotated[float, Field(ge=0, lt=1)] = 0.5,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.sub_score = reported(recipe, trained, reward), sub_score
+        self.reward, self.sub_score = rewards.reported(reward), sub_score
         self.strength, self.bound = strength, bound
         self.column = f"shaping/{self.reward}/{sub_score or ''}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,7 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Batch, Pooled
 from ..reported import answers_of
-from .extension import Extension, names_a_reward, once, reported
+from .extension import Extension, Rewards, names_a_reward, once
 
 ANSWERS = "uncertainty/answers"
 
@@ -46,10 +45,9 @@ class Uncertainty(Extension):
         reward: str,
         form: Literal["linear", "exponential"] = "linear",
         alpha: NotNegative = 0.5,
-        recipe: Given[Any],
-        trained: Given[Sequence[str]],
+        rewards: Given[Rewards],
     ) -> None:
-        self.reward, self.form, self.alpha = reported(recipe, trained, reward), form, alpha
+        self.reward, self.form, self.alpha = rewards.reported(reward), form, alpha
         self._mean: float | None = None
 
     def samples_scored(self, batch: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...configs.prompt_source import PromptSource
@@ -53,6 +53,10 @@ class PromptRow:
         if isinstance(self.pictures, Picture):
             return ConditionedPrompt(self.text, image=self.pictures.read())
         return ConditionedPrompt(self.text, image=[picture.read() for picture in self.pictures])
+
+    def with_columns(self, added: Mapping[str, Any]) -> PromptRow:
+        """The prompt with further columns; a column that it has already is replaced."""
+        return replace(self, columns={**self.columns, **added})
 
 
 def row_of(place: str, index: int, entry: Any, column: str | None) -> PromptRow:

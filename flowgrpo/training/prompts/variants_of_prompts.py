@@ -49,8 +49,7 @@ def variant_of(row: PromptRow, column: str, generator: np.random.Generator) -> P
         return _SLOT.sub(lambda slot: str(drawn.get(slot[1], slot[0])), text)
 
     messages = row.messages and tuple({**message, "content": filled(message["content"])} for message in row.messages)
-    columns = {**row.columns, **found, VARIABLES: drawn}
-    return replace(row, text=filled(row.text), messages=messages, columns=columns)
+    return replace(row.with_columns({**found, VARIABLES: drawn}), text=filled(row.text), messages=messages)
 
 
 def _drawn(given: Any, where: Any, generator: np.random.Generator) -> dict[str, int | str]:

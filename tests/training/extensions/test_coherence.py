@@ -13,6 +13,7 @@ from flowgrpo.core.combination import coherent_rewards
 from flowgrpo.text.sampling import Sampled
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Coherence
+from flowgrpo.training.extensions.extension import Rewards
 from flowgrpo.training.reporting.clock import Clock
 from flowgrpo.training.text.text_policy import Completions
 from tests.training.test_text import task_of
@@ -53,7 +54,7 @@ def test_the_likelihood_is_that_of_the_tokens_after_the_last_marker() -> None:
     ids = [[ord(c) - 96 for c in text] for text in texts]
     completions = Completions([[1]], Sampled(ids, [], [True] * 5), texts, [0] * 5)
     recipe = SimpleNamespace(rewards=[SimpleNamespace(name="right", label=None)])
-    extension = Coherence(reward="right", marker="z", recipe=recipe, trained=["right"])
+    extension = Coherence(reward="right", marker="z", rewards=Rewards(recipe.rewards, ["right"]))
     extension.policy = Fixed()  # type: ignore[assignment]
     extension.average = SimpleNamespace(applied=nullcontext)  # type: ignore[assignment]
     found = torch.tensor(extension.measured(SimpleNamespace(experience=completions)))  # type: ignore[arg-type]
@@ -92,7 +93,7 @@ def test_a_run_asks_a_slow_average_of_its_weights(small_text: list[str], tmp_pat
     kept = coherence.state_dict()["average"].values()
     for one, first, second in zip(kept, seen[1], seen[2]):
         assert torch.allclose(one, 0.75 * first + 0.25 * second, atol=1e-7)
-    again = Coherence(reward="follows", recipe=trainer.recipe, trained=trainer.rewards.names)
+    again = Coherence(reward="follows", rewards=Rewards(trainer.recipe.rewards, trainer.rewards.names))
     again.begin(trainer.task, Processes(), Clock(torch.device("cpu"), ("scoring", "rest")))
     again.load_state_dict(coherence.state_dict())
     assert again.average.steps == 2

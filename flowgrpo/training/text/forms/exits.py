@@ -9,9 +9,9 @@ import torch
 
 from ....core.addressing import address
 from ....parts.needs import at_least, needs
-from ....parts.ranges import Count, Several
+from ....parts.ranges import Count, Several, Words
 from ....parts.traits import in_evaluations
-from .places import CLOSING, Words, place_of
+from .places import CLOSING, place_of
 
 if TYPE_CHECKING:
     from ..writing import Attempt, Writer

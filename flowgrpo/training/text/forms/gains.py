@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ....parts.needs import needs
-from ....parts.ranges import Count, Fraction
-from .places import CLOSING, At, Words, counts_tokens, cuts_of, has_parts
+from ....parts.ranges import Count, Fraction, Words
+from .places import CLOSING, At, counts_tokens, cuts_of, has_parts
 
 if TYPE_CHECKING:
     from ..writing import Attempt, Writer

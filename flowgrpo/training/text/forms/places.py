@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from ....parts.choice import Choice
 from ....parts.needs import idle
@@ -17,7 +15,6 @@ if TYPE_CHECKING:
     from ..writing import Attempt, Writer
 
 At = Literal["tokens", "parts"]
-Words = Annotated[str, Field(min_length=1)]
 """A text that a form adds to completions."""
 CLOSING = "\n</think>\n\n"
 """What ends the thoughts of a reasoning model."""
