@@ -152,6 +152,9 @@ def test_a_gain_that_some_runs_miss_has_a_lower_bound() -> None:
     both = reach([reaches, reaches], "compute", 0.125)
     assert both.places is not None
     assert both.places.mean == pytest.approx(1000)
+    # With two runs, Student's factor is 12.7.
+    assert reach([reaches, reaches], "seconds", 0.125).text() == "10 (2 runs)"
+    assert reach([reaches] * 3, "seconds", 0.125).text() == "10 [10, 10]"
     one = reach([reaches, misses], "compute", 0.125)
     assert (one.reached, one.runs, one.places, one.least) == (1, 2, None, 1500)
     assert one.text() == "over 1.5k (1 of 2 reach it)"
@@ -182,7 +185,7 @@ def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None
         store(settings, Entry("awm", CHOSEN, seed), scores)
     page = write_race(settings, [standing(settings, name) for name in (DEFAULT, "awm")], tmp_path)
     row = next(line for line in page.read_text().splitlines() if line.startswith("| `awm`"))
-    assert "| 0.0006 | 0, 1 | +0.135 [" in row
+    assert "| 0.0006 | 0, 1 | +0.150, +0.120 | 707 (2 runs) |" in row
     assert "| `default` | as it is | – | – | – | – | – | – |" in page.read_text()
     assert "\nSeeds that have no run yet: `default` 0, 1.\n" in page.read_text()
     # The mean of 0.4, 0.425, 0.45, 0.475 and 0.5. The runs with the other rates end at 0.45.
@@ -190,6 +193,10 @@ def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None
     figures = json.loads((tmp_path / "race.json").read_text())["recipes"]["awm"]
     assert figures["curves"]["0"]["gold"] == [0.4, 0.5, 0.55]
     assert figures["reach"]["compute"]["0.1"]["reached"] == 2
+    store(settings, Entry("awm", CHOSEN, 2), [0.4, 0.4, 0.4])
+    three = dataclasses.replace(settings, seeds=(0, 1, 2))
+    page = write_race(three, [standing(three, "awm")], tmp_path)
+    assert "| 0.0006 | 0, 1, 2 | +0.090 [−0.107, +0.287] | over 1.2k (2 of 3 reach it) |" in page.read_text()
     ElementTree.fromstring((tmp_path / "race.svg").read_text())
 
 

@@ -24,6 +24,8 @@ from ..claims.trainings import Report
 from .race_runs import COMPUTE, DEFAULT, RACERS, RATES, SCORE, Standing, gain_at_end, measure_race, standing
 
 GAINS = (0.05, 0.10)
+FEWEST = 3
+"""With fewer runs than this, an interval is too wide to be of use, and the report shows none."""
 AXES = {"compute": "states, with gradients × 3", "seconds": "seconds of training"}
 
 
@@ -49,8 +51,8 @@ class Reach:
             return "–"
         if self.places is None:
             return f"over {_short(self.least)} ({self.reached} of {self.runs} reach it)"
-        if self.runs == 1:
-            return f"{_short(self.places.mean)} (one run)"
+        if self.runs < FEWEST:
+            return f"{_short(self.places.mean)} ({'one run' if self.runs == 1 else f'{self.runs} runs'})"
         return f"{_short(self.places.mean)} [{_short(self.places.low)}, {_short(self.places.high)}]"
 
 
@@ -169,9 +171,7 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
         seeds = ", ".join(map(str, sorted(one.runs))) or "–"
         seeds += f"; failed: {', '.join(map(str, one.failed))}" * bool(one.failed)
         cells = [reach(runs, axis, gain).text() for gain in GAINS for axis in AXES]
-        rows.append(
-            [f"`{one.method}`", rate, seeds, Interval.of(map(gain_at_end, runs)).text() if runs else "–", *cells]
-        )
+        rows.append([f"`{one.method}`", rate, seeds, _gains(runs), *cells])
     parts = [
         "# The race",
         "![Gain over states and over seconds, for each recipe](race.svg)",
@@ -184,6 +184,14 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
         _rates(standings),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _gains(runs: Sequence[Result]) -> str:
+    """The mean gain at the end with its interval; the gains themselves if the runs are few."""
+    gains = [gain_at_end(run) for run in runs]
+    if len(gains) < FEWEST:
+        return ", ".join(f"{gain:+.3f}".replace("-", "−") for gain in gains) or "–"
+    return Interval.of(gains).text()
 
 
 def _missing(settings: Settings, standings: Sequence[Standing]) -> list[str]:
@@ -215,9 +223,9 @@ def _how(settings: Settings, hardware: Sequence[str]) -> str:
         "The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
         "seconds. On a CPU, seconds are processor seconds, so that other work on the machine hardly counts. A gain is "
-        "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of "
-        "the seeds, with its 95 % interval. If a run never reaches the gain, the cell has a lower bound: "
-        "the mean in which the run counts with its end.",
+        "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of the seeds, "
+        "and its 95 % interval if there are three or more. If a run never reaches the gain, the cell has a lower "
+        "bound: the mean in which the run counts with its end.",
         f"Measured with `{command(settings)}`." + "".join(f" {machine}." for machine in hardware),
     ]
     return "\n\n".join(lines)
