@@ -18,7 +18,7 @@ from flowgrpo.training.credit.pooling import Batch, Pooled, pooled
 from flowgrpo.training.data import PromptRow
 from flowgrpo.training.distributed.processes import Processes
 from flowgrpo.training.extensions import Curriculum, Shaping, Uncertainty
-from flowgrpo.training.extensions.extension import Comparison, Extension, Extensions
+from flowgrpo.training.extensions.extension import Comparison, Extension, Extensions, Rewards
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.reported import as_reported
 from flowgrpo.training.session import Session
@@ -48,15 +48,15 @@ def batch(values: list[float], answers: list[str | None] | None = None, **subs: 
     return RewardBatch(torch.tensor(values)[:, None], ("r",), torch.ones(1), {"r": subs}, {}, {}, answers=read)
 
 
-RECIPE = load_recipe("text", ["rewards=[{name: answer, label: r}]"])
+REWARDS = Rewards(load_recipe("text", ["rewards=[{name: answer, label: r}]"]).rewards, ["r"])
 
 
 def uncertainty(**settings: Any) -> Uncertainty:
-    return Uncertainty(reward="r", recipe=RECIPE, trained=["r"], **settings)
+    return Uncertainty(reward="r", rewards=REWARDS, **settings)
 
 
 def shaping(**settings: Any) -> Shaping:
-    return Shaping(reward="r", recipe=RECIPE, trained=["r"], **settings)
+    return Shaping(reward="r", rewards=REWARDS, **settings)
 
 
 def shared(scores: RewardBatch, *extensions: Extension) -> tuple[Batch, Pooled]:
