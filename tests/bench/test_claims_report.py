@@ -57,6 +57,15 @@ def test_a_line_goes_where_its_values_are() -> None:
     assert points[0][1] > points[2][1]
 
 
+def test_no_two_of_many_lines_look_alike() -> None:
+    series = [Series(f"s{k}", [0, 1], [0.0, float(k)]) for k in range(20)]
+    root = parsed(draw("t", [Panel("p", "x", series)]))
+    looks = [node.attrib["class"] for node in root.iter(f"{SVG}polyline")]
+    assert len(set(looks)) == 20
+    legend = [node.attrib["class"] for node in root.iter(f"{SVG}line") if node.attrib["class"] != "grid"]
+    assert legend == looks
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [

@@ -20,7 +20,7 @@ class Series:
     """A line; points without a value are left out.
 
     Attributes:
-        label: the line's name in the legend. Lines with the same label have the same colour.
+        label: the line's name in the legend. Lines with the same label look the same.
         x: places.
         y: values, one for each place.
         faint: whether the line is thin and not in the legend, such as the line of a single seed.
@@ -48,7 +48,8 @@ class Panel:
 def draw(title: str, panels: Sequence[Panel]) -> str:
     """The panels as an SVG document."""
     labels = list(dict.fromkeys(s.label for panel in panels for s in panel.series))
-    colours = {label: f"c{k % len(_LIGHT)}" for k, label in enumerate(labels)}
+    # When the colours are used up, they come again with other dashes.
+    colours = {label: f"c{k % len(_LIGHT)} d{k // len(_LIGHT)}" for k, label in enumerate(labels)}
     width = max(len(panels), 1) * WIDTH
     rows, legend = _legend(colours, width)
     parts = [f'<text class="title" x="12" y="20">{escape(title)}</text>']
@@ -69,6 +70,7 @@ def _style() -> str:
     fixed = (
         "text{font:11px system-ui,sans-serif}.title{font-size:14px;font-weight:600}.name{font-size:12px}"
         ".line{fill:none;stroke-width:2}.faint{fill:none;stroke-width:1;opacity:.35}"
+        ".d1{stroke-dasharray:6 3}.d2{stroke-dasharray:2 2}"
     )
     dark = rules(_DARK, "#e6e9eb", "#a3acb2", "#3a4146")
     return f"{fixed}{rules(_LIGHT, '#1b2023', '#566066', '#d9dee1')}@media (prefers-color-scheme:dark){{{dark}}}"
