@@ -22,6 +22,8 @@ from flowgrpo.bench.race.race_runs import (
     RATES,
     SHORT,
     Entry,
+    Trial,
+    choose,
     compute_of,
     find_entry,
     late_score,
@@ -54,9 +56,22 @@ def store(settings: Settings, entry: Entry, scores: list[float], **changed: Any)
     write_result(settings.results / f"{entry.prefix}-{key_of([recipe])}.json", result)
 
 
-def choose(settings: Settings, method: str = "awm", best: float = CHOSEN) -> None:
+def try_short(settings: Settings, method: str = "awm", best: float = CHOSEN) -> None:
+    """Results of short runs, with one rate the best."""
     for rate in RATES:
-        store(settings, Entry(method, rate, CHOOSING_SEED, True), [0.4, 0.4, 0.5 if rate == best else 0.45])
+        store(settings, Entry(method, rate, CHOOSING_SEED, "short"), [0.4, 0.4, 0.5 if rate == best else 0.45])
+
+
+def try_whole(settings: Settings, *ends: float) -> None:
+    """Results of whole runs with the smallest rates, whose last score is given."""
+    for rate, end in zip(RATES, ends):
+        store(settings, Entry("awm", rate, CHOOSING_SEED, "whole"), [0.4, 0.4, end])
+
+
+def settle(settings: Settings) -> None:
+    """All trials, which choose `CHOSEN`."""
+    try_short(settings)
+    try_whole(settings, 0.45, 0.5)
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
@@ -64,12 +79,13 @@ def choose(settings: Settings, method: str = "awm", best: float = CHOSEN) -> Non
 
 @pytest.mark.parametrize("method", [name for name in RACERS if name != DEFAULT])
 def test_every_recipe_gets_the_same_compute(method: str, settings: Settings) -> None:
-    for choosing, share in ((False, 1.0), (True, SHORT)):
-        recipe = race_recipe(Entry(method, CHOSEN, 0, choosing), settings)
+    trials: list[tuple[Trial, float]] = [("", 1.0), ("whole", 1.0), ("short", SHORT)]
+    for trial, share in trials:
+        recipe = race_recipe(Entry(method, CHOSEN, 0, trial), settings)
         one = compute_of(load_image_recipe(method))
         assert recipe.run.iterations * one == pytest.approx(share * COMPUTE, abs=one)
         assert recipe.optimizer.learning_rate == CHOSEN
-        assert recipe.data.heldout == ("scenes:heldout" if choosing else "scenes:test")
+        assert recipe.data.heldout == ("scenes:heldout" if trial else "scenes:test")
 
 
 def test_the_default_runs_as_it_is(settings: Settings) -> None:
@@ -90,10 +106,15 @@ def test_compute_counts_gradients_three_times() -> None:
 
 def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: Settings) -> None:
     first = list(missing(settings, [DEFAULT, "awm"]))
-    assert [(e.method, e.rate, e.choosing) for e in first] == [
-        *(("awm", rate, True) for rate in RATES), (DEFAULT, None, False), (DEFAULT, None, False),
+    assert [(e.method, e.rate, e.trial) for e in first] == [
+        *(("awm", rate, "short") for rate in RATES), (DEFAULT, None, ""), (DEFAULT, None, ""),
     ]  # fmt: skip
-    choose(settings)
+    try_short(settings)
+    then = list(missing(settings, [DEFAULT, "awm"]))
+    assert [(e.method, e.rate, e.trial) for e in then] == [
+        ("awm", CHOSEN, "whole"), ("awm", RATES[0], "whole"), (DEFAULT, None, ""), (DEFAULT, None, ""),
+    ]  # fmt: skip
+    settle(settings)
     later = list(missing(settings, [DEFAULT, "awm"]))
     assert [(e.method, e.rate, e.seed) for e in later] == [
         (DEFAULT, None, 0), ("awm", CHOSEN, 0), (DEFAULT, None, 1), ("awm", CHOSEN, 1),
@@ -104,16 +125,49 @@ def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: Settings
 
 
 def test_the_rate_with_the_best_late_score_is_chosen(settings: Settings) -> None:
-    choose(settings, best=RATES[2])
+    try_short(settings, best=RATES[2])
     assert standing(settings, "awm").rate == RATES[2]
     assert late_score(run([0.4, 0.4, 0.5])) == pytest.approx(0.45)
     # What a run has in its first half does not count.
     assert late_score(run([0.9, 0.4, 0.5])) == pytest.approx(0.45)
 
 
+@pytest.mark.parametrize(
+    ("whole", "rate", "compared"),
+    [
+        ((), RATES[2], [RATES[2], RATES[1]]),
+        ((0.4, 0.45, 0.5), RATES[2], []),
+        ((0.4, 0.5, 0.45), RATES[1], []),
+        ((0.5, 0.45, 0.4), RATES[0], []),
+    ],
+)
+def test_whole_runs_lower_a_rate_that_is_best_in_short_runs(
+    whole: tuple[float, ...], rate: float, compared: list[float], settings: Settings
+) -> None:
+    try_short(settings, best=RATES[2])
+    try_whole(settings, *whole)
+    found = standing(settings, "awm")
+    assert (found.rate, found.compared) == (rate, compared)
+
+
+def test_the_next_comparison_waits_for_the_one_before() -> None:
+    short = dict(zip(RATES, (0.4, 0.45, 0.5)))
+    assert choose(short, {RATES[2]: 0.4}) == (RATES[2], [RATES[1]])
+    assert choose(short, {RATES[2]: 0.4, RATES[1]: 0.5}) == (RATES[1], [RATES[0]])
+    # The smallest rate has nothing to be compared with.
+    assert choose(dict(zip(RATES, (0.5, 0.45, 0.4))), {}) == (RATES[0], [])
+
+
+def test_a_rate_whose_whole_run_fails_is_not_chosen() -> None:
+    short = dict(zip(RATES, (0.4, 0.45, 0.5)))
+    assert choose(short, dict.fromkeys(RATES[1:])) == (RATES[1], [RATES[0]])
+    assert choose(short, dict.fromkeys(RATES)) == (RATES[0], [])
+    assert choose(short, {RATES[2]: 0.1, RATES[1]: None}) == (RATES[2], [])
+
+
 def test_a_rate_that_fails_is_not_chosen(settings: Settings) -> None:
-    choose(settings)
-    store(settings, Entry("awm", CHOSEN, CHOOSING_SEED, True), [0.4, 0.4], failed="a gradient is not finite")
+    try_short(settings)
+    store(settings, Entry("awm", CHOSEN, CHOOSING_SEED, "short"), [0.4, 0.4], failed="a gradient is not finite")
     found = standing(settings, "awm")
     assert found.rate in RATES
     assert found.rate != CHOSEN
@@ -121,7 +175,7 @@ def test_a_rate_that_fails_is_not_chosen(settings: Settings) -> None:
 
 
 def test_a_run_that_fails_is_not_made_again(settings: Settings) -> None:
-    choose(settings)
+    settle(settings)
     store(settings, Entry("awm", CHOSEN, 0), [0.4, 0.4], failed="a gradient is not finite")
     found = standing(settings, "awm")
     assert (found.runs, found.failed) == ({}, [0])
@@ -180,7 +234,7 @@ def test_the_mean_curve_ends_with_the_shortest_run() -> None:
 
 
 def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None:
-    choose(settings)
+    try_short(settings)
     for seed, scores in enumerate(([0.4, 0.5, 0.55], [0.4, 0.45, 0.52])):
         store(settings, Entry("awm", CHOSEN, seed), scores)
     page = write_race(settings, [standing(settings, name) for name in (DEFAULT, "awm")], tmp_path)
@@ -189,13 +243,18 @@ def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None
     assert "| `default` | as it is | – | – | – | – | – | – |" in page.read_text()
     assert "\nSeeds that have no run yet: `default` 0, 1.\n" in page.read_text()
     # The mean of 0.4, 0.425, 0.45, 0.475 and 0.5. The runs with the other rates end at 0.45.
-    assert "| `awm` | 0.425 | 0.450 | 0.425 |" in page.read_text()
+    assert "| `awm` | 0.425 | 0.450 | 0.425 | – | – | – |" in page.read_text()
+    assert "\nWhole runs are missing for the rate of: `awm`.\n" in page.read_text()
+    settle(settings)
     figures = json.loads((tmp_path / "race.json").read_text())["recipes"]["awm"]
+    assert not figures["settled"]
     assert figures["curves"]["0"]["gold"] == [0.4, 0.5, 0.55]
     assert figures["reach"]["compute"]["0.1"]["reached"] == 2
     store(settings, Entry("awm", CHOSEN, 2), [0.4, 0.4, 0.4])
     three = dataclasses.replace(settings, seeds=(0, 1, 2))
     page = write_race(three, [standing(three, "awm")], tmp_path)
+    assert "| `awm` | 0.425 | 0.450 | 0.425 | 0.425 | 0.450 | – |\n" in page.read_text()
+    assert "missing" not in page.read_text()
     assert "| 0.0006 | 0, 1, 2 | +0.090 [−0.107, +0.287] | over 1.2k (2 of 3 reach it) |" in page.read_text()
     ElementTree.fromstring((tmp_path / "race.svg").read_text())
 
@@ -210,6 +269,7 @@ def test_a_tiny_race_is_run_and_not_run_again(random_pipeline: Path, tmp_path: P
     race(settings, ["diffusion_nft"], tmp_path / "report", said.append)
     found = standing(settings, "diffusion_nft")
     assert set(found.choices) == set(RATES)
+    assert not found.compared
     result = find_entry(settings, Entry("diffusion_nft", found.rate, 0))
     assert result is not None
     assert result["hardware"].keys() == HARDWARE.keys()

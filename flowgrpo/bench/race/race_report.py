@@ -128,8 +128,8 @@ def write_race(settings: Settings, standings: Sequence[Standing], out: Path) -> 
 def figures(standing: Standing) -> dict[str, Any]:
     """The numbers of one recipe."""
     runs = list(standing.runs.values())
-    found: dict[str, Any] = {"rate": standing.rate, "choices": standing.choices, "seeds": sorted(standing.runs)}
-    found["failed"] = list(standing.failed)
+    found: dict[str, Any] = {"rate": standing.rate, "choices": standing.choices, "whole": standing.whole}
+    found |= {"settled": not standing.compared, "seeds": sorted(standing.runs), "failed": list(standing.failed)}
     if runs:
         found["gain"] = Interval.of(map(gain_at_end, runs))
         found["reach"] = {
@@ -180,8 +180,9 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
         "## How it is measured",
         _how(settings, hardware),
         "## How the learning rates were chosen",
-        f"Mean {SCORE} on the held-out prompts in the second half of a short run:",
+        f"Mean {SCORE} on the held-out prompts in the second half of a run:",
         _rates(standings),
+        *_unsettled(standings),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -208,19 +209,28 @@ def _rates(standings: Sequence[Standing]) -> str:
     """A table of the scores by which learning rates were chosen."""
     rows = []
     for one in standings:
-        known = {rate: "failed" if score is None else f"{score:.3f}" for rate, score in one.choices.items()}
         if one.method != DEFAULT:
-            rows.append([f"`{one.method}`", *(known.get(rate, "–") for rate in RATES)])
-    return grid(["recipe", *(f"{rate:g}" for rate in RATES)], rows)
+            scores = [found.get(rate, "–") for found in (one.choices, one.whole) for rate in RATES]
+            cells = ["failed" if s is None else s if isinstance(s, str) else f"{s:.3f}" for s in scores]
+            rows.append([f"`{one.method}`", *cells])
+    lengths = [f"{length}, {rate:g}" for length in ("short", "whole") for rate in RATES]
+    return grid(["recipe", *lengths], rows)
+
+
+def _unsettled(standings: Sequence[Standing]) -> list[str]:
+    """A paragraph about the rates that only short runs have chosen; nothing if there are none."""
+    names = [f"`{one.method}`" for one in standings if one.compared]
+    return [f"Whole runs are missing for the rate of: {', '.join(names)}."] if names else []
 
 
 def _how(settings: Settings, hardware: Sequence[str]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in RATES)
     lines = [
         f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states. A state with gradients counts as three. "
-        "The recipe's own schedule stretches over the run. Its learning rate is the best of "
-        f"{rates} on the held-out prompts, in runs of a quarter of the compute and of another seed. "
-        "The default runs as it is, so its run may be shorter.",
+        "The recipe's own schedule stretches over the run. Its learning rate is chosen from "
+        f"{rates} on the held-out prompts, with another seed. Runs of a quarter of the compute have every rate. Then "
+        "whole runs compare the best rate with the next smaller one, and the choice goes down while the smaller rate "
+        "is better. The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
         "seconds. On a CPU, seconds are processor seconds, so that other work on the machine hardly counts. A gain is "
         "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of the seeds, "

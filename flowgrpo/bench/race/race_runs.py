@@ -1,9 +1,11 @@
 """The runs of the race: every recipe with the same compute, and with its learning rate chosen from the same values.
 
 A published recipe gets as many iterations as fit into `COMPUTE`, and its own schedule stretches over them. Its learning
-rate is the best of `RATES` in short runs of another seed, on the held-out prompts. Then it runs on each seed, and the
-test prompts have the figures. So nothing is chosen on the test prompts or on the seeds of the race. The default is the
-run that the README shows: its length and its rate stay as they are.
+rate is chosen from `RATES` with another seed, on the held-out prompts. Short runs have every rate. A rate that is best
+in a short run may be too high for a whole one, so whole runs compare it with the next smaller rate, and the choice goes
+down while the smaller rate is better. Then the recipe runs on each seed, and the test prompts have the figures. So
+nothing is chosen on the test prompts or on the seeds of the race. The default is the run that the README shows: its
+length and its rate stay as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from ...configs.load import load_image_recipe
 from ...configs.schema import Recipe
@@ -31,7 +34,7 @@ RATES = (2e-4, 6e-4, 1.8e-3)
 COMPUTE = 400_000
 """States of a run, a state with gradients counted as three; about twenty minutes on two cores."""
 SHORT = 0.25
-"""The runs that choose a learning rate have this share of the compute."""
+"""The short runs that choose a learning rate have this share of the compute."""
 CHOOSING_SEED = 1000
 EVALUATIONS = 20
 CHOOSING_EVALUATIONS = 4
@@ -39,6 +42,9 @@ EVALUATED = 301
 SCORE = "gold"
 TEST, HELD_OUT = "scenes:test", "scenes:heldout"
 _WAIT = 20.0
+Trial = Literal["", "short", "whole"]
+_PREFIXES = {"short": "choosing", "whole": "confirming"}
+_WORDS = {"short": "a short run", "whole": "a whole run that chooses the rate"}
 
 
 @dataclass(frozen=True)
@@ -49,25 +55,25 @@ class Entry:
         method: a recipe of the package.
         rate: its learning rate; None leaves the recipe as it is.
         seed: seed of the run.
-        choosing: whether this is a short run that chooses the learning rate.
+        trial: the length of a run that chooses the learning rate; empty for a run of the race.
     """
 
     method: str
     rate: float | None
     seed: int
-    choosing: bool = False
+    trial: Trial = ""
 
     @property
     def prefix(self) -> str:
         """The beginning of the name of its result file."""
         rate = "" if self.rate is None else f"-rate{self.rate:g}"
-        return f"race-{self.method}{rate}-{'choosing' if self.choosing else f'seed{self.seed}'}"
+        return f"race-{self.method}{rate}-{_PREFIXES.get(self.trial, f'seed{self.seed}')}"
 
     @property
     def name(self) -> str:
         """The run in words."""
         rate = "" if self.rate is None else f", learning rate {self.rate:g}"
-        return f"{self.method}{rate}, {'a short run' if self.choosing else f'seed {self.seed}'}"
+        return f"{self.method}{rate}, {_WORDS.get(self.trial, f'seed {self.seed}')}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +82,10 @@ class Standing:
 
     Attributes:
         method: the recipe.
-        rate: the chosen learning rate; None for the default, or before it is chosen.
-        choices: learning rate → the held-out score by which it was chosen; None for a run that failed.
+        rate: the chosen learning rate; None for the default, or before the short runs have chosen one.
+        choices: learning rate → the held-out score of its short run; None for a run that failed.
+        whole: the same for whole runs.
+        compared: learning rates that need a whole run before the choice is settled; none if it is settled.
         runs: seed → the result of its run.
         failed: seeds whose runs ended with a gradient that is not finite.
     """
@@ -85,6 +93,8 @@ class Standing:
     method: str
     rate: float | None
     choices: Mapping[float, float | None] = field(default_factory=dict)
+    whole: Mapping[float, float | None] = field(default_factory=dict)
+    compared: Sequence[float] = ()
     runs: Mapping[int, Result] = field(default_factory=dict)
     failed: Sequence[int] = ()
 
@@ -102,12 +112,12 @@ def race_recipe(entry: Entry, settings: Settings) -> Recipe:
     own = load_image_recipe(entry.method, changes)
     iterations = own.run.iterations
     if entry.method != DEFAULT:
-        share = SHORT if entry.choosing else 1.0
+        share = SHORT if entry.trial == "short" else 1.0
         iterations = max(2, round(settings.scale * share * COMPUTE / compute_of(own)))
-    every = math.ceil(iterations / (CHOOSING_EVALUATIONS if entry.choosing else EVALUATIONS))
+    every = math.ceil(iterations / (CHOOSING_EVALUATIONS if entry.trial else EVALUATIONS))
     prompts = min(EVALUATED, own.evaluate.prompts or EVALUATED)
     changes += [
-        f"data.heldout={HELD_OUT if entry.choosing else TEST}",
+        f"data.heldout={HELD_OUT if entry.trial else TEST}",
         f"evaluate={{every: {every}, prompts: {prompts}, seeds: 1, steps: 10, rewards: [{{name: {SCORE}}}]}}",
         f"run={{iterations: {iterations}, seed: {entry.seed}, checkpoint_every: 25, keep: 1, sample_every: {every}}}",
     ]
@@ -135,20 +145,51 @@ def measure_entry(settings: Settings, entry: Entry, report: Report) -> bool:
 
 def standing(settings: Settings, method: str) -> Standing:
     """What the results say of one recipe."""
-    rate, choices = None, {}
+    rate: float | None = None
+    choices: dict[float, float | None] = {}
+    whole: dict[float, float | None] = {}
+    compared: list[float] = []
     if method != DEFAULT:
-        for value in RATES:
-            found = find_entry(settings, Entry(method, value, CHOOSING_SEED, choosing=True))
-            if found is not None:
-                choices[value] = None if "failed" in found else late_score(found)
-        known = {value: score for value, score in choices.items() if score is not None}
-        if len(choices) < len(RATES) or not known:
-            return Standing(method, None, choices)
-        rate = max(known, key=lambda value: known[value])
+        choices, whole = trials(settings, method, "short"), trials(settings, method, "whole")
+        if len(choices) < len(RATES) or all(score is None for score in choices.values()):
+            return Standing(method, None, choices, whole)
+        rate, compared = choose(choices, whole)
     results = {seed: find_entry(settings, Entry(method, rate, seed)) for seed in settings.seeds}
     runs = {seed: run for seed, run in results.items() if run is not None and "failed" not in run}
     failed = [seed for seed, run in results.items() if run is not None and "failed" in run]
-    return Standing(method, rate, choices, runs, failed)
+    return Standing(method, rate, choices, whole, compared, runs, failed)
+
+
+def trials(settings: Settings, method: str, trial: Trial) -> dict[float, float | None]:
+    """Learning rate → the held-out score of its run of that length; None for a run that failed."""
+    found = {rate: find_entry(settings, Entry(method, rate, CHOOSING_SEED, trial)) for rate in RATES}
+    return {rate: None if "failed" in run else late_score(run) for rate, run in found.items() if run is not None}
+
+
+def choose(short: Mapping[float, float | None], whole: Mapping[float, float | None]) -> tuple[float, list[float]]:
+    """The learning rate that trials choose.
+
+    Args:
+        short: learning rate → score of its short run, for every rate.
+        whole: the same for the whole runs that were made.
+
+    Returns:
+        The rate, and the rates whose whole runs are missing before the choice is settled.
+    """
+    order = sorted(short)
+    place = max(range(len(order)), key=lambda k: _or_least(short[order[k]]))
+    while place > 0:
+        rate, smaller = order[place], order[place - 1]
+        if absent := [value for value in (rate, smaller) if value not in whole]:
+            return rate, absent
+        if whole[rate] is not None and _or_least(whole[rate]) >= _or_least(whole[smaller]):
+            break
+        place -= 1
+    return order[place], []
+
+
+def _or_least(score: float | None) -> float:
+    return -math.inf if score is None else score
 
 
 def late_score(run: Result) -> float:
@@ -164,10 +205,13 @@ def missing(settings: Settings, methods: Sequence[str]) -> Iterator[Entry]:
         if found.method != DEFAULT:
             for rate in RATES:
                 if rate not in found.choices:
-                    yield Entry(found.method, rate, CHOOSING_SEED, choosing=True)
+                    yield Entry(found.method, rate, CHOOSING_SEED, "short")
+    for found in standings:
+        for rate in found.compared:
+            yield Entry(found.method, rate, CHOOSING_SEED, "whole")
     for seed in settings.seeds:
         for found in standings:
-            ready = found.method == DEFAULT or found.rate is not None
+            ready = found.method == DEFAULT or (found.rate is not None and not found.compared)
             if ready and seed not in found.runs and seed not in found.failed:
                 yield Entry(found.method, found.rate, seed)
 
