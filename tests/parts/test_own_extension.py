@@ -114,6 +114,12 @@ def test_an_extension_of_ones_own_is_short_and_documented():
             [],
             "extension Odd: not today",
         ),
+        (
+            f"{BASE}from flowgrpo.parts.ranges import Given\n\n\nclass Odd(Extension):\n"
+            "    def __init__(self, *, trained: Given[list]):\n        self.trained = trained\n",
+            [],
+            "extension Odd asks for 'trained', which a run does not give; it gives recipe, rewards, evaluated",
+        ),
     ],
 )
 def test_what_is_no_extension_is_refused(code: str, words: list[str], message: str, tmp_path: Path):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...configs.reading_soundness import reward_place
 from ...configs.reward_sections import RewardConfig
 from ...configs.schema import AnyRecipe
-from ...parts.choice import Choice
+from ...parts.choice import Choice, given_names
 from ...parts.needs import Need, Rule
 from ...rewards.runner import RewardBatch
 from ..credit.pooling import Batch, Pooled
@@ -317,6 +317,7 @@ class Extensions:
         Raises:
             ValueError: options do not fit the rewards, or an entry is not an extension.
         """
+        given = {"recipe": recipe, "rewards": Rewards(recipe.rewards, trained), "evaluated": evaluated}
         found: dict[str, Extension] = {}
         for choice in recipe.extensions:
             target = choice.target
@@ -327,8 +328,14 @@ class Extensions:
                     f"extension {choice.name} is a {kind}; write a class that inherits from "
                     "flowgrpo.training.extensions.Extension"
                 )
+            for name in given_names(choice.target):
+                if name not in given:
+                    raise ValueError(
+                        f"extension {choice.short} asks for {name!r}, which a run does not give; it gives "
+                        f"{', '.join(given)}"
+                    )
             try:
-                made = choice.make(recipe=recipe, rewards=Rewards(recipe.rewards, trained), evaluated=evaluated)
+                made = choice.make(**given)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"extension {choice.short}: {error}") from error
             number = 1 + sum(other.short == choice.short for other in recipe.extensions[: len(found)])
