@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..parts.choice import Choice
 from ..parts.needs import SOMETHING, Need, needs, several_updates
+from ..parts.ranges import NotNegative
 from ..parts.traits import TRAINED, compares, trained
 from .guards import likelihood_guard
 from .objectives import gaussian_kl
@@ -84,6 +85,23 @@ def kl(edges: Edges) -> Tensor:
         [E], per element of a latent.
     """
     return edges.divergence(edges.from_reference)
+
+
+@compares
+def trust_region(edges: Edges, *, radius: NotNegative = 0.05) -> Tensor:
+    """The part of the KL to the reference that lies beyond a radius, for each image by itself.
+
+    Images within the radius are as free as without a penalty. A broken image, whose prediction is far from the
+    reference, gets the whole penalty.
+
+    Args:
+        edges: E of one step.
+        radius: KL without penalty, per element of a latent.
+
+    Returns:
+        [E], per element of a latent.
+    """
+    return (kl(edges) - radius).clamp(min=0)
 
 
 @compares
@@ -162,6 +180,7 @@ def llds(edges: Edges, *, rows: Literal["all", "good"] = "all") -> Tensor:
 
 PENALTIES: dict[str, Callable[..., Tensor]] = {
     "kl": kl,
+    "trust_region": trust_region,
     "w2": w2,
     "stepwise": stepwise,
     "distil": distil,

@@ -10,7 +10,7 @@ import torch
 
 from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.core import token_penalties
-from flowgrpo.core.penalties import Edges, distil, kl, llds, stepwise, w2
+from flowgrpo.core.penalties import Edges, distil, kl, llds, stepwise, trust_region, w2
 
 MOVED = torch.tensor([[[1.0, 2.0], [3.0, 0.0]], [[2.0, 2.0], [0.0, 0.0]]])  # mean squares 3.5 and 2
 
@@ -38,6 +38,18 @@ def test_penalties_of_steps_are_mean_squares_over_twice_the_variance() -> None:
 
 def test_predictions_of_images_are_compared_by_their_mean_square() -> None:
     close(kl(edges(std=None)), [14.0, 8.0])
+
+
+def test_within_the_radius_an_image_is_free_and_beyond_it_counts_the_rest() -> None:
+    moved = (2 * MOVED).requires_grad_()
+    found = trust_region(edges(std=None, to_reference=lambda: moved), radius=10.0)
+    close(found.detach(), [4.0, 0.0])
+    found.sum().backward()
+    assert moved.grad is not None
+    close(moved.grad[1], [[0.0, 0.0], [0.0, 0.0]])
+    # The mean of four squares has a gradient of 2 / 4 of each number.
+    close(moved.grad[0], MOVED[0].tolist())
+    close(trust_region(edges(), radius=0.0), [28.0, 16.0])
 
 
 def test_a_step_that_became_less_likely_is_penalised_by_its_drop() -> None:
