@@ -13,6 +13,7 @@ from .trusting import TrustOption, trust_run
 
 if TYPE_CHECKING:
     from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, TextRecipe
+    from ..training.planning import Forecast
     from ..training.prompts.prompt_rows import PromptRow
     from ..training.recipe_findings import Checked
 
@@ -149,7 +150,7 @@ def _print_findings(checked: Checked, seen: tuple[str, list[PromptRow]] | None) 
 
 
 def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
-    from ..training.planning import budget_line, clip_bounds, forecast, nfe_of, search_line, step_ranges
+    from ..training.planning import budget_line, clip_bounds, forecast, nfe_of, search_line
 
     expected, noun = forecast(recipe), "completion" if recipe.task == "masked" else "image"
     say(
@@ -167,14 +168,7 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
     high, nats = clip_bounds(recipe, None)
     if nats is not None or high is not None:
         say(f"clip: {f'±{nats:g} nats per latent' if nats is not None else f'{high:g} on the mean-reduced ratio'}")
-    say("per prompt, by window of trained steps:")
-    say("  iterations  trained steps   evaluations (chains)  leaves  edges  trained edges  trained states")
-    for counts, uses in zip(expected.counts, expected.windows):
-        steps = step_ranges(counts.trained_steps)
-        say(
-            f"  {uses:>10}  {steps:>13}   {counts.evaluations:>11} ({counts.chain_evaluations:>6})  "
-            f"{counts.leaves:>6}  {counts.edges:>5}  {counts.trained_edges:>13}  {counts.trained_states:>14}"
-        )
+    _print_windows(recipe, expected)
     nfe = nfe_of(recipe, expected)
     say(
         f"evaluations of the denoiser for an image (NFE of the old policy, of θ): ({nfe.old:.3g}, {nfe.theta:.3g}), "
@@ -184,6 +178,33 @@ def _print_counts(recipe: Recipe | MaskedRecipe) -> None:
         say(f"trained edges: {line}")
     for warning in expected.warnings:
         say(f"note: {warning}")
+
+
+def _print_windows(recipe: Recipe | MaskedRecipe, expected: Forecast) -> None:
+    """Print the counts of one prompt; for a loss of images, which trains no step, a line with what it trains."""
+    from ..parts.traits import trained
+    from ..training.planning import images_line, step_ranges
+
+    rows = [
+        {
+            "iterations": str(uses),
+            "trained steps": step_ranges(counts.trained_steps),
+            "evaluations (chains)": f"{counts.evaluations} ({counts.chain_evaluations:>6})",
+            "leaves": str(counts.leaves),
+            "edges": str(counts.edges),
+            "trained edges": str(counts.trained_edges),
+            "trained states": str(counts.trained_states),
+        }
+        for counts, uses in zip(expected.counts, expected.windows)
+    ]
+    images = recipe.task == "images" and trained(recipe) == "images"
+    columns = [name for name in rows[0] if not (images and name.startswith("trained"))]
+    widths = {name: max(len(row[name]) for row in [*rows, {name: name}]) for name in columns}
+    say("per prompt:" if images else "per prompt, by window of trained steps:")
+    for row in ({name: name for name in columns}, *rows):
+        say("  " + "  ".join(f"{row[name]:>{widths[name]}}" for name in columns))
+    if recipe.task == "images" and images:
+        say(f"trained images of a prompt: {images_line(recipe)}")
 
 
 def _print_sizes(checked: Checked) -> None:

@@ -177,10 +177,24 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
         if (likelihood := recipe.objective.get("likelihood")) is not None:
             theta = shared = float(len(likelihood.make()(recipe.generation.tokens, torch.Generator()).masked))
     elif trained(recipe) == "images":
-        levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
-        theta = shared = min(recipe.objective.get("times") or levels, levels) * kept_share(recipe)
+        theta = shared = noised_levels(recipe)[0] * kept_share(recipe)
     theta, shared = theta * anchored_share(recipe), shared * anchored_share(recipe)
     return Nfe(total("walked") / images, theta, total("evaluations") / images, shared)
+
+
+def noised_levels(recipe: Recipe) -> tuple[int, int]:
+    """At how many noise levels an image is trained by a loss of the forward process, and of how many they are drawn."""
+    levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
+    return min(recipe.objective.get("times") or levels, levels), levels
+
+
+def images_line(recipe: Recipe) -> str:
+    """How many images of a prompt a loss of the forward process trains, and at how many noise levels."""
+    times, levels = noised_levels(recipe)
+    group, share = recipe.rollout.group, kept_share(recipe)
+    images = f"all {group}" if share == 1.0 else f"at most {round(share * group)} of {group}"
+    drawn = f"all {levels}" if times == levels else f"{times} of {levels}"
+    return f"{images}, each at {drawn} noise levels"
 
 
 def kept_share(recipe: Recipe) -> float:

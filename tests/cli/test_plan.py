@@ -64,6 +64,21 @@ def test_a_model_without_known_shapes_has_its_counts_and_no_estimate():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("default",), "at most 4 of 12, each at 2 of 3 noise levels"),
+        (("dgpo",), "all 12, each at 4 of 5 noise levels"),
+        (("default", "optimizer.epochs=2", "objective.times=3"), "all 12, each at all 3 noise levels"),
+    ],
+)
+def test_a_loss_of_images_has_a_line_for_them_and_no_columns_of_trained_steps(words: tuple[str, ...], said: str):
+    output = plan(*words)
+    assert f"trained images of a prompt: {said}" in output
+    assert "trained steps" not in output
+    assert "trained states" not in output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("mixgrpo_flash_guard", "--gpu", "h900"), "no figures for the GPU 'h900'; use one of h100"),
         (("mixgrpo_flash_guard", "--gpu", "h100", "--utilisation", "1.5"), "use a number in"),
         (("mixgrpo_flash_guard", "--sharding", "zero3"), "sharding is 'zero3'; use one of fsdp2, zero2"),
