@@ -20,8 +20,9 @@ from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
 from ..text.text_objective import statistics_of
-from .extension import Rewards, names_a_reward, once, one_round
+from .extension import Rewards
 from .measured import MeasuredByPolicy
+from .rules import names_a_reward, once, one_round
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.

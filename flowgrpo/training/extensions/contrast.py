@@ -14,7 +14,8 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from .extension import Extension, Rewards, names_a_reward, once_per_reward, unknown_reward
+from .extension import Extension, Rewards
+from .rules import names_a_reward, once_per_reward, unknown_reward
 
 
 def _two_rewards(recipe: Any, choice: Choice) -> list[str]:

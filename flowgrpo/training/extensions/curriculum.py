@@ -20,7 +20,8 @@ from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
 from ..reported import answers_of
-from .extension import Extension, Rewards, once, unknown_reward
+from .extension import Extension, Rewards
+from .rules import once, unknown_reward
 
 ANSWERS = "curriculum/answers"
 

@@ -13,7 +13,8 @@ from ...parts.needs import idle, needs
 from ...parts.ranges import Share
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch, Pooled
-from .extension import Extension, once
+from .extension import Extension
+from .rules import once
 
 EASE = "difficulty/ease"
 

@@ -16,8 +16,9 @@ from ...parts.ranges import Count, NotNegative
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..text.text_objective import statistics_of
-from .extension import CREDIT, Comparison, once, one_round
+from .extension import CREDIT, Comparison
 from .measured import MeasuredByPolicy
+from .rules import once, one_round
 
 
 @needs(

@@ -13,7 +13,8 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, alone, needs
 from ...parts.ranges import Given, Positive
 from ..credit.combining import total_reward
-from .extension import CREDIT, Comparison, Extension, Rewards, once, unknown_reward
+from .extension import CREDIT, Comparison, Extension, Rewards
+from .rules import once, unknown_reward
 
 Bar = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -14,7 +14,8 @@ from ...rewards.judges.meta_question import about_instructions, read_instruction
 from ...rewards.judges.served_judge import reading_of
 from ..credit.pooling import Batch, Pooled
 from ..data import PromptRow
-from .extension import Extension, Rewards, draws_last, names_a_reward, of_reward, once
+from .extension import Extension, Rewards
+from .rules import draws_last, names_a_reward, of_reward, once
 
 VERSION = "instructions_version"
 SEEN = "meta_judge/seen"

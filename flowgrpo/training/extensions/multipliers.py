@@ -13,7 +13,8 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Given, NotNegative, Positive
 from ...parts.traits import offers
 from ..credit.combining import counted_rewards
-from .extension import CREDIT, Comparison, Extension, Rewards, once
+from .extension import CREDIT, Comparison, Extension, Rewards
+from .rules import once
 
 
 def _aim_and_constraints(recipe: Any, choice: Choice) -> list[str]:

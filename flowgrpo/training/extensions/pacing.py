@@ -17,7 +17,8 @@ from ..credit.pooling import Batch, Pooled
 from ..distributed.processes import Processes
 from ..planning import levels_of
 from ..reporting.clock import Clock
-from .extension import Extension, once, one_round
+from .extension import Extension
+from .rules import once, one_round
 
 
 @needs(

@@ -15,7 +15,8 @@ from ...parts.ranges import Count, Fraction, Given
 from ..credit.pooling import Batch
 from ..data import PromptRow
 from ..text.kept import Packed, joined, packed
-from .extension import Extension, once, one_round
+from .extension import Extension
+from .rules import once, one_round
 
 DRAWS = 15
 """The part of an address that says: this draws the groups that come back."""

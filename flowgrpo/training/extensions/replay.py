@@ -13,7 +13,8 @@ from ...parts.traits import offers, saying
 from ..credit.combining import total_reward
 from ..credit.pooling import Batch
 from ..text.kept import joined, packed
-from .extension import Extension, once, one_round
+from .extension import Extension
+from .rules import once, one_round
 
 SUCCESS = 0.5
 

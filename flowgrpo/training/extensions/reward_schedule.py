@@ -12,7 +12,8 @@ from ...parts.needs import idle, needs
 from ...parts.ranges import Count, Given, Several
 from ..credit.combining import compared_alone
 from ..credit.pooling import Batch
-from .extension import Extension, Rewards, names_a_reward, of_reward, once_per_reward
+from .extension import Extension, Rewards
+from .rules import names_a_reward, of_reward, once_per_reward
 
 Shape = Literal["linear", "cosine", "steps"]
 

@@ -13,7 +13,8 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Given
 from ..credit.pooling import Batch
 from ..credit.strata import signal_values
-from .extension import CREDIT, Comparison, Extension, Rewards, names_a_reward
+from .extension import CREDIT, Comparison, Extension, Rewards
+from .rules import names_a_reward
 
 
 @needs(names_a_reward, Need(CREDIT, ("leaf",), "changes the advantages of samples, not of steps"))

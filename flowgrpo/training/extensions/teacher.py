@@ -14,8 +14,8 @@ from ..credit.pooling import Batch
 from ..data import PromptRow, worded
 from ..distributed.processes import Processes
 from ..reporting.clock import Clock
-from .extension import once, one_round
 from .measured import MeasuredSamples
+from .rules import once, one_round
 
 WORDS = ("prompt", "solution", "feedback")
 """What a template may hold, in braces."""

@@ -11,7 +11,8 @@ from ...parts.choice import Choice
 from ...parts.needs import Need, needs
 from ...parts.ranges import Count, Fraction, NotNegative
 from ..credit.combining import compared_alone, total_reward
-from .extension import CREDIT, Comparison, Extension, once
+from .extension import CREDIT, Comparison, Extension
+from .rules import once
 
 
 def _one_sum(recipe: Any, choice: Choice) -> list[str]:

@@ -13,7 +13,8 @@ from ...parts.needs import needs
 from ...parts.ranges import Given, NotNegative
 from ..credit.pooling import Batch, Pooled
 from ..reported import answers_of
-from .extension import Extension, Rewards, names_a_reward, once
+from .extension import Extension, Rewards
+from .rules import names_a_reward, once
 
 ANSWERS = "uncertainty/answers"
 

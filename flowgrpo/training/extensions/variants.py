@@ -12,7 +12,8 @@ from ...parts.needs import Need, needs
 from ...parts.ranges import Given
 from ..data import PromptRow
 from ..prompts.variants_of_prompts import VARIABLES, variant_of
-from .extension import Extension, draws_last, once, without
+from .extension import Extension
+from .rules import draws_last, once, without
 
 KEEPS = "keeps completions of a prompt"
 

@@ -14,8 +14,8 @@ from ...text.sampling import Sampled
 from ..credit.pooling import DIVERGENCE, Batch
 from ..text.text_objective import statistics_of
 from ..text.text_policy import Completions, TextPolicy
-from .extension import once, one_round, without
 from .measured import MeasuredByPolicy
+from .rules import once, one_round, without
 
 
 def _is_asked(recipe: Any, choice: Choice) -> list[str]:
