@@ -29,6 +29,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
+from ..number_format import fast_precision, has_bfloat16
 from .draw import SIZE
 from .scene_prompts import ScenePrompt, all_prompts, sample_scenes
 
@@ -36,8 +37,6 @@ LATENT_CHANNELS = 8
 TOKENS = 12
 CALL = {"height": SIZE, "width": SIZE, "guidance_scale": 1.0, "max_sequence_length": 0}
 Report = Callable[[str], None]
-_BFLOAT16 = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-"""Functions of `torch.cpu`, one for each set of instructions that multiply bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -153,21 +152,6 @@ def draw_scenes(count: int, seed: int) -> tuple[list[ScenePrompt], torch.Tensor]
         pictures[k] = picture
         prompts.append(prompt)
     return prompts, torch.from_numpy(pictures).permute(0, 3, 1, 2)
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16; also True if torch does not say."""
-    known = [asked() for name in _BFLOAT16 if (asked := getattr(torch.cpu, name, None)) is not None]
-    return any(known) or not known
-
-
-def fast_precision() -> torch.autocast:
-    """A context in which a model computes in bfloat16, or in float32 on a processor without bfloat16 instructions.
-
-    Such a processor rounds every number by itself, and a step of the denoiser then takes 2.5 times as long as in
-    float32.
-    """
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bfloat16())
 
 
 def _warm_cosine(step: int, steps: int, warmup: int) -> float:
