@@ -289,11 +289,17 @@ app.command()(recipes)
 
 @build_app.command("scenes")
 def build_scenes_command(
-    out: Annotated[Path, typer.Option(help="New folder for pipeline, scorer and prompts.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="New folder for pipeline, scorer and prompts. The folder of an interrupted build with the same seed "
+            "and scale is continued."
+        ),
+    ],
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     scale: Annotated[float, typer.Option(help="Share of the training steps; 1 makes the shipped folder.")] = 1.0,
 ) -> None:
-    """Train the embedded pipeline and its learned scorer from nothing (about 80 minutes on 2 cores)."""
+    """Train the embedded pipeline and its learned scorer from nothing (about 85 minutes on 2 cores)."""
     from ..worlds.building import build_all
 
     output_folder(out)

@@ -80,7 +80,8 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     `out/denoiser` is the pipeline after its first schedule of flow matching, in full precision.
 
     Each part gets its name only when it is complete. So the same call after an interruption continues with the part
-    that was interrupted. With a scale below 1, fewer held-out images are measured too.
+    that was interrupted, and the pipeline's training continues from a state that is at most `training_states.EVERY`
+    steps old. With a scale below 1, fewer held-out images are measured too.
 
     Args:
         out: a new or empty folder, or the folder of an unfinished build with the same seed and scale.
@@ -94,11 +95,12 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
     _check_scale(scale)
     _claim(out, seed, scale)
     settings, scorer_steps = scaled_settings(seed, scale), max(2, round(scale * FULL_STEPS))
+    states = out / UNFINISHED
     parts: dict[str, Callable[[Path], object]] = {
         "data": _writing(write_prompt_files),
         "proxy": lambda folder: train_proxy(folder, seed=seed, steps=scorer_steps, report=report),
-        "denoiser": lambda folder: train_flow(folder, settings, report),
-        "pipeline": lambda folder: continue_flow(out / "denoiser", folder, settings, report),
+        "denoiser": lambda folder: train_flow(folder, settings, report, states),
+        "pipeline": lambda folder: continue_flow(out / "denoiser", folder, settings, report, states),
     }
     _make(out, parts, report)
     measured = measure(out, share=min(scale, 1.0))
@@ -189,18 +191,18 @@ def measure_arithmetic(out: Path) -> float:
 
 
 def _make(out: Path, parts: Mapping[str, Callable[[Path], object]], report: Report) -> None:
-    """Make the missing parts; each part has a temporary name until it is complete."""
+    """Make the missing parts; each part is in the folder `UNFINISHED`, beside its states, until it is complete."""
     quiet_libraries()
+    workplace = out / UNFINISHED
     for name, write in parts.items():
         if (out / name).is_dir():
             report(f"{name}: already complete")
             continue
-        workplace = out / UNFINISHED
-        shutil.rmtree(workplace, ignore_errors=True)
-        workplace.mkdir()
+        workplace.mkdir(exist_ok=True)
+        shutil.rmtree(workplace / name, ignore_errors=True)
         write(workplace / name)
         os.replace(workplace / name, out / name)
-        workplace.rmdir()
+        shutil.rmtree(workplace)
         report(f"{name}: written to {out / name}")
 
 

@@ -1,8 +1,11 @@
 """Parts of the embedded pipeline's build that need no long training."""
 
 import json
+import shutil
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +19,11 @@ from flowgrpo.worlds.scenes.flow import (
     build_vae,
     continue_flow,
     draw_scenes,
+    train_flow,
     write_pipeline,
 )
 from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt, all_prompts
+from flowgrpo.worlds.training_states import TrainingStates
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 
@@ -72,6 +77,57 @@ def test_the_second_schedule_has_scenes_of_its_own(tmp_path: Path, monkeypatch: 
     continue_flow(tmp_path / "first", tmp_path / "second", settings, lambda line: None)
     assert [count for count, _ in drawn] == [8]
     assert drawn[0][1] != settings.seed
+
+
+@pytest.mark.slow
+@needs_muon
+def test_an_interrupted_training_writes_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call is interrupted after its first state, so every step but the first begins from a state."""
+    monkeypatch.setattr(scenes, "EVERY", 1)
+    settings = BuildSettings(scenes=8, batch=4, vae_steps=3, vae_batch=4, steps=3, second_steps=2, warmup=1)
+    train_flow(tmp_path / "whole", settings, lambda line: None)
+    continue_flow(tmp_path / "whole", tmp_path / "whole second", settings, lambda line: None)
+
+    whole_save, calls = TrainingStates.save, 0
+
+    def save(states: TrainingStates, stage: str, state: dict[str, Any]) -> None:
+        whole_save(states, stage, state)
+        raise KeyboardInterrupt
+
+    lines: list[str] = []
+    parts, kept = tmp_path / "parts", tmp_path / "states"
+    kept.mkdir()
+    for source, folder in ((None, parts), (parts, tmp_path / "parts second")):
+        while not (folder / "model_index.json").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            calls += 1
+            with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+                patch.setattr(TrainingStates, "save", save)
+                if source is None:
+                    train_flow(folder, settings, lines.append, kept)
+                else:
+                    continue_flow(source, folder, settings, lines.append, kept)
+    assert calls == (3 + 3 + 1) + (2 + 1)
+    assert "vae: continues after 2 steps" in lines
+    assert "denoiser: continues after 3 steps" in lines
+    for name in ("", " second"):
+        one, other = (
+            {f.relative_to(tmp_path / n): f.read_bytes() for f in (tmp_path / n).rglob("*") if f.is_file()}
+            for n in (f"whole{name}", f"parts{name}")
+        )
+        assert one == other
+
+
+def test_a_state_of_other_settings_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    states = TrainingStates(tmp_path, {"steps": 3})
+    assert states.load("vae") is None
+    states.save("vae", {"step": 2})
+    assert states.load("vae") == {"step": 2}
+    with pytest.raises(ValueError, match=r"other settings.*remove it.*vae\.pt"):
+        TrainingStates(tmp_path, {"steps": 4}).load("vae")
+    (tmp_path / "vae.pt").write_bytes((tmp_path / "vae.pt").read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"cannot be read.*remove it.*vae\.pt"):
+        states.load("vae")
 
 
 @pytest.mark.slow

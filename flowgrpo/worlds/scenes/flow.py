@@ -30,6 +30,7 @@ from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..number_format import fast_precision, has_bfloat16
+from ..training_states import EVERY, TrainingStates
 from .draw import SIZE
 from .scene_prompts import ScenePrompt, all_prompts, sample_scenes
 
@@ -157,7 +158,7 @@ def draw_scenes(count: int, seed: int) -> tuple[list[ScenePrompt], torch.Tensor]
 def _warm_cosine(step: int, steps: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
-    return 0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * (step - warmup) / max(steps - warmup, 1)))
+    return float(0.01 + 0.99 * 0.5 * (1 + np.cos(np.pi * (step - warmup) / max(steps - warmup, 1))))
 
 
 def _batches(count: int, batch: int, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
@@ -169,7 +170,7 @@ def _batches(count: int, batch: int, steps: int, generator: torch.Generator) -> 
         order = order[batch:]
 
 
-def train_vae(pictures: torch.Tensor, settings: BuildSettings, report: Report) -> AutoencoderKL:
+def train_vae(pictures: torch.Tensor, settings: BuildSettings, report: Report, states: TrainingStates) -> AutoencoderKL:
     """Fit the autoencoder to pictures uint8 [N, 3, 64, 64] with L1 + L2 error and a small KL term.
 
     Then set the autoencoder's scaling and shift so that latents have mean 0 and variance 1.
@@ -179,12 +180,21 @@ def train_vae(pictures: torch.Tensor, settings: BuildSettings, report: Report) -
     vae = build_vae().train()
     optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=1e-4, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: _warm_cosine(s, settings.vae_steps, 100))
+    trained = {"vae": vae, "optimizer": optimizer, "schedule": schedule}
+    continued = 0
+    if state := states.load("vae"):
+        continued = state["step"]
+        for name, part in trained.items():
+            part.load_state_dict(state[name])
+        report(f"vae: continues after {continued} steps")
     began = time.perf_counter()
     for step, rows in enumerate(_batches(len(pictures), settings.vae_batch, settings.vae_steps, generator)):
+        noise = torch.randn(len(rows), LATENT_CHANNELS, SIZE // 8, SIZE // 8, generator=generator)
+        if step < continued:
+            continue
         target = pictures[rows].float().div(127.5).sub(1)
         with fast_precision():
             posterior = vae.encode(target).latent_dist
-            noise = torch.randn(posterior.mean.shape, generator=generator)
             output = vae.decode(posterior.mean + posterior.std * noise).sample
         error = output.float() - target
         divergence = posterior.kl().float().mean() / posterior.mean[0].numel()
@@ -194,8 +204,10 @@ def train_vae(pictures: torch.Tensor, settings: BuildSettings, report: Report) -
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        if (step + 1) % EVERY == 0 or step == settings.vae_steps - 1:
+            states.save("vae", {"step": step + 1} | {name: part.state_dict() for name, part in trained.items()})
         if step % 250 == 0 or step == settings.vae_steps - 1:
-            rate = (step + 1) * settings.vae_batch / (time.perf_counter() - began)
+            rate = (step + 1 - continued) * settings.vae_batch / (time.perf_counter() - began)
             report(f"vae {step:>6}  L1 {error.abs().mean().item():.4f}  {rate:.0f} images/s")
     vae.eval().requires_grad_(False)
     latents = encode(vae, pictures[:4096])
@@ -286,6 +298,25 @@ class DenoiserTraining:
             torch._foreach_lerp_(list(self.average.parameters()), list(self.modules.parameters()), 1 - decay)
         return float(loss.detach())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes during the training."""
+        return {
+            "step": self.step,
+            "modules": self.modules.state_dict(),
+            "average": self.average.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of the same training."""
+        self.step = state["step"]
+        self.modules.load_state_dict(state["modules"])
+        self.average.load_state_dict(state["average"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        self.generator.set_state(state["generator"])
+
     def averaged(self) -> StableDiffusion3Pipeline:
         """A pipeline with the averaged denoiser and text encoders; it shares all other parts with `pipe`."""
         transformer, encoder, encoder_2 = copy.deepcopy(self.average).eval()
@@ -294,26 +325,36 @@ class DenoiserTraining:
         return StableDiffusion3Pipeline(**parts)
 
 
-def train_flow(folder: Path, settings: BuildSettings, report: Report) -> None:
+def train_flow(folder: Path, settings: BuildSettings, report: Report, states: Path | None = None) -> None:
     """Train everything from scratch by flow matching, and write the pipeline to `folder`, in full precision.
 
-    The result is deterministic for a seed on one kind of machine.
+    The result is deterministic for a seed on one kind of machine, also after interruptions.
+
+    Args:
+        folder: a new folder.
+        settings: lengths and rates.
+        report: called with lines of progress.
+        states: an existing folder for the states from which an interrupted training continues; None keeps no states.
 
     Raises:
-        ValueError: `folder` already holds a pipeline, or torch is older than 2.9 and has no Muon.
+        ValueError: `folder` already holds a pipeline, torch is older than 2.9 and has no Muon, or a state does not
+            fit the settings.
     """
     _check_new(folder)
     torch.manual_seed(settings.seed)
     prompts, pictures = draw_scenes(settings.scenes, settings.seed)
     precision = "bfloat16" if has_bfloat16() else "float32, because this processor has no instructions for bfloat16"
     report(f"drew {len(pictures)} scenes, training in {precision}")
-    vae = train_vae(pictures, settings, report)
+    kept = TrainingStates(states, asdict(settings))
+    vae = train_vae(pictures, settings, report, kept)
     training = DenoiserTraining(build_pipeline(vae, folder, settings), settings)
-    train_denoiser(training, prompts, pictures, report)
+    train_denoiser(training, prompts, pictures, report, kept, "denoiser")
     write_pipeline(training.averaged(), folder, settings)
 
 
-def continue_flow(source: Path, folder: Path, settings: BuildSettings, report: Report) -> None:
+def continue_flow(
+    source: Path, folder: Path, settings: BuildSettings, report: Report, states: Path | None = None
+) -> None:
     """Continue the training of the pipeline in `source` with a second schedule and new scenes.
 
     The result is written to `folder` in half precision. Guidance distillation (2210.03142) would give a better pipeline
@@ -331,7 +372,7 @@ def continue_flow(source: Path, folder: Path, settings: BuildSettings, report: R
     training = DenoiserTraining(
         StableDiffusion3Pipeline.from_pretrained(source, text_encoder_3=None, tokenizer_3=None), second
     )
-    train_denoiser(training, prompts, pictures, report)
+    train_denoiser(training, prompts, pictures, report, TrainingStates(states, asdict(second)), "second")
     write_pipeline(training.averaged().to(torch.float16), folder, settings)
 
 
@@ -347,19 +388,28 @@ def train_denoiser(
     prompts: list[ScenePrompt],
     pictures: torch.Tensor,
     report: Report,
+    states: TrainingStates,
+    stage: str,
 ) -> None:
     """Train for one schedule, a warm-up and a cosine decay, on the scenes, pictures uint8 [N, 3, 64, 64]."""
     settings, vae = training.settings, training.pipe.vae
     latents = (encode(vae, pictures) - vae.config.shift_factor) * vae.config.scaling_factor
     ids, empty = _token_ids(training.pipe, [p.text for p in prompts]), _token_ids(training.pipe, [""])
-    began = time.perf_counter()
+    if state := states.load(stage):
+        training.load_state_dict(state)
+        report(f"denoiser: continues after {training.step} steps")
+    continued, began = training.step, time.perf_counter()
     order = torch.Generator().manual_seed(settings.seed + 3)
     for done, rows in enumerate(_batches(len(latents), settings.batch, settings.steps, order)):
         rate = settings.learning_rate * _warm_cosine(done, settings.steps, settings.warmup)
         blank = torch.rand(len(rows), 1, generator=order) < settings.empty
+        if done < continued:
+            continue
         loss = training.update(latents[rows], torch.where(blank, empty, ids[rows]), rate)
+        if training.step % EVERY == 0:
+            states.save(stage, training.state_dict())
         if training.step % 100 == 0:
-            speed = (done + 1) * settings.batch / (time.perf_counter() - began)
+            speed = (training.step - continued) * settings.batch / (time.perf_counter() - began)
             report(f"denoiser {training.step:>6}  loss {loss:.4f}  {speed:.0f} images/s")
 
 
