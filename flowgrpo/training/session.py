@@ -39,6 +39,7 @@ from .lora_start import begin, with_start
 from .masked.masked_policy import MaskedPolicy
 from .masked.masked_task import MaskedTask
 from .model_paths import DTYPES, UNTRAINED, call_arguments, load_pipeline, quiet_libraries
+from .number_format import notes_on_format
 from .planning import levels_of, planner, steps_of
 from .prompts.prompt_rows import Size
 from .recipe_findings import Checked
@@ -113,6 +114,7 @@ class Session:
         if trackers:
             self.accelerator.init_trackers("flowgrpo", config={"recipe": recipe.name})
         device = self.accelerator.device
+        self.notes += notes_on_format(recipe.model.dtype, device)
         shard = sharding_of(recipe, self.accelerator)
         zero_of(recipe, self.accelerator)
         self.task: Task

@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.trainers import BpeTrainer
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, CLIPTokenizer
 
-from ..number_format import fast_precision, has_bfloat16
+from ...training.number_format import fast_precision, has_bfloat16
 from ..training_states import EVERY, TrainingStates
 from .draw import SIZE
 from .scene_prompts import ScenePrompt, all_prompts, sample_scenes
