@@ -7,8 +7,9 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -34,6 +35,7 @@ SAMPLING_STEPS = 10
 RECORD = "build.json"
 UNFINISHED = ".unfinished"
 Report = Callable[[str], None]
+_Settings = TypeVar("_Settings", ArithmeticSettings, MaskedSettings)
 
 
 @dataclass(frozen=True)
@@ -127,17 +129,7 @@ def build_arithmetic_all(out: Path, *, seed: int, scale: float, report: Report) 
     Raises:
         ValueError: as in `build_all`.
     """
-    _check_scale(scale)
-    _claim(out, seed, scale)
-    settings = ArithmeticSettings(seed=seed, steps=max(2, round(scale * ArithmeticSettings().steps)))
-    parts: dict[str, Callable[[Path], object]] = {
-        "data": _writing(write_problem_files),
-        "model": lambda folder: build_arithmetic(folder, settings, report),
-    }
-    _make(out, parts, report)
-    share = measure_arithmetic(out)
-    report(f"answers {share:.3f} of the held-out problems")
-    _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": {"answer": share}})
+    _build_language(out, seed, scale, report, ArithmeticSettings(), build_arithmetic, measure_arithmetic)
 
 
 def build_masked_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
@@ -154,15 +146,28 @@ def build_masked_all(out: Path, *, seed: int, scale: float, report: Report) -> N
     Raises:
         ValueError: as in `build_all`.
     """
+    _build_language(out, seed, scale, report, MaskedSettings(), build_masked, measure_masked)
+
+
+def _build_language(
+    out: Path,
+    seed: int,
+    scale: float,
+    report: Report,
+    full: _Settings,
+    build: Callable[[Path, _Settings, Report], object],
+    share_answered: Callable[[Path], float],
+) -> None:
+    """Build a language model with a seed and a share of its full steps, and its problems; then measure it."""
     _check_scale(scale)
     _claim(out, seed, scale)
-    settings = MaskedSettings(seed=seed, steps=max(2, round(scale * MaskedSettings().steps)))
+    settings = replace(full, seed=seed, steps=max(2, round(scale * full.steps)))
     parts: dict[str, Callable[[Path], object]] = {
         "data": _writing(write_problem_files),
-        "model": lambda folder: build_masked(folder, settings, report),
+        "model": lambda folder: build(folder, settings, report),
     }
     _make(out, parts, report)
-    share = measure_masked(out)
+    share = share_answered(out)
     report(f"answers {share:.3f} of the held-out problems")
     _record(out, {"seed": seed, "scale": scale, "finished": True, "measured": {"answer": share}})
 
