@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.addressing import address
 from ..core.advantages import as_precise
 from ..core.categorical import pick, tempered
+from .key_value_cache import cache_argument, cache_of, select_rows
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -125,9 +126,9 @@ def sample_completions(
         [torch.rand(max_tokens, generator=torch.Generator().manual_seed(key), dtype=torch.float64) for key in keys]
     )
     ids, mask = left_padded(prompts, language.pad, device)
-    last = logits_kept(model, 1)
+    last, into = logits_kept(model, 1), cache_argument(model)
     out = model(input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, **last)
-    cache, logits = out.past_key_values, out.logits[:, -1]
+    cache, logits = cache_of(out), out.logits[:, -1]
     state = torch.tensor(list(owner), device=device)  # which row of the cache each completion that goes on continues
     alive = torch.arange(count, device=device)
     found: list[list[int]] = [[] for _ in range(count)]
@@ -160,29 +161,15 @@ def sample_completions(
         mask = torch.cat([mask[before], mask.new_ones(len(before), 1)], dim=1)
         out = model(
             input_ids=(different % size)[:, None], attention_mask=mask, position_ids=positions_of(mask)[:, -1:],
-            past_key_values=cache, use_cache=True,
+            use_cache=True, **{into: cache},
         )  # fmt: skip
-        cache, logits = out.past_key_values, out.logits[:, -1]
+        cache, logits = cache_of(out), out.logits[:, -1]
     return Sampled(found, chances, ended)
 
 
 def completion_keys(keys: Sequence[int], group: int) -> list[int]:
     """Seeds of `group` completions of each prompt, from the key of each prompt."""
     return [address(key, 0, k) for key in keys for k in range(group)]
-
-
-def select_rows(cache: Any, rows: Tensor) -> None:
-    """Keep the rows of a key-value cache that `rows` names; a row that is named twice is kept twice.
-
-    Raises:
-        ValueError: if the model keeps a state from which rows cannot be chosen.
-    """
-    if not hasattr(cache, "batch_select_indices"):
-        raise ValueError(
-            f"the model keeps its past in a {type(cache).__name__}, whose rows cannot be chosen; use a model with a "
-            "cache of keys and values"
-        )
-    cache.batch_select_indices(rows)
 
 
 def logits_kept(model: Any, count: int) -> dict[str, int]:

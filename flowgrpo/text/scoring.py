@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..core.categorical import tempered, token_log_probs
-from .sampling import left_padded, logits_kept, positions_of, select_rows
+from .key_value_cache import cache_argument, cache_of, select_rows
+from .sampling import left_padded, logits_kept, positions_of
 
 if TYPE_CHECKING:
     # This imports the libraries of models, and a recipe is read without them.
@@ -192,12 +193,12 @@ def _shared(model: Any, heads: Tensor, head_mask: Tensor, rows: Tensor, ids: Ten
     first = out.logits[rows, -1:]
     if ids.shape[1] == 1:
         return [first]
-    cache = out.past_key_values
+    cache = cache_of(out)
     select_rows(cache, rows)
     whole = torch.cat([head_mask[rows], mask[:, :-1].long()], dim=1)
     rest = model(
         input_ids=ids[:, :-1], attention_mask=whole, position_ids=positions_of(whole)[:, heads.shape[1] :],
-        past_key_values=cache, use_cache=True,
+        use_cache=True, **{cache_argument(model): cache},
     )  # fmt: skip
     return [first, rest.logits]
 

@@ -13,7 +13,6 @@ from flowgrpo.text.sampling import (
     left_padded,
     positions_of,
     sample_completions,
-    select_rows,
 )
 from flowgrpo.text.scoring import completion_log_probs
 
@@ -130,11 +129,6 @@ def test_first_tokens_are_drawn_from_the_model(language: LanguageModel) -> None:
     share = torch.bincount(torch.tensor([ids[0] for ids in found.ids]), minlength=len(wanted)) / 4000
     error = (wanted * (1 - wanted) / 4000).sqrt()
     assert ((share - wanted).abs() <= 4 * error + 1e-9).all()
-
-
-def test_a_cache_without_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="cache of keys and values"):
-        select_rows(object(), torch.tensor([0]))
 
 
 def test_keys_of_completions_differ() -> None:
