@@ -122,7 +122,7 @@ def load_masked_model(
     options = {} if attention is None else {"attn_implementation": attention}
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = AutoModelForMaskedLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
+        model = AutoModelForMaskedLM.from_pretrained(path, dtype=dtype, **options).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
     if tokenizer.mask_token_id is None:
         raise ValueError(f"the tokenizer of {path} has no mask token; give it one and save it")

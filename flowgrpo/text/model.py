@@ -116,7 +116,7 @@ def load_language_model(
     options = {} if attention is None else {"attn_implementation": attention}
     # Every supported version takes this name; newer versions prefer `dtype`.
     with from_hub(path):
-        model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=dtype, **options).eval()
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **options).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
     has = bool(getattr(tokenizer, "chat_template", None))
     if (chat or system is not None) and not has:

@@ -185,7 +185,7 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
 def quiet_libraries() -> None:
     """Keep libraries from writing over the progress of a run."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # diffusers and transformers rename these, but the oldest supported versions know only the old names.
+    # Newer versions of diffusers and transformers rename these, and the oldest supported ones know only the old names.
     for name in ("torch_dtype", "gradient_checkpointing"):
         warnings.filterwarnings("ignore", message=f".*{name}.*", category=FutureWarning)
     import diffusers.utils.logging
