@@ -170,11 +170,12 @@ def load_pipeline(path: str, dtype: torch.dtype, quantize: Quantized | None = No
     from diffusers import DiffusionPipeline
 
     from ..pipelines.acceleration import quantization
+    from ..weights.precision import in_dtype
 
     check_folder(path, "images")
     fewer = {} if quantize is None else {"quantization_config": quantization(quantize)}
     with from_hub(path):
-        pipe = DiffusionPipeline.from_pretrained(path, torch_dtype=dtype, **left_out(path), **fewer)
+        pipe = DiffusionPipeline.from_pretrained(path, **in_dtype(dtype), **left_out(path), **fewer)
     pipe.set_progress_bar_config(disable=True)
     vae = getattr(pipe, "vae", None)
     if isinstance(vae, torch.nn.Module) and not any(p.ndim == 5 for p in vae.parameters()):

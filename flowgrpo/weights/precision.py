@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import diffusers
 import torch
 from diffusers import ModelMixin
 from torch import Tensor, nn
@@ -11,13 +12,27 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-__all__ = ["cast_base"]
+__all__ = ["cast_base", "dtype_argument", "in_dtype"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def dtype_argument() -> str:
+    """The name of the number format among the arguments of diffusers' `from_pretrained`.
+
+    diffusers calls it `dtype` from 0.40 on and drops the older name in 1.0. Older versions ignore `dtype`.
+    """
+    major, minor = (int(part) for part in diffusers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (0, 40) else "torch_dtype"
+
+
+def in_dtype(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The argument with which diffusers' `from_pretrained` loads weights in a number format."""
+    return {dtype_argument(): dtype}
+
+
 def cast_base(pipe: DiffusionPipeline, dtype: torch.dtype, *, vae_float32: bool = False) -> None:
-    """Convert a pipeline's weights as `from_pretrained(torch_dtype=dtype)` would have loaded them.
+    """Convert a pipeline's weights as `from_pretrained(dtype=dtype)` would have loaded them.
 
     Parts that their model class keeps in float32 stay in float32. Buffers that are computed and not loaded (rotary
     frequencies) stay unchanged. A plain `pipe.to(dtype)` would round both. Call this function before

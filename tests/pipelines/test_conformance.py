@@ -17,6 +17,7 @@ from flowgrpo.pipelines.conformance.reasons import REASONS, UNTRIED, reason
 from flowgrpo.pipelines.conformance.subject import CheckOutcome, Subject
 from flowgrpo.pipelines.conformance.table import as_json, as_markdown, class_of, expected, flow_classes, unchecked
 from flowgrpo.weights.pipeline_classes import ADAPTERS
+from flowgrpo.weights.precision import in_dtype
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CHECKS = ["probe", "velocity", "replay", "ratio", "decode", "memory", "gradient", "lora", "saved"]
@@ -71,7 +72,7 @@ def test_a_state_that_is_rounded_between_steps_is_kept_rounded(tmp_path: Path) -
     tiny.fresh().save_pretrained(tmp_path / "pipeline")
 
     def load(folder: str | Path) -> MochiPipeline:
-        return MochiPipeline.from_pretrained(folder, torch_dtype=torch.bfloat16)
+        return MochiPipeline.from_pretrained(folder, **in_dtype(torch.bfloat16))
 
     subject = Subject(load, tmp_path / "pipeline", tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
     result = check(subject, "MochiPipeline", lambda outcome: None)

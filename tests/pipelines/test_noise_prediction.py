@@ -29,6 +29,7 @@ from flowgrpo.pipelines.recorder import Recorder
 from flowgrpo.samplers.kernels import Kernel, step
 from flowgrpo.samplers.moves import draw_noise
 from flowgrpo.samplers.plans import ode_plan
+from flowgrpo.weights.precision import in_dtype
 from flowgrpo.weights.trained import TrainedWeights, trainable_modules
 
 PROMPTS = ["a photo of two red circles", "a star"]
@@ -162,7 +163,7 @@ def test_in_16_bits_every_check_passes(name: str, tmp_path: Path) -> None:
     tiny.fresh().save_pretrained(tmp_path / "pipeline")
 
     def load(folder: str | Path) -> Any:
-        return type(tiny.fresh()).from_pretrained(folder, torch_dtype=torch.bfloat16)
+        return type(tiny.fresh()).from_pretrained(folder, **in_dtype(torch.bfloat16))
 
     subject = Subject(load, tmp_path / "pipeline", tiny.call, tiny.steps, tmp_path, dtype=torch.bfloat16, whole=False)
     result = check(subject, name, lambda outcome: None)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 from flowgrpo.weights.averages import Ema
 from flowgrpo.weights.lora import LoraSpec
 from flowgrpo.weights.masters import Masters
-from flowgrpo.weights.precision import cast_base
+from flowgrpo.weights.precision import cast_base, in_dtype
 from flowgrpo.weights.trained import TrainedWeights
 from tests.pipelines.trained import denoiser_inputs, perturb
 from tests.tiny_pipelines import TINY
@@ -114,7 +114,7 @@ def test_what_is_saved_is_what_the_model_computes_with(tmp_path: Path) -> None:
         parameter.data += 0.003
     weights.write()
     weights.save(tmp_path / "saved")
-    loaded = type(weights.pipe).from_pretrained(tmp_path / "saved", torch_dtype=torch.bfloat16)
+    loaded = type(weights.pipe).from_pretrained(tmp_path / "saved", **in_dtype(torch.bfloat16))
     assert torch.equal(prediction(loaded), prediction(weights.pipe))
 
 

@@ -8,11 +8,21 @@ import pytest
 import torch
 from torch import nn
 
+from flowgrpo.weights.precision import dtype_argument, in_dtype
 from flowgrpo.weights.trained import TrainedWeights, cast_base
 from tests.pipelines.trained import SPEC, prediction
 from tests.tiny_pipelines import TINY
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("0.37.1", "torch_dtype"), ("0.40.0.dev0", "dtype"), ("0.42.1", "dtype"), ("1.0.0", "dtype")]
+)
+def test_the_argument_of_the_installed_diffusers(monkeypatch: pytest.MonkeyPatch, version: str, name: str) -> None:
+    monkeypatch.setattr("diffusers.__version__", version)
+    assert dtype_argument() == name
+    assert in_dtype(torch.float16) == {name: torch.float16}
 
 
 @pytest.mark.parametrize("key", ["sd3", "qwenimage", "wan"])
@@ -21,7 +31,7 @@ def test_cast_base_equals_loading_in_that_dtype(key: str, dtype: torch.dtype, tm
     pipe = TINY[key]()
     pipe.save_pretrained(tmp_path / "pipe")
     cast_base(pipe, dtype)
-    loaded = type(pipe).from_pretrained(tmp_path / "pipe", torch_dtype=dtype)
+    loaded = type(pipe).from_pretrained(tmp_path / "pipe", **in_dtype(dtype))
     for name, part in loaded.components.items():
         if not isinstance(part, nn.Module):
             continue

@@ -18,6 +18,7 @@ from diffusers import DiffusionPipeline
 
 from ...weights.pipeline_classes import ADAPTERS
 from ...weights.pipeline_folders import check_pipeline_folder
+from ...weights.precision import in_dtype
 from ...weights.saving import left_out, local_folder
 from ..arguments import argument_faults, size_faults
 from .checks import CHECKS
@@ -183,7 +184,7 @@ def check_folder(
     source = local_folder(path)
 
     def load(folder: str | Path) -> Any:
-        return DiffusionPipeline.from_pretrained(folder, torch_dtype=kind, **left_out(str(folder)))
+        return DiffusionPipeline.from_pretrained(folder, **in_dtype(kind), **left_out(str(folder)))
 
     with tempfile.TemporaryDirectory() as folder:
         subject = Subject(

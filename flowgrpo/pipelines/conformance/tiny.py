@@ -11,6 +11,8 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import nn
 
+from ...weights.precision import in_dtype
+
 
 @dataclass(frozen=True)
 class Tiny:
@@ -59,7 +61,7 @@ class Tiny:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             handed = {name: _cast(part, dtype) for name, part in self.load().items()}
-        pipe = DiffusionPipeline.from_pretrained(folder, torch_dtype=dtype, **handed)
+        pipe = DiffusionPipeline.from_pretrained(folder, **in_dtype(dtype), **handed)
         pipe.set_progress_bar_config(disable=True)
         if self.adjust is not None:
             self.adjust(pipe)

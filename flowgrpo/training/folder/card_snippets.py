@@ -72,9 +72,12 @@ def _imports(recipe: AnyRecipe, facts: CardFacts) -> list[str]:
 
 
 def _of_images(recipe: Recipe, facts: CardFacts) -> list[str]:
+    # This imports diffusers, and the card of a language model is written without it.
+    from ...weights.precision import dtype_argument
+
     source = "BASE" if facts.kind == "lora" else "RESULT"
     absent = "".join(f", {name}=None" for name in facts.left_out)
-    call = f"{source}, torch_dtype=torch.{recipe.model.dtype}{absent}"
+    call = f"{source}, {dtype_argument()}=torch.{recipe.model.dtype}{absent}"
     lines = [f"pipe = DiffusionPipeline.from_pretrained({call})", *(_loads(facts) if facts.kind == "lora" else [])]
     steps = recipe.evaluate.steps or recipe.sampler.steps
     given = {"num_inference_steps": steps, **_shown(facts.call)}
