@@ -147,6 +147,11 @@ def _of_text(recipe: TextRecipe, facts: CardFacts) -> list[str]:
         lines.append('inputs = tokenizer(text, add_special_tokens=False, return_tensors="pt")')
     else:
         lines.append('inputs = tokenizer("a prompt", return_tensors="pt")')
-    lines.append(f"output = model.generate(**inputs, max_new_tokens={recipe.generation.max_tokens}, do_sample=False)")
-    lines.append('print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))')
-    return lines
+    # Some tokenizers also give token types, which `generate` refuses for most models.
+    longest = recipe.generation.max_tokens
+    return [
+        *lines,
+        'ids, mask = inputs["input_ids"], inputs["attention_mask"]',
+        f"output = model.generate(ids, attention_mask=mask, max_new_tokens={longest}, do_sample=False)",
+        "print(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))",
+    ]
