@@ -136,7 +136,8 @@ def language(random_language_folder: Path) -> LanguageModel:
 def random_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An embedded pipeline with random weights."""
     # Imported only here, because it imports diffusers, which most tests do not need.
-    from flowgrpo.worlds.scenes.flow import CALL, BuildSettings, build_pipeline, build_vae
+    from flowgrpo.worlds.scenes.flow import CALL, BuildSettings, build_pipeline
+    from flowgrpo.worlds.scenes.networks import build_vae
 
     folder = tmp_path_factory.mktemp("model") / "pipeline"
     with torch.random.fork_rng(devices=[]):

@@ -15,13 +15,12 @@ from flowgrpo.worlds.scenes import flow as scenes
 from flowgrpo.worlds.scenes.flow import (
     BuildSettings,
     build_pipeline,
-    build_tokenizer,
-    build_vae,
     continue_flow,
     draw_scenes,
     train_flow,
     write_pipeline,
 )
+from flowgrpo.worlds.scenes.networks import build_tokenizer, build_vae
 from flowgrpo.worlds.scenes.scene_prompts import ScenePrompt, all_prompts
 from flowgrpo.worlds.training_states import TrainingStates
 
