@@ -215,7 +215,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="A recipe, mixgrpo_flash_guard by default, and key=value overrides. claims: claims, and recipes for a "
-            "short run. race: recipes. Both take all if none is named."
+            "short run. race: recipes; RECIPE=RATE gives a recipe its learning rate. Both take all if none is named."
         ),
     ] = None,
     out: Annotated[

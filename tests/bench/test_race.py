@@ -22,6 +22,7 @@ from flowgrpo.bench.race.race_runs import (
     RATES,
     SHORT,
     Entry,
+    RaceSettings,
     Trial,
     choose,
     compute_of,
@@ -32,7 +33,8 @@ from flowgrpo.bench.race.race_runs import (
     standing,
 )
 from flowgrpo.cli.app import app
-from flowgrpo.configs.load import dump_recipe, load_image_recipe
+from flowgrpo.configs.load import dump_recipe, load_image_recipe, recipe_names
+from flowgrpo.configs.schema import Recipe
 from tests.bench.made_results import HARDWARE, made
 
 Result = dict[str, Any]
@@ -40,35 +42,39 @@ CHOSEN = RATES[1]
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(tmp_path / "results", (0, 1), any_code=True)
+def settings(tmp_path: Path) -> RaceSettings:
+    return RaceSettings(tmp_path / "results", (0, 1), any_code=True)
 
 
 def run(scores: list[float], **changed: Any) -> Result:
     return made("awm", scores, **changed)
 
 
-def store(settings: Settings, entry: Entry, scores: list[float], **changed: Any) -> None:
+def store(settings: RaceSettings, entry: Entry, scores: list[float], **changed: Any) -> None:
     """Write a made result where the race looks for the run of an entry."""
     recipe = race_recipe(entry, settings)
     result = run(scores, recipes=[dump_recipe(recipe)], seed=entry.seed, **changed)
+    write_result(made_folder(settings) / f"{entry.prefix}-{key_of([recipe])}.json", result)
+
+
+def made_folder(settings: Settings) -> Path:
     settings.results.mkdir(parents=True, exist_ok=True)
-    write_result(settings.results / f"{entry.prefix}-{key_of([recipe])}.json", result)
+    return settings.results
 
 
-def try_short(settings: Settings, method: str = "awm", best: float = CHOSEN) -> None:
+def try_short(settings: RaceSettings, method: str = "awm", best: float = CHOSEN) -> None:
     """Results of short runs, with one rate the best."""
     for rate in RATES:
         store(settings, Entry(method, rate, CHOOSING_SEED, "short"), [0.4, 0.4, 0.5 if rate == best else 0.45])
 
 
-def try_whole(settings: Settings, *ends: float) -> None:
+def try_whole(settings: RaceSettings, *ends: float) -> None:
     """Results of whole runs with the smallest rates, whose last score is given."""
     for rate, end in zip(RATES, ends):
         store(settings, Entry("awm", rate, CHOOSING_SEED, "whole"), [0.4, 0.4, end])
 
 
-def settle(settings: Settings) -> None:
+def settle(settings: RaceSettings) -> None:
     """All trials, which choose `CHOSEN`."""
     try_short(settings)
     try_whole(settings, 0.45, 0.5)
@@ -78,7 +84,7 @@ def settle(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("method", [name for name in RACERS if name != DEFAULT])
-def test_every_recipe_gets_the_same_compute(method: str, settings: Settings) -> None:
+def test_every_recipe_gets_the_same_compute(method: str, settings: RaceSettings) -> None:
     trials: list[tuple[Trial, float]] = [("", 1.0), ("whole", 1.0), ("short", SHORT)]
     for trial, share in trials:
         recipe = race_recipe(Entry(method, CHOSEN, 0, trial), settings)
@@ -88,7 +94,7 @@ def test_every_recipe_gets_the_same_compute(method: str, settings: Settings) -> 
         assert recipe.data.heldout == ("scenes:heldout" if trial else "scenes:test")
 
 
-def test_the_default_runs_as_it_is(settings: Settings) -> None:
+def test_the_default_runs_as_it_is(settings: RaceSettings) -> None:
     own, raced = load_image_recipe(DEFAULT), race_recipe(Entry(DEFAULT, None, 1), settings)
     assert raced.run.iterations == own.run.iterations
     assert (raced.optimizer, raced.objective, raced.rollout) == (own.optimizer, own.objective, own.rollout)
@@ -104,7 +110,7 @@ def test_compute_counts_gradients_three_times() -> None:
 # -- the order of the runs ---------------------------------------------------------------------------------------------
 
 
-def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: Settings) -> None:
+def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: RaceSettings) -> None:
     first = list(missing(settings, [DEFAULT, "awm"]))
     assert [(e.method, e.rate, e.trial) for e in first] == [
         *(("awm", rate, "short") for rate in RATES), (DEFAULT, None, ""), (DEFAULT, None, ""),
@@ -124,7 +130,7 @@ def test_rates_are_chosen_first_and_then_the_seeds_take_turns(settings: Settings
     assert not list(missing(settings, [DEFAULT, "awm"]))
 
 
-def test_the_rate_with_the_best_late_score_is_chosen(settings: Settings) -> None:
+def test_the_rate_with_the_best_late_score_is_chosen(settings: RaceSettings) -> None:
     try_short(settings, best=RATES[2])
     assert standing(settings, "awm").rate == RATES[2]
     assert late_score(run([0.4, 0.4, 0.5])) == pytest.approx(0.45)
@@ -142,7 +148,7 @@ def test_the_rate_with_the_best_late_score_is_chosen(settings: Settings) -> None
     ],
 )
 def test_whole_runs_lower_a_rate_that_is_best_in_short_runs(
-    whole: tuple[float, ...], rate: float, compared: list[float], settings: Settings
+    whole: tuple[float, ...], rate: float, compared: list[float], settings: RaceSettings
 ) -> None:
     try_short(settings, best=RATES[2])
     try_whole(settings, *whole)
@@ -165,7 +171,7 @@ def test_a_rate_whose_whole_run_fails_is_not_chosen() -> None:
     assert choose(short, {RATES[2]: 0.1, RATES[1]: None}) == (RATES[2], [])
 
 
-def test_a_rate_that_fails_is_not_chosen(settings: Settings) -> None:
+def test_a_rate_that_fails_is_not_chosen(settings: RaceSettings) -> None:
     try_short(settings)
     store(settings, Entry("awm", CHOSEN, CHOOSING_SEED, "short"), [0.4, 0.4], failed="a gradient is not finite")
     found = standing(settings, "awm")
@@ -174,7 +180,7 @@ def test_a_rate_that_fails_is_not_chosen(settings: Settings) -> None:
     assert found.choices[CHOSEN] is None
 
 
-def test_a_run_that_fails_is_not_made_again(settings: Settings) -> None:
+def test_a_run_that_fails_is_not_made_again(settings: RaceSettings) -> None:
     settle(settings)
     store(settings, Entry("awm", CHOSEN, 0), [0.4, 0.4], failed="a gradient is not finite")
     found = standing(settings, "awm")
@@ -182,7 +188,7 @@ def test_a_run_that_fails_is_not_made_again(settings: Settings) -> None:
     assert [entry.seed for entry in missing(settings, ["awm"])] == [1]
 
 
-def test_no_run_begins_after_the_budget(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_begins_after_the_budget(settings: RaceSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(race_runs, "measure_entry", lambda *_: pytest.fail("a run began"))
     said: list[str] = []
     race_runs.measure_race(dataclasses.replace(settings, budget=0.0), ["awm"], said.append)
@@ -233,7 +239,7 @@ def test_the_mean_curve_ends_with_the_shortest_run() -> None:
 # -- the report and real runs ------------------------------------------------------------------------------------------
 
 
-def test_the_report_has_every_recipe(settings: Settings, tmp_path: Path) -> None:
+def test_the_report_has_every_recipe(settings: RaceSettings, tmp_path: Path) -> None:
     try_short(settings)
     for seed, scores in enumerate(([0.4, 0.5, 0.55], [0.4, 0.45, 0.52])):
         store(settings, Entry("awm", CHOSEN, seed), scores)
@@ -264,7 +270,7 @@ def test_a_tiny_race_is_run_and_not_run_again(random_pipeline: Path, tmp_path: P
         f"model.path={random_pipeline}", "sampler.steps=4", "rollout={prompts: 2, group: 3, batch: 6}",
         "rewards=[{name: jpeg_compressibility}]", "evaluate.prompts=2",
     )  # fmt: skip
-    settings = Settings(tmp_path / "results", (0,), 1e-6, words)
+    settings = RaceSettings(tmp_path / "results", (0,), 1e-6, words)
     said: list[str] = []
     race(settings, ["diffusion_nft"], tmp_path / "report", said.append)
     found = standing(settings, "diffusion_nft")
@@ -278,6 +284,45 @@ def test_a_tiny_race_is_run_and_not_run_again(random_pipeline: Path, tmp_path: P
     said.clear()
     race(settings, ["diffusion_nft"], tmp_path / "report", said.append)
     assert said[0] == "every run of the race has a result"
+
+
+def test_a_given_rate_needs_no_trial(settings: RaceSettings, tmp_path: Path) -> None:
+    given = dataclasses.replace(settings, given=(("awm", 3e-3),))
+    assert [entry.prefix for entry in missing(given, ["awm"])] == [
+        "race-awm-rate0.003-seed0",
+        "race-awm-rate0.003-seed1",
+    ]
+    assert race_recipe(Entry("awm", 3e-3, 0), given).optimizer.learning_rate == 3e-3
+    words = Settings(settings.results, (0, 1), overrides=("awm=0.003", "sampler.steps=4"), any_code=True)
+    expected = race_recipe(Entry("awm", 3e-3, 0), dataclasses.replace(settings, overrides=("sampler.steps=4",)))
+    write_result(
+        made_folder(settings) / f"race-awm-rate0.003-seed0-{key_of([expected])}.json",
+        run([0.4, 0.5, 0.55], recipes=[dump_recipe(expected)], seed=0),
+    )
+    race(words, ["default"], tmp_path / "report", lambda line: None, only_report=True)
+    page = (tmp_path / "report" / "race.md").read_text()
+    assert "| `awm` | 0.003 (given) | 0 | +0.150 |" in page
+    assert "How the learning rates were chosen" not in page
+    assert "`flowgrpo bench race default awm=0.003 sampler.steps=4 --seeds 0,1" in page
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("awm=fast", "awm=fast: the learning rate must be a number above 0, such as awm=0.0006"),
+        ("awm=-1", "awm=-1: the learning rate must be a number above 0"),
+        ("awm=inf", "awm=inf: the learning rate must be a number above 0"),
+        ("default=1e-3", "default=1e-3: default runs with its own learning rate; write default alone"),
+    ],
+)
+def test_a_rate_that_cannot_be_given_is_refused(tmp_path: Path, word: str, message: str) -> None:
+    outcome = CliRunner().invoke(app, ["bench", "race", word, "--results", str(tmp_path / "results")])
+    assert outcome.exit_code
+    assert message in str(outcome.exception) + outcome.output
+
+
+def test_no_recipe_is_named_like_a_section_of_recipes() -> None:
+    assert not set(recipe_names("images")) & set(Recipe.model_fields)
 
 
 def test_an_unknown_recipe_is_refused(tmp_path: Path) -> None:

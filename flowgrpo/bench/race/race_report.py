@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,18 @@ from ..claims.line_charts import Panel, Series, draw
 from ..claims.report import machines, plain
 from ..claims.results import Result, Settings, stamp
 from ..claims.trainings import Report
-from .race_runs import COMPUTE, DEFAULT, RACERS, RATES, SCORE, Standing, gain_at_end, measure_race, standing
+from .race_runs import (
+    COMPUTE,
+    DEFAULT,
+    RACERS,
+    RATES,
+    SCORE,
+    RaceSettings,
+    Standing,
+    gain_at_end,
+    measure_race,
+    standing,
+)
 
 GAINS = (0.05, 0.10)
 FEWEST = 3
@@ -87,32 +98,61 @@ def race(settings: Settings, names: Sequence[str], out: Path, report: Report, on
     """Make the runs that are missing, and write the report.
 
     Args:
-        settings: settings of the race.
-        names: the recipes that run; all `RACERS` if empty.
+        settings: settings of the race. An override `RECIPE=RATE` names a recipe that runs with this learning rate.
+        names: the other recipes that run; all `RACERS` if no recipe is named.
         out: folder of the report.
         report: called with lines of progress.
         only_report: make no run.
 
     Raises:
-        ValueError: a name is not a recipe for images.
+        ValueError: a name is not a recipe for images, or a learning rate is not a number above 0.
     """
     known = recipe_names("images")
     for name in names:
         if name not in known:
             raise ValueError(f"no recipe {name!r} for the race; use {', '.join(known)}")
-    methods = list(dict.fromkeys(names)) or list(RACERS)
+    found = with_rates(settings, known)
+    methods = list(dict.fromkeys([*names, *(method for method, _ in found.given)])) or list(RACERS)
     if not only_report:
-        settings.results.mkdir(parents=True, exist_ok=True)
-        measure_race(settings, methods, report)
-    report(f"report: {write_race(settings, [standing(settings, method) for method in methods], out)}")
+        found.results.mkdir(parents=True, exist_ok=True)
+        measure_race(found, methods, report)
+    report(f"report: {write_race(found, [standing(found, method) for method in methods], out)}")
 
 
-def write_race(settings: Settings, standings: Sequence[Standing], out: Path) -> Path:
+def with_rates(settings: Settings, known: Container[str]) -> RaceSettings:
+    """Settings in which the overrides `RECIPE=RATE` have become learning rates.
+
+    Args:
+        settings: settings of a command.
+        known: names of the recipes.
+
+    Raises:
+        ValueError: a rate is not a number above 0, or is of the default.
+    """
+    pairs = [(word.partition("=")[0].strip(), word) for word in settings.overrides]
+    given = {name: _rate(name, word.partition("=")[2]) for name, word in pairs if name in known}
+    rest = tuple(word for name, word in pairs if name not in known)
+    return RaceSettings(**{**vars(settings), "overrides": rest, "given": tuple(given.items())})
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if name == DEFAULT:
+        raise ValueError(f"{DEFAULT}={text}: {DEFAULT} runs with its own learning rate; write {DEFAULT} alone")
+    if not 0 < rate < math.inf:
+        raise ValueError(f"{name}={text}: the learning rate must be a number above 0, such as {name}=0.0006")
+    return rate
+
+
+def write_race(settings: RaceSettings, standings: Sequence[Standing], out: Path) -> Path:
     """Write `race.md`, `race.json` and `race.svg` into a folder; returns the page."""
     out.mkdir(parents=True, exist_ok=True)
     used = [run for one in standings for run in one.runs.values()]
     data = {
-        "command": command(settings),
+        "command": command(settings, standings),
         "package": asdict(stamp()),
         "hardware": machines(used),
         "recipes": {one.method: figures(one) for one in standings},
@@ -160,7 +200,7 @@ def mean_gain(runs: Sequence[Result], axis: str) -> tuple[list[float], list[floa
     return grid_of, [float(np.mean([np.interp(place, x, y) for x, y in curves])) for place in grid_of]
 
 
-def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[str]) -> str:
+def page(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequence[str]) -> str:
     """The page as Markdown."""
     head = ["recipe", "learning rate", "seeds", "gain at the end"]
     head += [f"{name} to +{gain:.2f}" for gain in GAINS for name in ("states", "seconds")]
@@ -168,6 +208,7 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
     for one in standings:
         runs = list(one.runs.values())
         rate = "as it is" if one.method == DEFAULT else "–" if one.rate is None else f"{one.rate:g}"
+        rate += " (given)" * one.given
         seeds = ", ".join(map(str, sorted(one.runs))) or "–"
         seeds += f"; failed: {', '.join(map(str, one.failed))}" * bool(one.failed)
         cells = [reach(runs, axis, gain).text() for gain in GAINS for axis in AXES]
@@ -178,10 +219,8 @@ def page(settings: Settings, standings: Sequence[Standing], hardware: Sequence[s
         grid(head, rows),
         *_missing(settings, standings),
         "## How it is measured",
-        _how(settings, hardware),
-        "## How the learning rates were chosen",
-        f"Mean {SCORE} on the held-out prompts in the second half of a run:",
-        _rates(standings),
+        _how(settings, standings, hardware),
+        *_rates(standings),
         *_unsettled(standings),
     ]
     return "\n\n".join(parts) + "\n"
@@ -205,16 +244,22 @@ def _missing(settings: Settings, standings: Sequence[Standing]) -> list[str]:
     return [f"Seeds that have no run yet: {'; '.join(words)}."] if words else []
 
 
-def _rates(standings: Sequence[Standing]) -> str:
-    """A table of the scores by which learning rates were chosen."""
+def _choosers(standings: Sequence[Standing]) -> list[Standing]:
+    """The recipes that choose their learning rate."""
+    return [one for one in standings if one.method != DEFAULT and not one.given]
+
+
+def _rates(standings: Sequence[Standing]) -> list[str]:
+    """A section with the scores by which learning rates were chosen; nothing if none were chosen."""
     rows = []
-    for one in standings:
-        if one.method != DEFAULT:
-            scores = [found.get(rate, "–") for found in (one.choices, one.whole) for rate in RATES]
-            cells = ["failed" if s is None else s if isinstance(s, str) else f"{s:.3f}" for s in scores]
-            rows.append([f"`{one.method}`", *cells])
+    for one in _choosers(standings):
+        scores = [found.get(rate, "–") for found in (one.choices, one.whole) for rate in RATES]
+        cells = ["failed" if s is None else s if isinstance(s, str) else f"{s:.3f}" for s in scores]
+        rows.append([f"`{one.method}`", *cells])
     lengths = [f"{length}, {rate:g}" for length in ("short", "whole") for rate in RATES]
-    return grid(["recipe", *lengths], rows)
+    head = "## How the learning rates were chosen"
+    words = f"Mean {SCORE} on the held-out prompts in the second half of a run:"
+    return [head, words, grid(["recipe", *lengths], rows)] if rows else []
 
 
 def _unsettled(standings: Sequence[Standing]) -> list[str]:
@@ -223,27 +268,35 @@ def _unsettled(standings: Sequence[Standing]) -> list[str]:
     return [f"Whole runs are missing for the rate of: {', '.join(names)}."] if names else []
 
 
-def _how(settings: Settings, hardware: Sequence[str]) -> str:
+def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequence[str]) -> str:
     rates = ", ".join(f"{rate:g}" for rate in RATES)
+    choice = (
+        f"Its learning rate is chosen from {rates} on the held-out prompts, with another seed. Runs of a quarter of "
+        "the compute have every rate. Then whole runs compare the best rate with the next smaller one, and the choice "
+        "goes down while the smaller rate is better. "
+    )
+    gift = "A learning rate that the table calls given was an argument of the command. "
     lines = [
         f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states. A state with gradients counts as three. "
-        "The recipe's own schedule stretches over the run. Its learning rate is chosen from "
-        f"{rates} on the held-out prompts, with another seed. Runs of a quarter of the compute have every rate. Then "
-        "whole runs compare the best rate with the next smaller one, and the choice goes down while the smaller rate "
-        "is better. The default runs as it is, so its run may be shorter.",
+        "The recipe's own schedule stretches over the run. "
+        + choice * bool(_choosers(standings))
+        + gift * any(one.given for one in standings)
+        + "The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
         "seconds. On a CPU, seconds are processor seconds, so that other work on the machine hardly counts. A gain is "
         "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of the seeds, "
         "and its 95 % interval if there are three or more. If a run never reaches the gain, the cell has a lower "
         "bound: the mean in which the run counts with its end.",
-        f"Measured with `{command(settings)}`." + "".join(f" {machine}." for machine in hardware),
+        f"Measured with `{command(settings, standings)}`." + "".join(f" {machine}." for machine in hardware),
     ]
     return "\n\n".join(lines)
 
 
-def command(settings: Settings) -> str:
+def command(settings: RaceSettings, standings: Sequence[Standing]) -> str:
     """The command line that makes this report."""
-    words = ["flowgrpo", "bench", "race", *settings.overrides, "--seeds", ",".join(map(str, settings.seeds))]
+    named = [one.method if not one.given else f"{one.method}={one.rate:g}" for one in standings]
+    words = ["flowgrpo", "bench", "race", *(named if named != list(RACERS) else []), *settings.overrides]
+    words += ["--seeds", ",".join(map(str, settings.seeds))]
     words += ["--scale", f"{settings.scale:g}", "--budget", f"{settings.budget:g}"]
     return shlex.join(words + ["--any-code"] * settings.any_code)
 

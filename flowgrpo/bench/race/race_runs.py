@@ -5,7 +5,8 @@ rate is chosen from `RATES` with another seed, on the held-out prompts. Short ru
 in a short run may be too high for a whole one, so whole runs compare it with the next smaller rate, and the choice goes
 down while the smaller rate is better. Then the recipe runs on each seed, and the test prompts have the figures. So
 nothing is chosen on the test prompts or on the seeds of the race. The default is the run that the README shows: its
-length and its rate stay as they are.
+length and its rate stay as they are. The caller may give the rate of a published recipe, for instance the rate that a
+race on another pipeline chose; then the recipe needs no run that chooses one.
 """
 
 from __future__ import annotations
@@ -48,6 +49,21 @@ _WORDS = {"short": "a short run", "whole": "a whole run that chooses the rate"}
 
 
 @dataclass(frozen=True)
+class RaceSettings(Settings):
+    """The settings of a race.
+
+    Attributes:
+        given: pairs of a recipe and its learning rate. The other recipes choose theirs.
+    """
+
+    given: tuple[tuple[str, float], ...] = ()
+
+    def rate_of(self, method: str) -> float | None:
+        """The learning rate that the caller gives a recipe; None if the recipe chooses one."""
+        return dict(self.given).get(method)
+
+
+@dataclass(frozen=True)
 class Entry:
     """One run of the race.
 
@@ -82,7 +98,8 @@ class Standing:
 
     Attributes:
         method: the recipe.
-        rate: the chosen learning rate; None for the default, or before the short runs have chosen one.
+        rate: the learning rate, chosen or given; None for the default, or before the short runs have chosen one.
+        given: whether the caller gave the learning rate.
         choices: learning rate → the held-out score of its short run; None for a run that failed.
         whole: the same for whole runs.
         compared: learning rates that need a whole run before the choice is settled; none if it is settled.
@@ -97,6 +114,7 @@ class Standing:
     compared: Sequence[float] = ()
     runs: Mapping[int, Result] = field(default_factory=dict)
     failed: Sequence[int] = ()
+    given: bool = False
 
 
 @lru_cache(maxsize=1024)
@@ -143,13 +161,14 @@ def measure_entry(settings: Settings, entry: Entry, report: Report) -> bool:
     return make_run(settings, entry.prefix, entry.name, race_recipe(entry, settings), head, report)
 
 
-def standing(settings: Settings, method: str) -> Standing:
+def standing(settings: RaceSettings, method: str) -> Standing:
     """What the results say of one recipe."""
-    rate: float | None = None
+    rate = settings.rate_of(method)
+    given = rate is not None
     choices: dict[float, float | None] = {}
     whole: dict[float, float | None] = {}
     compared: list[float] = []
-    if method != DEFAULT:
+    if method != DEFAULT and not given:
         choices, whole = trials(settings, method, "short"), trials(settings, method, "whole")
         if len(choices) < len(RATES) or all(score is None for score in choices.values()):
             return Standing(method, None, choices, whole)
@@ -157,7 +176,7 @@ def standing(settings: Settings, method: str) -> Standing:
     results = {seed: find_entry(settings, Entry(method, rate, seed)) for seed in settings.seeds}
     runs = {seed: run for seed, run in results.items() if run is not None and "failed" not in run}
     failed = [seed for seed, run in results.items() if run is not None and "failed" in run]
-    return Standing(method, rate, choices, whole, compared, runs, failed)
+    return Standing(method, rate, choices, whole, compared, runs, failed, given)
 
 
 def trials(settings: Settings, method: str, trial: Trial) -> dict[float, float | None]:
@@ -198,11 +217,11 @@ def late_score(run: Result) -> float:
     return statistics.fmean(score_at(run, "compute", end * share, SCORE) for share in (0.5, 0.625, 0.75, 0.875, 1.0))
 
 
-def missing(settings: Settings, methods: Sequence[str]) -> Iterator[Entry]:
+def missing(settings: RaceSettings, methods: Sequence[str]) -> Iterator[Entry]:
     """The runs to make next: first those that choose a rate, then one seed of every recipe after the other."""
     standings = [standing(settings, method) for method in methods]
     for found in standings:
-        if found.method != DEFAULT:
+        if found.method != DEFAULT and not found.given:
             for rate in RATES:
                 if rate not in found.choices:
                     yield Entry(found.method, rate, CHOOSING_SEED, "short")
@@ -216,7 +235,7 @@ def missing(settings: Settings, methods: Sequence[str]) -> Iterator[Entry]:
                 yield Entry(found.method, found.rate, seed)
 
 
-def measure_race(settings: Settings, methods: Sequence[str], report: Report) -> None:
+def measure_race(settings: RaceSettings, methods: Sequence[str], report: Report) -> None:
     """Make the runs that are missing; a run begins only while the budget lasts."""
     end = time.monotonic() + 3600 * settings.budget
     while todo := list(missing(settings, methods)):
