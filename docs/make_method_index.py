@@ -46,8 +46,9 @@ METHODS = (
     Method(
         "Flow-GRPO", "2505.05470", ("flow_grpo", "flow_grpo_fast", "flow_grpo_fast_branch"),
         "The last step is never trained. The KL is the exact KL of the Gaussians. The released KL lacks a division by "
-        "Δ, so the released β is β / Δ here. Windows are drawn once for all ranks and never hold the last step. At σ = "
-        "1 the denominator is continuous in σ; the released code tests for equality.",
+        "Δ: it is Δ times the exact KL, so a released β is β · Δ here. The weight here is 0.01, also in the published "
+        "form; the released 0.04 would be about 0.004. Windows are drawn once for all ranks and never hold the last "
+        "step. At σ = 1 the denominator is continuous in σ; the released code tests for equality.",
         (kernels.flow_sde,),
     ),
     Method(
@@ -178,18 +179,25 @@ METHODS = (
         "The noise levels are the rollout's. The images of a prompt share their noise, which lowers the variance of "
         "the gradient: 1.4 times its squared mean, and 2.2 times with noise for each image, as released and in the "
         "published form. There is no pull to the average of the weights: the released average forgets at least 70 % at "
-        "every update. Advantages are not divided by 5.",
+        "every update. Advantages are not divided by 5, so beside them the KL weighs a fifth of what it does there. The noise "
+        "levels are drawn at random; the released code draws one from each of six ranges.",
         (forward.awm,),
     ),
     Method(
         "DGPO", "2510.08425", ("dgpo",),
         "Four of the five noisiest levels are drawn for a rollout, as released. The average of the weights with which "
-        "the ratio compares samples from the start; in the released code it samples after 500 steps. There is no "
-        "guidance; one released configuration samples with guidance and trains without it.",
+        "the ratio compares samples from the start; in the released code it samples after 500 steps. In the embedded "
+        "form it lags in full from the fourth update; in the released code and the published form it lags more with "
+        "every step. There is no guidance; one released configuration samples with guidance, trains without it, and "
+        "guides the reference.",
         (forward.dgpo,),
     ),
     Method(
-        "Flow-DPO", "2501.13918", ("flow_dpo",), "Pairs are images of the present policy. The strength is constant.",
+        "Flow-DPO", "2501.13918", ("flow_dpo",),
+        "Pairs are images of the present policy, the best and the worst of each group, and only these are trained. The "
+        "strength is constant. The reference is the base model; the online form of Flow-GRPO's code has the policy "
+        "that samples as its reference. That code draws a noise level for each pair; here three levels of the rollout "
+        "are drawn for all pairs.",
         (forward.flow_dpo,),
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..parts.choice import Of
 from ..parts.ranges import Positive
-from ..parts.traits import compares, no_ratio, whole_groups
+from ..parts.traits import compares, no_ratio, of_selection, whole_groups
 from .advantages import group_index, sum_by_group
 from .surrogates import clip
 
@@ -36,6 +36,7 @@ class Noised:
         sigma: noise level in (0, 1].
         advantage: [N].
         group: [N] integer ids; whole groups.
+        kept: [N] bool, the images that are trained; None for all.
     """
 
     velocity: Tensor
@@ -46,6 +47,7 @@ class Noised:
     sigma: float
     advantage: Tensor
     group: Tensor
+    kept: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 < self.sigma <= 1.0:
@@ -157,15 +159,17 @@ def dgpo(rows: Noised, *, surrogate: Surrogate = clip, beta: Positive = 100.0) -
 
 @compares
 @whole_groups
+@of_selection
 @no_ratio
 def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     """Direct preference optimisation of flows, on pairs of the current policy's own images (Flow-DPO, 2501.13918).
 
-    In each group, the image with the largest advantage and the image with the smallest one are a pair. The loss of a
-    pair is -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages has no pair.
+    Of the trained images of each group, the image with the largest advantage and the image with the smallest one are a
+    pair. The loss of a pair is -log sigmoid(-beta / 2 ((l_w - l_w^ref) - (l_l - l_l^ref))). A group of equal advantages
+    has no pair.
 
     Args:
-        rows: images at one noise level, whole groups, with the reference's prediction.
+        rows: images at one noise level, with the reference's prediction; of each group, at least the trained images.
         beta: Strength of the KL to the reference.
 
     Returns:
@@ -178,7 +182,9 @@ def flow_dpo(rows: Noised, *, beta: Positive = 100.0) -> tuple[Tensor, Tensor]:
     gap = rows.error(rows.velocity) - _reference_error(rows, "flow_dpo")
     index, count = group_index(rows.group, len(gap), gap.device)
     advantage = rows.advantage.to(gap)
-    best, worst = arg_extreme(advantage, index, count, 1.0), arg_extreme(advantage, index, count, -1.0)
+    left_out = torch.zeros_like(index, dtype=torch.bool) if rows.kept is None else ~rows.kept
+    best = arg_extreme(advantage.masked_fill(left_out, -torch.inf), index, count, 1.0)
+    worst = arg_extreme(advantage.masked_fill(left_out, torch.inf), index, count, -1.0)
     margin = -0.5 * beta * (gap[best] - gap[worst])
     loss = -torch.nn.functional.logsigmoid(margin) * (advantage[best] > advantage[worst])
     return torch.zeros_like(gap).index_add(0, torch.cat([best, worst]), 0.5 * torch.cat([loss, loss])), 0 * advantage

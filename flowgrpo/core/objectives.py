@@ -82,7 +82,8 @@ def gaussian_kl(mean: Tensor, ref_mean: Tensor, std: Tensor | float) -> Tensor:
 
     The KL of the whole transition is D times the result, where D is the number of elements. Flow-GRPO (arXiv
     2505.05470) takes the mean of log-probs over elements, so the KL is a mean here too. `std` includes sqrt(delta
-    sigma). Flow-GRPO's own code leaves sqrt(delta sigma) out, so a beta of Flow-GRPO becomes beta / delta here.
+    sigma). Flow-GRPO's own code leaves sqrt(delta sigma) out, so its KL is delta times this KL, and a beta of Flow-GRPO
+    becomes beta * delta here.
 
     Args:
         mean: [B, T, ...], with gradient.

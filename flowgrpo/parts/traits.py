@@ -84,6 +84,12 @@ def whole_groups(part: T) -> T:
     return part
 
 
+def of_selection(part: T) -> T:
+    """Let a part of whole groups say that it needs only the samples of a group that a selection keeps."""
+    part.of_selection = True  # type: ignore[attr-defined]
+    return part
+
+
 def no_ratio(part: T) -> T:
     """Let a loss say that it has no importance ratio."""
     part.no_ratio = True  # type: ignore[attr-defined]
@@ -99,6 +105,11 @@ def part_scores(part: T) -> T:
 def saying(recipe: Any, trait: str) -> list[Choice]:
     """The parts of a recipe whose code has the attribute `trait`."""
     return [choice for _, choice in choices(recipe) if getattr(choice.target, trait, False)]
+
+
+def compares_all(part: Any) -> bool:
+    """Whether a loss compares all samples of a group, so that it evaluates also the ones that are not trained."""
+    return getattr(part, "whole_groups", False) and not getattr(part, "of_selection", False)
 
 
 def trained(recipe: Any) -> str:

@@ -15,7 +15,7 @@ from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
 from ..parts.choice import Choice, choices, given_names, value_at
 from ..parts.plugins import told
-from ..parts.traits import saying, trained
+from ..parts.traits import compares_all, saying, trained
 from ..samplers.kernels import Kernel
 from ..samplers.plan_parts import Setting
 from ..samplers.plans import Plan, PlanCounts
@@ -199,7 +199,8 @@ def images_line(recipe: Recipe) -> str:
 
 def kept_share(recipe: Recipe) -> float:
     """Share of the images that a loss of the forward process evaluates, at most; see `ForwardObjective.batches`."""
-    if recipe.optimizer.updates * recipe.optimizer.epochs > 1 or saying(recipe, "whole_groups"):
+    comparing = any(compares_all(part.target) for part in saying(recipe, "whole_groups"))
+    if comparing or recipe.optimizer.updates * recipe.optimizer.epochs > 1:
         return 1.0
     kept = [choice.get("keep") for choice in recipe.select if choice.get("among") != "split"]
     return min([1.0, *(keep / recipe.rollout.group for keep in kept if keep)])

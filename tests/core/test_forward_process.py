@@ -139,6 +139,18 @@ def test_flow_dpo_by_hand():
     assert v.grad[0] > 0 > v.grad[2]
 
 
+def test_the_pair_of_flow_dpo_is_of_the_images_that_are_kept():
+    """The best image of the first group and the whole second group are left out; equal advantages are no obstacle."""
+    v, reference = torch.randn(7, 2), torch.randn(7, 2)
+    groups, advantages = torch.tensor([0, 0, 0, 0, 1, 1, 1]), [2.0, 2.0, 0.5, -1.0, 1.0, 0.0, -1.0]
+    kept = torch.tensor([False, True, True, True, False, False, False])
+    whole = replace(rows(v, advantages, reference=reference), group=groups, kept=kept)
+    loss, _ = flow_dpo(whole)
+    assert loss.nonzero().flatten().tolist() == [1, 3]
+    alone = replace(rows(v[kept], [2.0, 0.5, -1.0], reference=reference[kept]), group=groups[kept])
+    torch.testing.assert_close(loss[kept], flow_dpo(alone)[0])
+
+
 def test_flow_dpo_has_a_beta_of_a_hundred():
     """Errors 1 and 1 against 1.01 and 1: margin = -50 (-0.01)."""
     reference = torch.tensor([[1 + 1.01**0.5], [2.0]])

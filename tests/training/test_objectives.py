@@ -67,7 +67,7 @@ def test_gradients_do_not_depend_on_the_size_of_calls(name, random_pipeline, tmp
     assert all(float((whole[n] - parts[n]).abs().max()) < 1e-4 * scale for n in whole)
 
 
-@pytest.mark.parametrize(("name", "calls"), [("diffusion_nft", 3), ("awm", 3), ("dgpo", 6), ("flow_dpo", 6)])
+@pytest.mark.parametrize(("name", "calls"), [("diffusion_nft", 3), ("awm", 3), ("dgpo", 6), ("flow_dpo", 3)])
 @pytest.mark.parametrize("noise", ["prompt", "image"])
 def test_images_that_are_not_kept_are_evaluated_only_if_the_loss_compares_them(
     name: str, calls: int, noise: str, random_pipeline: Path, tmp_path: Path

@@ -20,7 +20,7 @@ from ...core.penalties import Edges
 from ...parts.choice import Of
 from ...parts.needs import at_least, needs
 from ...parts.ranges import Count
-from ...parts.traits import saying
+from ...parts.traits import compares_all, saying
 from ...samplers.moves import draw_noise
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
 
@@ -80,10 +80,10 @@ class ForwardObjective(Unmeasured):
         self.penalties = Penalties(setting.recipe.penalties, setting.elements)
         self.compares = bool(saying(setting.recipe, "compares"))
         self.several = setting.recipe.optimizer.updates * setting.recipe.optimizer.epochs > 1
-        # A loss of single images needs no prediction for an image that is not trained. But with several updates, the
-        # predictions from before the updates are of whole groups, and a prediction depends on its batch by rounding.
+        # Most losses need no prediction for an image that is not trained. But with several updates, the predictions
+        # from before the updates are of whole groups, and a prediction depends on its batch by rounding.
         function = getattr(loss, "func", loss)
-        self.apart = not self.several and not getattr(function, "whole_groups", False)
+        self.apart = not self.several and not compares_all(function)
         self.has_ratio = not getattr(function, "no_ratio", False)
         self._before: dict[tuple[int, int], Tensor] = {}
 
@@ -103,7 +103,7 @@ class ForwardObjective(Unmeasured):
         return sum(self._kept(experience, b, keep) for b in self.batches(experience, part, keep))
 
     def batches(self, experience: Experience, part: int, keep: Tensor | None) -> Iterator[_Images]:
-        """Batches of whole groups, each at one of the drawn noise levels; of a loss of single images, what is kept."""
+        """Batches of whole groups, each at one of the drawn noise levels; without the images that no loss needs."""
         low, high = experience.part(part)
         owner = experience.rollout.leaf_prompt
         count = max(self.policy.batch // self.recipe.rollout.group, 1)
@@ -120,7 +120,7 @@ class ForwardObjective(Unmeasured):
     ) -> Outcome:
         """Add the gradient of one batch of images."""
         nodes = experience.rollout.leaf[batch.leaves]
-        noised = self._rows(experience, batch, advantages[nodes])
+        noised = self._rows(experience, batch, advantages[nodes], None if keep is None else keep[nodes])
         loss, log_ratio = self.loss(noised)
         metrics = {"loss": pair(loss.detach())}
         if self.has_ratio:
@@ -139,7 +139,7 @@ class ForwardObjective(Unmeasured):
         )  # fmt: skip
         return Outcome(statistics.cpu(), metrics, log_ratio.abs().max().cpu())
 
-    def _rows(self, experience: Experience, batch: _Images, advantage: Tensor) -> Noised:
+    def _rows(self, experience: Experience, batch: _Images, advantage: Tensor, kept: Tensor | None = None) -> Noised:
         x0, noise, x = self._noised(experience, batch)
         velocity = self._velocity(experience, batch, x)
         return Noised(
@@ -151,6 +151,7 @@ class ForwardObjective(Unmeasured):
             sigma=experience.plan.sigmas[batch.step],
             advantage=advantage,
             group=experience.groups[batch.leaves].to(x.device),
+            kept=None if kept is None else kept.to(x.device),
         )
 
     def _held(self, log_ratio: Tensor, advantage: Tensor) -> Tensor | None:
