@@ -278,7 +278,8 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
     gift = "A learning rate that the table calls given was an argument of the command. "
     lines = [
         f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states. A state with gradients counts as three. "
-        "The recipe's own schedule stretches over the run. "
+        "The schedule of its learning rate stretches over the run. Averages of the weights, and old policies that lag "
+        "more with every step, keep their own pace. "
         + choice * bool(_choosers(standings))
         + gift * any(one.given for one in standings)
         + "The default runs as it is, so its run may be shorter.",

@@ -1,12 +1,12 @@
 """The runs of the race: every recipe with the same compute, and with its learning rate chosen from the same values.
 
-A published recipe gets as many iterations as fit into `COMPUTE`, and its own schedule stretches over them. Its learning
-rate is chosen from `RATES` with another seed, on the held-out prompts. Short runs have every rate. A rate that is best
-in a short run may be too high for a whole one, so whole runs compare it with the next smaller rate, and the choice goes
-down while the smaller rate is better. Then the recipe runs on each seed, and the test prompts have the figures. So
-nothing is chosen on the test prompts or on the seeds of the race. The default is the run that the README shows: its
-length and its rate stay as they are. The caller may give the rate of a published recipe, for instance the rate that a
-race on another pipeline chose; then the recipe needs no run that chooses one.
+A published recipe gets as many iterations as fit into `COMPUTE`, and the schedule of its learning rate stretches over
+them. Its learning rate is chosen from `RATES` with another seed, on the held-out prompts. Short runs have every rate. A
+rate that is best in a short run may be too high for a whole one, so whole runs compare it with the next smaller rate,
+and the choice goes down while the smaller rate is better. Then the recipe runs on each seed, and the test prompts have
+the figures. So nothing is chosen on the test prompts or on the seeds of the race. The default is the run that the
+README shows: its length and its rate stay as they are. The caller may give the rate of a published recipe, for instance
+the rate that a race on another pipeline chose; then the recipe needs no run that chooses one.
 """
 
 from __future__ import annotations
