@@ -19,6 +19,7 @@ def adapter(
 ) -> None:
     """Write the LoRA of a run as a file for ComfyUI or kohya's scripts; its strength there is 1."""
     from ..intake.links import check_links
+    from ..training.folder.files import writing
     from ..weights.other_tools import TOOLS, write_for
 
     chosen = next((known for known in TOOLS if known == tool), None)
@@ -33,6 +34,7 @@ def adapter(
             f"{run} has no folder `lora`: it has trained all weights, or it has not ended; finish it with `flowgrpo "
             f"resume {run}`"
         )
-    remark = write_for(chosen, lora, out)
+    with writing(out):
+        remark = write_for(chosen, lora, out)
     say(str(out))
     say(f"note: {remark}")

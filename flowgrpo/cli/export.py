@@ -33,6 +33,8 @@ def export(
     output_folder(out)
     trust_run(trust, [run], {str(run / "config.yaml"): False})
     from ..inference.exporting import export_weights
+    from ..training.folder.files import writing
 
-    export_weights(str(run), out, checkpoint=checkpoint)
+    with writing(out):
+        export_weights(str(run), out, checkpoint=checkpoint)
     say(f"written to {out}")

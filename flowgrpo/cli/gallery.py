@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,9 @@ import typer
 
 from .output import output_folder, say
 from .trusting import LinksOption, trust_run
+
+SETS, ORDER, COUNT = "base,last", "gained", 12
+"""Defaults of options that belong to others: with another value they ask for an option that uses them."""
 
 
 def gallery(
@@ -32,8 +36,8 @@ def gallery(
     ] = None,
     order: Annotated[
         str, typer.Option(help="Sheet, animation: which prompts come first: gained, lost, cheating, high, low or file.")
-    ] = "gained",
-    count: Annotated[int, typer.Option(min=1, max=500, help="Sheet, animation: number of prompts.")] = 12,
+    ] = ORDER,
+    count: Annotated[int, typer.Option(min=1, max=500, help="Sheet, animation: number of prompts.")] = COUNT,
     vote: Annotated[
         bool, typer.Option("--vote", help="Ask people which of two samples is better, on a local page.")
     ] = False,
@@ -51,7 +55,7 @@ def gallery(
         typer.Option(
             help="--vote: evaluations to compare, with commas: base, last or numbers; one alone: its samples."
         ),
-    ] = "base,last",
+    ] = SETS,
     session: Annotated[
         str | None, typer.Option(help="--vote: name of the voter's session; by default the last in the file.")
     ] = None,
@@ -70,6 +74,14 @@ def gallery(
         raise ValueError(f"--every is {every}; give seconds from 0.2 to 86400")
     if fps is not None:
         check_rate(fps, "--fps")
+    if not vote:
+        given = {"--session": session is not None, "--again": again, "--port": port, "--sets": sets != SETS}
+        _refuse(given, "--vote")
+    if sheet is None and animation is None:
+        given = {"--reward": reward is not None, "--order": order != ORDER, "--count": count != COUNT}
+        _refuse(given, "--sheet or --animation")
+    if out is None:
+        _refuse({"--link": link}, "--out")
     output_folder(out)
     trust_run(trust, [*runs, out])
     for path in (single, sheet, animation, dataset, vote_dataset):
@@ -110,6 +122,16 @@ def _say_notes(runs: list[Path]) -> None:
 
     for note in notes_on(read_runs(runs)):
         say(f"note: {note}")
+
+
+def _refuse(given: Mapping[str, object], owner: str) -> None:
+    """Refuse options that would be ignored, because they belong to an option that is not given.
+
+    Raises:
+        ValueError: an option of `given` has a true value.
+    """
+    for name in (name for name, value in given.items() if value):
+        raise ValueError(f"{name} belongs to {owner}; add {owner}, or leave {name} out")
 
 
 def _votes_file(runs: list[Path], votes: Path | None) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
-from .output import output_folder, say
+from .output import LARGEST_SEED, output_folder, say
 from .plan import split
 from .trusting import TrustOption, trust_run
 
@@ -42,7 +42,10 @@ def sample(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for images, or for the index.jsonl of texts.")] = Path("samples"),
     seed: Annotated[
-        int, typer.Option(help="Seed of a prompt's first sample; its next samples have the next seeds.")
+        int,
+        typer.Option(
+            min=0, max=LARGEST_SEED, help="Seed of a prompt's first sample; its next samples have the next seeds."
+        ),
     ] = 0,
     count: Annotated[int, typer.Option(min=1, help="Number of samples of each prompt.")] = 1,
     steps: Annotated[
@@ -64,7 +67,10 @@ def sample(
         float | None, typer.Option(help="Images, a run of a LoRA: factor of its effect; 1 is as trained, 0 is off.")
     ] = None,
     noise: Annotated[
-        int | None, typer.Option(help="Images: seed of the noise itself, as a gallery shows it; in place of --seed.")
+        int | None,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Images: seed of the noise itself, as a gallery shows it; in place of --seed."
+        ),
     ] = None,
     animation: Annotated[
         Path | None, typer.Option(help="Videos: also write a .mp4, .webm, .webp or .gif; one for each sample.")
@@ -269,9 +275,10 @@ def evaluate(
 
     trust_run(trust, [Path(model)], {str(Path(model) / "config.yaml"): source is None, source: True})
     recipe = evaluation_recipe(model, source, overrides)
-    noun = "images" if recipe.task == "images" else "completions"
+    noun = "image" if recipe.task == "images" else "completion"
     found = evaluate_model(model, recipe, split=on, out=out, base=base, checkpoint=checkpoint, say=say)
     for name, (mean, error, count) in found.items():
-        say(f"{name}: {mean:.4f} ± {error:.4f} ({count} {noun})")
+        spread = f"{error:.4f}" if math.isfinite(error) else "–"
+        say(f"{name}: {mean:.4f} ± {spread} ({count} {noun}{'s' * (count != 1)})")
     if out is not None:
         say(f"written to {out / 'index.jsonl'}")

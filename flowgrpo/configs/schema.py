@@ -14,7 +14,16 @@ from ..parts.section import Section
 from ..parts.traits import saying
 from .reward_sections import RewardConfig, distinct_labels, one_counts
 from .rollouts import MaskedRolloutConfig, RolloutConfig, TextRolloutConfig, rollout_faults
-from .sections import DataConfig, EmaConfig, HeldOutConfig, LoraConfig, OptimizerConfig, RunConfig, named_once
+from .sections import (
+    DataConfig,
+    EmaConfig,
+    HeldOutConfig,
+    LoraConfig,
+    OptimizerConfig,
+    RunConfig,
+    TextDataConfig,
+    named_once,
+)
 
 
 class ModelConfig(Section):
@@ -308,7 +317,7 @@ class TextRecipe(BaseRecipe):
 
     task: Literal["text"]
     model: LanguageModelConfig = LanguageModelConfig()
-    data: DataConfig = DataConfig(train="arithmetic:train", heldout="arithmetic:heldout")
+    data: TextDataConfig = TextDataConfig()
     generation: GenerationConfig = GenerationConfig()
     parts: PartsConfig | None = Field(None, description="By default completions are not cut.")
     rollout: TextRolloutConfig = TextRolloutConfig()
@@ -407,7 +416,7 @@ class MaskedRecipe(BaseRecipe):
 
     task: Literal["masked"]
     model: MaskedModelConfig = MaskedModelConfig()
-    data: DataConfig = DataConfig(train="arithmetic:train", heldout="arithmetic:heldout")
+    data: TextDataConfig = TextDataConfig()
     generation: MaskedGenerationConfig = MaskedGenerationConfig()
     sampler: MaskedSamplerConfig = MaskedSamplerConfig()
     rollout: MaskedRolloutConfig = MaskedRolloutConfig()

@@ -62,8 +62,8 @@ Bucket = Annotated[tuple[Side, Side], Field(strict=False)]  # YAML has lists, no
 
 
 def _buckets_of_images(recipe: Any, section: DataConfig) -> list[str]:
-    if section.buckets and recipe.task == "text":
-        return ["data.buckets are sizes of images, and this is a recipe of text; leave it out"]
+    if section.buckets and recipe.task != "images":
+        return [f"data.buckets are sizes of images, and this is a recipe of task {recipe.task}; leave it out"]
     return []
 
 
@@ -116,6 +116,13 @@ class DataConfig(Section):
             return found
         world, colon, _ = (self.train if self.heldout is None else self.heldout).partition(":")
         return f"{world}:test" if colon and world in WORLDS else None
+
+
+class TextDataConfig(DataConfig):
+    """Prompts of a language model: as for images, but what is left out is of the embedded problems."""
+
+    train: str = Field("arithmetic:train", description="A file, a data set, or `arithmetic:train`.")
+    heldout: str | None = Field("arithmetic:heldout", description="A file, a data set, or `arithmetic:heldout`.")
 
 
 def named_once(entries: list[Choice]) -> list[Choice]:

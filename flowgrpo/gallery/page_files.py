@@ -8,6 +8,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..intake.json_text import parse_json
@@ -60,7 +61,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        # What is left of a failure, which may be the reason of the error that is raised.
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 def remove_stale(out: Path) -> None:

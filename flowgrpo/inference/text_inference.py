@@ -220,14 +220,17 @@ def sample_texts(
 
 
 def new_index(out: Path) -> Path:
-    """Path of the file for completions in a folder.
+    """Path of the file that lists samples in a folder.
 
     Raises:
-        ValueError: the file exists.
+        ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
     """
     index = out / "index.jsonl"
-    if index.exists():
-        raise ValueError(f"{index} exists; name another folder with --out")
+    for taken in (index, *sorted(out.glob("eval-*.png"))):
+        if taken.exists():
+            raise ValueError(f"{taken} exists; name another folder with --out")
+    if (out / "config.yaml").exists():
+        raise ValueError(f"{out} is a run folder; name another folder with --out, such as {out / 'evaluation'}")
     return index
 
 

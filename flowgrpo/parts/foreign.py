@@ -1,7 +1,8 @@
-"""Protection against code by other authors that would end the process in which it is called."""
+"""Protection against code by other authors that would end the process, or move it to another folder."""
 
 from __future__ import annotations
 
+import os
 import threading
 import traceback
 from types import TracebackType
@@ -16,6 +17,7 @@ class contained:
 
     Otherwise `sys.exit` in a reward would end a run without results, and with the exit status that the reward gives,
     even 0. Ctrl-C still works: Python raises its KeyboardInterrupt only in the main thread, and there it is passed on.
+    At the end the current folder is the one from before: a run folder may be a relative path.
 
     Args:
         what: beginning of the message, the subject of "raised SystemExit(0)".
@@ -26,11 +28,14 @@ class contained:
         self.what, self.kind = what, kind
 
     def __enter__(self) -> contained:
+        self.folder = _current_folder()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.folder is not None and _current_folder() != self.folder:
+            os.chdir(self.folder)
         if error is None or isinstance(error, Exception):
             return
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -40,3 +45,11 @@ class contained:
             f"{self.what} raised {error!r} at {last.filename}:{last.lineno}, which would have ended the process; "
             "return from there, or raise an Exception"
         ) from error
+
+
+def _current_folder() -> str | None:
+    """The current folder; None if somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None

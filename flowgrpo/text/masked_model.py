@@ -51,6 +51,16 @@ class MaskedLanguageModel:
         found = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
+    @property
+    def positions(self) -> int | None:
+        """The largest number of tokens that the model takes; None if its configuration does not say."""
+        config = self.model.config
+        found = getattr(config, "max_position_embeddings", None)
+        if found is None:
+            return None
+        # Models of the RoBERTa family count positions from the padding token's id on.
+        return int(found) - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
+
     def encode(self, prompt: str) -> Frame:
         """Token ids before and after the completion of a prompt."""
         ids: list[int] = list(self.tokenizer(prompt).input_ids)

@@ -192,6 +192,12 @@ def test_a_file_where_a_folder_belongs_is_no_traceback(command: Command, tmp_pat
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["../../evil", "a/b", "."])
+def test_a_run_folder_is_not_named_after_a_path(command: Command, tmp_path: Path, name: str):
+    assert "write a name without /" in refused(command("train", f"name={name}"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_fault_of_the_program_keeps_its_traceback(command: Command, monkeypatch: pytest.MonkeyPatch):
     def broken() -> None:
         raise KeyError("a bug")

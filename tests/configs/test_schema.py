@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import Recipe, RewardConfig
 from flowgrpo.training.checking import check
 from flowgrpo.training.planning import forecast
@@ -271,3 +272,12 @@ def test_parts_of_several_papers_combine():
         credit={"name": "depth", "fusion": "path"},
         select=[{"name": "extremes", "keep": 1, "among": "split"}],
     )
+
+
+@pytest.mark.parametrize("name", ["text", "masked"])
+def test_splits_that_a_recipe_of_text_leaves_out_are_the_embedded_problems(name: str) -> None:
+    made = load_recipe(name, ["data={train: mine.txt}"])
+    assert (made.data.heldout, made.data.source("test")) == ("arithmetic:heldout", "arithmetic:test")
+    assert load_recipe(name, ["data={heldout: null}"]).data.train == "arithmetic:train"
+    with pytest.raises(RecipeError, match="sizes of images"):
+        load_recipe(name, ["data.buckets=[[64, 64]]"])

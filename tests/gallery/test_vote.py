@@ -294,3 +294,21 @@ def test_texts_are_shown_as_text_and_the_end_shows_the_report(
     assert "1 of 2 (50 %)" in ended.written
     assert "iteration 5" in ended.written
     assert [vote.choice for vote in read_votes(run / "votes.jsonl")[0]] == ["right", "tie"]
+
+
+@pytest.mark.parametrize(
+    ("words", "owner"),
+    [
+        (("--session", "ann"), "--vote"),
+        (("--sets", "base,1"), "--vote"),
+        (("--again",), "--vote"),
+        (("--order", "lost"), "--sheet or --animation"),
+        (("--count", "3"), "--sheet or --animation"),
+        (("--link",), "--out"),
+    ],
+)
+def test_an_option_without_the_one_that_it_belongs_to_is_refused(words: tuple[str, ...], owner: str, run: Path) -> None:
+    refused = CliRunner().invoke(app, ["gallery", str(run), *words])
+    assert isinstance(refused.exception, ValueError)
+    assert str(refused.exception) == f"{words[0]} belongs to {owner}; add {owner}, or leave {words[0]} out"
+    assert not (run / "gallery").exists()

@@ -294,3 +294,13 @@ def test_an_evaluation_keeps_its_images_with_their_rewards(finished: Path, tmp_p
         assert np.array_equal(shown(tmp_path / "kept" / line["image"]), shown(finished / "samples" / record["image"]))
     status, _, errors = command("evaluate", str(finished), "--out", "kept")
     assert (status, "index.jsonl exists; name another folder with --out" in errors) == (1, True)
+    for place, words in (("samples/iter-000002", "eval-0000.png exists; name another"), ("", "is a run folder; name")):
+        status, _, errors = command("evaluate", str(finished), "--base", "--out", str(finished / place))
+        assert (status, words in errors) == (1, True)
+
+
+@pytest.mark.parametrize("words", [("--seed", "99999999999999999999"), ("--seed", "-1"), ("--noise", str(2**63))])
+def test_a_seed_beyond_the_range_is_refused(words: tuple[str, ...], command: Command) -> None:
+    status, _, errors = command("sample", "a red circle", *words)
+    assert status
+    assert f"Invalid value for '{words[0]}'" in errors

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -83,6 +84,17 @@ def test_an_exception_and_a_result_pass_unchanged() -> None:
     with contained():
         passed = True
     assert passed
+
+
+def test_code_that_moves_to_another_folder_is_moved_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def moving(prompts: list[str]) -> list[float]:
+        os.chdir("/")
+        return [0.0] * len(prompts)
+
+    RewardSet([Reward(moving, "moving")]).score(PROMPTS, PROMPTS)
+    assert Path.cwd() == tmp_path
 
 
 def test_files_and_constructors_that_exit_are_refused_with_their_line(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ class Folder:
     """A keeper that writes a number as weights."""
 
     def __init__(self, path: Path) -> None:
-        self.run = SimpleNamespace(path=path)
+        self.metrics: list[dict[str, Any]] = []
+        self.run = SimpleNamespace(path=path, read_metrics=lambda: self.metrics)
         self.accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
         self.processes = SimpleNamespace(gather=lambda value: [value])
         self.notes: list[str] = []
@@ -121,6 +122,21 @@ def test_a_note_that_cannot_be_read_begins_anew(text: str, folder: Folder) -> No
     best.resume()
     see(best, folder, 0.5, first=10)
     assert result(best, folder, 10) == 10
+
+
+def test_a_run_that_kept_no_weights_so_far_says_so(folder: Folder) -> None:
+    folder.metrics = [
+        {"iteration": 0, "eval/gold": 0.9},
+        {"iteration": 0, "loss": 1.0},
+        {"iteration": 8, "eval/gold": 1},
+    ]
+    kept(folder).resume()
+    (note,) = folder.notes
+    assert "weights of evaluations up to iteration 8 were not kept" in note
+    folder.notes.clear()
+    see(kept(folder), folder, 0.4)
+    kept(folder).resume()
+    assert not folder.notes
 
 
 # -- whole runs --------------------------------------------------------------------------------------------------------

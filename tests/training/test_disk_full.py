@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from flowgrpo.gallery.page_files import write_whole
 from flowgrpo.gallery.thumbnails import Thumbnails
 from flowgrpo.training.folder.checkpoint import verify_checkpoint, write_checkpoint
 from flowgrpo.training.folder.files import NoRoom, explained, write_text, writing
@@ -132,6 +134,35 @@ def test_other_errors_name_the_file_first(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match=r"x\.txt") as failed, writing(tmp_path / "x.txt"):
         raise PermissionError(errno.EACCES, "Permission denied")
     assert explained(failed.value) == f"{tmp_path / 'x.txt'}: Permission denied"
+
+
+def test_the_copy_of_a_folder_says_the_same(tmp_path: Path) -> None:
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "a.txt").write_text("a")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(NoRoom, match="result"), writing(tmp_path / "result"):
+        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=full)
+
+
+def test_a_message_of_ours_passes_even_if_a_missing_file_caused_it(tmp_path: Path) -> None:
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "gone")
+    with pytest.raises(ValueError, match="give the folder"), writing(tmp_path):
+        raise ValueError("give the folder of a run") from missing
+
+
+def test_a_folder_that_cannot_be_written_names_its_cause(tmp_path: Path) -> None:
+    def full(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "data.jsonl").write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="dataset") as failed:
+        write_whole(tmp_path / "dataset", full)
+    assert failed.value.errno == errno.ENOSPC
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_thumbnail_without_room_is_no_unreadable_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

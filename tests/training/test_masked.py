@@ -289,6 +289,25 @@ def test_a_model_that_is_not_masked_and_code_of_a_model_are_refused(
         load_masked_model(str(copy))
 
 
+def test_prompts_and_completions_fit_the_positions_of_the_model(small: list[str], tmp_path: Path) -> None:
+    task = trainer_of(small, tmp_path / "run").task
+    assert isinstance(task, MaskedTask)
+    policy, language = task.policy, task.policy.language
+    tokens, room = policy.recipe.generation.tokens, language.positions
+    assert room == language.model.config.max_position_embeddings
+    given = sum(map(len, language.encode("1+2=")))
+    language.model.config.max_position_embeddings = given + tokens
+    policy.frame("1+2=")
+    language.model.config.max_position_embeddings = given + tokens - 1
+    with pytest.raises(
+        ValueError, match=f"'1.3=' has {given} tokens .*; set generation.tokens to at most {tokens - 1}"
+    ):
+        policy.frame("1+3=")
+    language.model.config.max_position_embeddings = given
+    with pytest.raises(ValueError, match="shorten the prompt"):
+        policy.frame("1+4=")
+
+
 def test_an_evaluation_takes_the_likeliest_tokens_and_counts_them(small: list[str], tmp_path: Path) -> None:
     task = trainer_of(small, tmp_path / "run", "evaluate.steps=2", "evaluate.seeds=2").task
     assert isinstance(task, MaskedTask)

@@ -15,7 +15,7 @@ from ...configs.sections import HeldOutConfig
 from ...intake.json_text import parse_json
 from ...weights.averages import Ema
 from ...weights.saving import new_folder
-from .files import write_text
+from .files import write_text, writing
 from .keeping import Keeper
 from .leftovers import BEST
 
@@ -64,8 +64,20 @@ class BestWeights:
 
     def resume(self) -> None:
         """Read what the run has kept. Every process must call it."""
-        found = self._read() if self.keeper.accelerator.is_main_process else None
-        self.mark = self.keeper.processes.gather(found)[0]
+        if self.keeper.accelerator.is_main_process:
+            self.mark = self._read()
+            if self.mark is None and (before := self._scored()):
+                self.keeper.reporter.note(
+                    f"the weights of evaluations up to iteration {before[-1]} were not kept, or {self._file} is "
+                    "damaged or of another measure; evaluate.results=best chooses among later evaluations"
+                )
+        self.mark = self.keeper.processes.gather(self.mark)[0]
+
+    def _scored(self) -> list[int]:
+        """The iterations done before each evaluation that the run has the score of."""
+        return [
+            int(record["iteration"]) for record in self.keeper.run.read_metrics() if f"eval/{self.reward}" in record
+        ]
 
     def _read(self) -> Mark | None:
         with suppress(OSError, ValueError, TypeError):
@@ -102,7 +114,8 @@ class BestWeights:
         if self.mark is None:
             return False
         if self.keeper.accelerator.is_main_process:
-            with new_folder(self.keeper.run.path / name, overwrite=True) as target:
+            path = self.keeper.run.path / name
+            with writing(path), new_folder(path, overwrite=True) as target:
                 shutil.copytree(self._folder, target, dirs_exist_ok=True)
             if self.mark.iteration != done:
                 self.keeper.reporter.note(

@@ -30,7 +30,8 @@ class NoRoom(OSError):
 def writing(path: Path, needed: int | None = None) -> Iterator[None]:
     """A context in which every failure to write is an OSError that names a file: its own file, or else `path`.
 
-    The writers of safetensors and torch raise errors of their own, and Python's errors for an open file name no file.
+    The writers of safetensors and torch raise errors of their own, and Python's errors for an open file name no file. A
+    ValueError passes: it has a message of ours.
 
     Args:
         path: what is written.
@@ -41,7 +42,7 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except NoRoom:
+    except (NoRoom, ValueError):
         raise
     except Exception as error:
         number = _number_in(error)
@@ -58,6 +59,10 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
 def _number_in(error: BaseException | None) -> int | None:
     """The error number behind an exception of a library; None if it is not about writing."""
     while error is not None:
+        if isinstance(error, shutil.Error):
+            # The copy of a folder collects the errors of its files as text.
+            inner = re.search(r"\[Errno (\d+)\]", str(error))
+            return int(inner[1]) if inner else None
         if isinstance(error, OSError):
             return error.errno
         # safetensors is written in Rust; its versions before 0.6 have the second form.

@@ -18,6 +18,7 @@ from ..reporting.reporter import Reporter
 from ..stopping import Stop
 from .changing import adopt, first_checkpoint, former_ends, schedule_notes
 from .checkpoint import RECIPE, Gathered, Kept, Stateful, Written, read_checkpoint, write_checkpoint
+from .files import writing
 from .resuming import differences, gaps, newest_whole
 from .run_folder import RunFolder
 
@@ -139,7 +140,8 @@ class Keeper:
         if self.accelerator.is_main_process or self.weights.shards is not None:
             with average.applied() if average else nullcontext(), self.weights.in_one_place():
                 if self.accelerator.is_main_process:
-                    self.weights.save(self.run.path / name, overwrite=True)
+                    with writing(self.run.path / name):
+                        self.weights.save(self.run.path / name, overwrite=True)
         self.accelerator.wait_for_everyone()
 
     def write(self, iteration: int, kept: Mapping[str, Written] | None = None) -> None:

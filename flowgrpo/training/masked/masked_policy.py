@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...configs.load import short
 from ...configs.schema import MaskedRecipe
 from ...pipelines.experience import Experience, part_bounds
 from ...pipelines.policy import Told, silent
@@ -92,9 +93,21 @@ class MaskedPolicy:
         self._frames: dict[str, Frame] = {}
 
     def frame(self, prompt: str) -> Frame:
-        """The token ids around a completion of a prompt; each prompt is encoded once."""
+        """The token ids around a completion of a prompt; each prompt is encoded once.
+
+        Raises:
+            ValueError: the prompt and the completion are longer than the model takes.
+        """
         if prompt not in self._frames:
-            self._frames[prompt] = self.language.encode(prompt)
+            frame = self.language.encode(prompt)
+            given, tokens, room = sum(map(len, frame)), self.recipe.generation.tokens, self.language.positions
+            if room is not None and given + tokens > room:
+                mend = f"set generation.tokens to at most {room - given}" if given < room else "shorten the prompt"
+                raise ValueError(
+                    f"the prompt {short(prompt)} has {given} tokens and generation.tokens is {tokens}, but the "
+                    f"model takes {room} tokens in all (max_position_embeddings); {mend}"
+                )
+            self._frames[prompt] = frame
         return self._frames[prompt]
 
     def logits_of(self, prompts: Sequence[str]) -> Velocity:

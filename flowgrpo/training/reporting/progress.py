@@ -66,6 +66,7 @@ class ConsoleReporter:
         self._lines, self._first, self._total = 0, 0, 0
         self._samples, self._noun = 0, "images"
         self._curve: list[float | None] = []
+        self._curve_of: str | None = None
         self._few = 0
         self._columns: list[Column] = []
 
@@ -154,7 +155,9 @@ class ConsoleReporter:
         """
         means = means_of(record, "quick" if self._few else "eval")
         if means:
-            self._heldout = next(iter(means.values()))
+            name, self._heldout = next(iter(means.items()))
+            if name != self._curve_of:
+                self._curve, self._curve_of = [], name
             self._curve.append(self._heldout)
         return means
 
