@@ -74,7 +74,7 @@ class Remote:
         if reward is not None and reward != self.declaration.reward:
             raise ValueError(
                 f"remote: {url} serves the reward {self.declaration.reward!r}, and not {reward!r}; "
-                f"start `flowgrpo rewards serve {reward}` there, or mend the option `reward`"
+                f"set the option `reward` to {self.declaration.reward!r}, or serve the other reward there"
             )
         self.name, self.whole_group = self.declaration.reward, self.declaration.whole_group
         self.batch_size = self.declaration.batch_size if batch_size is None else batch_size

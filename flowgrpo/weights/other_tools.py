@@ -73,6 +73,10 @@ def write_for(tool: Tool, lora: Path, out: Path) -> str:
 
 def _only_file(lora: Path) -> Path:
     found = sorted(lora.glob("pytorch_lora_weights*.safetensors"))
+    if (lora / "adapter_model.safetensors").is_file():
+        raise ValueError(
+            f"{lora} is the adapter of a language model; ComfyUI and kohya's scripts read adapters of images"
+        )
     if not found:
         raise ValueError(f"{lora} has no {NAME}; give the folder `lora` of a run that has trained a LoRA")
     if len(found) > 1:
