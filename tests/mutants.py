@@ -83,7 +83,9 @@ EQUIVALENT: dict[str, str] = {
     "diagnostics.summarise: view.unbind(«- → »1)": "the last of two dimensions",
     "forward_process.diffusion_nft: («1 → 2», beta * v + (1.0 - beta) * old)": "only its sign is read",
     "forward_process.diffusion_nft: -«1 → 2»": "only its sign is read",
-    "forward_process.flow_dpo: arg_extreme(advantage, index, count, «1.0 → 2.0»)": "only its sign is read",
+    "forward_process.flow_dpo: arg_extreme(advantage.masked_fill(left_out, -torch.inf), index, count, «1.0 → 2.0»)": (
+        "only its sign is read"
+    ),
     "forward_process.flow_dpo: -«1.0 → 2.0»": "only its sign is read",
     "grouped.cells: group_index(index * count «+ → -» position, len(index), index.device)": (
         "another number for each pair, still one of its own"
