@@ -179,8 +179,8 @@ METHODS = (
         "The noise levels are the rollout's. The images of a prompt share their noise, which lowers the variance of "
         "the gradient: 1.4 times its squared mean, and 2.2 times with noise for each image, as released and in the "
         "published form. There is no pull to the average of the weights: the released average forgets at least 70 % at "
-        "every update. Advantages are not divided by 5, so beside them the KL weighs a fifth of what it does there. The noise "
-        "levels are drawn at random; the released code draws one from each of six ranges.",
+        "every update. Advantages are not divided by 5, so beside them the KL weighs a fifth of what it does there. "
+        "The noise levels are drawn at random; the released code draws one from each of six ranges.",
         (forward.awm,),
     ),
     Method(
