@@ -186,6 +186,15 @@ def test_evaluations_of_all_prompts_show_a_curve_if_there_are_no_quick_ones():
     ]
 
 
+def test_a_curve_begins_anew_when_an_evaluation_has_another_reward():
+    shown, output = reporter(120, evaluated=("gold",))
+    for done in (0, 4, 8):
+        shown.evaluation(done, {"eval/gold": 0.4})
+    for done, mean in ((12, 1.0), (16, 2.0), (20, 3.0)):
+        shown.evaluation(done, {"eval/other": mean})
+    assert output.getvalue().splitlines()[-1] == "held-out after 20 iterations: other 3.0000  ▁▅█"
+
+
 def test_a_resumed_run_goes_on_with_its_trend_its_held_out_score_and_its_curve():
     past = [{"iteration": k, "reward/total": 0.1 * k} for k in range(12)]
     past[0] |= {"eval/gold": 0.2, "quick/gold": 0.1}
