@@ -243,6 +243,9 @@ def _bench(reader: Reader, words: list[str], example: Example) -> list[str] | No
         assert list(results.glob("dance_grpo-rise-*.json"))
         return None
     if name == "race":
+        for word in words:
+            if word.startswith("model.path="):
+                reader.put_model(word.partition("=")[2])
         small = ["diffusion_nft", "--seeds", "0", "--scale", "1e-6", *TINY_ROLLOUT, "evaluate.prompts=2"]
         reader.flowgrpo("bench", *words, *small)
         results = reader.home / (told["results"] or "runs/race")

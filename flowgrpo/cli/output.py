@@ -9,9 +9,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-LARGEST_SEED = 2**62
-"""The samples of a prompt have seeds from the given one on, and every seed must fit into 63 bits."""
-
 
 def make_console() -> Console:
     """The console of the commands. In a cell of a notebook no line moves, because a notebook keeps what is erased."""

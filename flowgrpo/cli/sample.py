@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .export import CheckpointOption
-from .output import LARGEST_SEED, output_folder, say
+from .output import output_folder, say
 from .plan import split
 from .trusting import TrustOption, trust_run
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..training.masked.masked_policy import UnmaskedTexts
     from ..training.text.text_policy import Completions
 
+LARGEST_SEED = 2**62
+"""The samples of a prompt have seeds from the given one on, and every seed must fit into 63 bits."""
 ONLY = {
     "images": ("steps", "noise", "height", "width", "guidance", "lora_scale", "animation", "fps"),
     "text": ("temperature", "top_p", "top_k", "max_tokens"),

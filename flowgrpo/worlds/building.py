@@ -32,6 +32,8 @@ from .scenes.proxy_training import FULL_STEPS, train_proxy
 from .scenes.scene_prompts import SKILLS, write_prompt_files
 
 SAMPLING_STEPS = 10
+LARGEST_SEED = 2**62
+"""The parts of a build have seeds from the given one on, and every seed must fit into 63 bits."""
 RECORD = "build.json"
 UNFINISHED = ".unfinished"
 Report = Callable[[str], None]
@@ -92,7 +94,8 @@ def build_all(out: Path, *, seed: int, scale: float, report: Report) -> None:
         report: called with lines of progress.
 
     Raises:
-        ValueError: `out` holds something else or a finished build, or `scale` is not positive.
+        ValueError: `out` holds something else or a finished build, `scale` is not positive, or `seed` is negative or
+            above `LARGEST_SEED`.
     """
     _check_scale(scale)
     _claim(out, seed, scale)
@@ -240,8 +243,8 @@ def _check_scale(scale: float) -> None:
 
 def _claim(out: Path, seed: int, scale: float) -> None:
     """Take a new folder, or the folder of the same unfinished build; raise ValueError for any other folder."""
-    if seed < 0:
-        raise ValueError(f"seed is {seed}; give a whole number of 0 or more")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed is {seed}; give a whole number from 0 to {LARGEST_SEED}")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; name a new folder")
     record = out / RECORD

@@ -115,7 +115,7 @@ def test_buckets_are_checked_before_a_model_loads(tmp_path: Path, command: Comma
     for wrong in ("[[64]]", "[[64, 0]]", "[64, 64]", "[[64, 'x']]"):
         with pytest.raises(RecipeError, match=r"data\.buckets"):
             load_recipe("default", [f"data.buckets={wrong}"])
-    with pytest.raises(RecipeError, match="this is a recipe of text"):
+    with pytest.raises(RecipeError, match="this is a recipe of task text"):
         load_recipe("text", ["data.buckets=[[64, 64]]"])
 
 
