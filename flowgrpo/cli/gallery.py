@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .output import output_folder, say
+from .output import output_folder, refuse_without, say
 from .trusting import LinksOption, trust_run
 
 SETS, ORDER, COUNT = "base,last", "gained", 12
@@ -76,12 +75,12 @@ def gallery(
         check_rate(fps, "--fps")
     if not vote:
         given = {"--session": session is not None, "--again": again, "--port": port, "--sets": sets != SETS}
-        _refuse(given, "--vote")
+        refuse_without(given, "--vote")
     if sheet is None and animation is None:
         given = {"--reward": reward is not None, "--order": order != ORDER, "--count": count != COUNT}
-        _refuse(given, "--sheet or --animation")
+        refuse_without(given, "--sheet or --animation")
     if out is None:
-        _refuse({"--link": link}, "--out")
+        refuse_without({"--link": link}, "--out")
     output_folder(out)
     trust_run(trust, [*runs, out])
     for path in (single, sheet, animation, dataset, vote_dataset):
@@ -122,16 +121,6 @@ def _say_notes(runs: list[Path]) -> None:
 
     for note in notes_on(read_runs(runs)):
         say(f"note: {note}")
-
-
-def _refuse(given: Mapping[str, object], owner: str) -> None:
-    """Refuse options that would be ignored, because they belong to an option that is not given.
-
-    Raises:
-        ValueError: an option of `given` has a true value.
-    """
-    for name in (name for name, value in given.items() if value):
-        raise ValueError(f"{name} belongs to {owner}; add {owner}, or leave {name} out")
 
 
 def _votes_file(runs: list[Path], votes: Path | None) -> Path:

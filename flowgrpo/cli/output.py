@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -66,3 +66,13 @@ def timed_report() -> Callable[[str], None]:
     """A function that prints lines, each with the seconds since `timed_report` was called."""
     began = time.perf_counter()
     return lambda text: say(f"{time.perf_counter() - began:7.0f} s  {text}")
+
+
+def refuse_without(given: Mapping[str, object], owner: str) -> None:
+    """Refuse options that would be ignored, because they belong to an option that is not given.
+
+    Raises:
+        ValueError: an option of `given` has a true value.
+    """
+    for name in (name for name, value in given.items() if value):
+        raise ValueError(f"{name} belongs to {owner}; add {owner}, or leave {name} out")

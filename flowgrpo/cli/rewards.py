@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import console, output_file, output_folder, say
+from .output import console, output_file, output_folder, refuse_without, say
 
 if TYPE_CHECKING:
     from ..kit.findings import Report
     from ..rewards.base import RewardSpec
+
+ITERATIONS, MOST = 30, 64
 
 rewards_app = typer.Typer(help="List the rewards that are installed, and help to write one.", add_completion=False)
 
@@ -116,7 +118,7 @@ def check_reward_command(
     ] = None,
     prompts: Annotated[int, typer.Option(min=0, help="Prompts that the embedded model samples; 0: none.")] = 6,
     seeds: Annotated[int, typer.Option(min=2, help="Samples of each prompt.")] = 8,
-    most: Annotated[int, typer.Option(min=2, help="Largest number of pictures taken from the folder.")] = 64,
+    most: Annotated[int, typer.Option(min=2, help="Largest number of pictures taken from the folder.")] = MOST,
     against: Annotated[list[str] | None, typer.Option(help="Another reward to compare with.")] = None,
     declared: Annotated[str | None, typer.Option("--range", help="LOW,HIGH: scores must lie between.")] = None,
     accept: Annotated[list[str] | None, typer.Option(help="Code of a finding that is intended.")] = None,
@@ -129,7 +131,7 @@ def check_reward_command(
     ] = None,
     json: Annotated[Path | None, typer.Option(help="JSON file for the report.")] = None,
     optimise: Annotated[bool, typer.Option("--optimise", help="Train for it; show what it prefers.")] = False,
-    iterations: Annotated[int, typer.Option(min=1, help="--optimise: number of iterations.")] = 30,
+    iterations: Annotated[int, typer.Option(min=1, help="--optimise: number of iterations.")] = ITERATIONS,
     out: Annotated[Path | None, typer.Option(help="--optimise: run folder.")] = None,
 ) -> None:
     """Look for faults of a reward before any training; exit status 1 if there is one."""
@@ -139,6 +141,10 @@ def check_reward_command(
 
     output_file(json)
     output_folder(out)
+    if not optimise:
+        refuse_without({"--iterations": iterations != ITERATIONS, "--out": out is not None}, "--optimise")
+    if images is None:
+        refuse_without({"--metadata": metadata is not None, "--most": most != MOST}, "--images")
     if optimise and out is not None and out.is_dir() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty; name a new folder with --out")
     if optimise and frames is not None:
@@ -155,6 +161,8 @@ def check_reward_command(
     with console.status("") as status:
         report = check_reward(spec, plan, status.update)
     say(report.text())
+    if report.unused:
+        say(f"note: nothing of {', '.join(report.unused)} was found, which --accept names")
     write_report(report, json)
     if optimise and not report.has("failure", "scores", "absent"):
         _optimise(spec, report, iterations, out, json)

@@ -70,6 +70,16 @@ def choose(rows: Sequence[Row], rewards: Sequence[str], reward: str | None, orde
     else:
         scored = _scores(rows, rewards, reward or rewards[0], order)
         chosen = [row for row, score in sorted(zip(rows, scored), key=lambda pair: -pair[1]) if score > -math.inf]
+    if not rows:
+        raise ValueError(
+            "the first and the last evaluations have no prompt with the same seed in common, so there are no pairs to "
+            "show; the prompts or seeds of the evaluation were changed in between"
+        )
+    if not chosen and all(row.gain(reward or rewards[0]) is None for row in rows):
+        raise ValueError(
+            f"no pair of samples has the reward {reward or rewards[0]!r} at the start and at the end; give another "
+            "reward, or the order 'file'"
+        )
     if not chosen:
         raise ValueError(f"no pair of samples to show by {order!r}; use another order, such as 'file'")
     return chosen[:count]

@@ -60,13 +60,27 @@ def run_config(model: str) -> Path:
     return Path(model) / "config.yaml"
 
 
+def _refuse_other_weights(run: str, overrides: Sequence[str]) -> None:
+    """Refuse overrides of what is trained: the run has these weights and no others."""
+    for word in overrides:
+        key = word.partition("=")[0]
+        if key.split(".")[:2] in (["model", "train"], ["model", "lora"]):
+            raise ValueError(
+                f"{key} says which weights are trained, and the run {run} has trained its own; leave it out"
+            )
+
+
 def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
     """The recipe with which a model of images is called: a run's own recipe, else the schema's defaults.
 
     Raises:
-        ValueError: the model is a run of text, or the schema refuses an override.
+        ValueError: the model is a run of text, the schema refuses an override, or an override says which weights a run
+            trains.
     """
     source: Path | str = run_config(model) if is_run(model) else "mixgrpo_guard"
+    overrides = list(overrides)
+    if is_run(model):
+        _refuse_other_weights(model, overrides)
     recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides], rewards=False)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
@@ -80,11 +94,12 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
     are still made as in the run.
 
     Raises:
-        ValueError: no recipe is named and the model is neither a run nor an embedded model, or the recipe is of another
-            task.
+        ValueError: no recipe is named and the model is neither a run nor an embedded model, the recipe is of another
+            task, or an override says which weights a run trains.
     """
     if is_run(model):
         config = run_config(model)
+        _refuse_other_weights(model, overrides)
         if source is None:
             return load_recipe(config, overrides)
         how = [word for word in overrides if word.partition("=")[0].split(".")[0] in HOW]

@@ -79,6 +79,12 @@ class Report:
         )
 
     @property
+    def unused(self) -> list[str]:
+        """Accepted codes of which there is no finding."""
+        found = {finding.code for finding in self.findings}
+        return [code for code in self.accepted if code not in found]
+
+    @property
     def convictions(self) -> set[str]:
         """Codes of all faults and warnings."""
         return {finding.code for finding in self.findings if finding.severity != NOTE}

@@ -1,11 +1,13 @@
-"""Protection against code by other authors that would end the process, or move it to another folder."""
+"""Protection against code by other authors that would end the process, or change what all code of it shares."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import traceback
 from types import TracebackType
+from typing import Any
 
 
 class Quit(RuntimeError):
@@ -17,7 +19,8 @@ class contained:
 
     Otherwise `sys.exit` in a reward would end a run without results, and with the exit status that the reward gives,
     even 0. Ctrl-C still works: Python raises its KeyboardInterrupt only in the main thread, and there it is passed on.
-    At the end the current folder is the one from before: a run folder may be a relative path.
+    At the end the current folder is the one from before, because a run folder may be a relative path. Torch's default
+    dtype is the one from before as well, because the tensors of a run would get another precision.
 
     Args:
         what: beginning of the message, the subject of "raised SystemExit(0)".
@@ -29,6 +32,7 @@ class contained:
 
     def __enter__(self) -> contained:
         self.folder = _current_folder()
+        self.dtype = _default_dtype()
         return self
 
     def __exit__(
@@ -36,6 +40,8 @@ class contained:
     ) -> None:
         if self.folder is not None and _current_folder() != self.folder:
             os.chdir(self.folder)
+        if self.dtype is not None and _default_dtype() != self.dtype:
+            sys.modules["torch"].set_default_dtype(self.dtype)
         if error is None or isinstance(error, Exception):
             return
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -53,3 +59,9 @@ def _current_folder() -> str | None:
         return os.getcwd()
     except FileNotFoundError:
         return None
+
+
+def _default_dtype() -> Any:
+    """Torch's default dtype; None if nobody has imported torch, because this package does not need it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.get_default_dtype()

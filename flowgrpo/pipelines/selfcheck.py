@@ -95,6 +95,11 @@ def _rollout(
 def _require_kept(replay: StateCaller, handed: Tensor, sample: Tensor) -> None:
     if torch.equal(handed.to(sample.dtype), sample):
         return
+    if not bool(handed.isfinite().all()):
+        raise PipelineError(
+            f"the denoiser of {type(replay.caller.pipe).__name__} predicts numbers that are not finite. Its weights "
+            "may be damaged, an adapter may be scaled too much, or the numbers do not fit into model.dtype"
+        )
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(handed.to(dtype).to(sample.dtype), sample):
             raise _Rounded(dtype)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .adapter_state import adapter_state, set_adapter_state
 from .json_files import read_json_object
-from .pipeline_folders import is_part, parts_of
+from .pipeline_folders import from_hub, is_part, parts_of
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -38,12 +38,17 @@ _OUR_NOTE = "flowgrpo.json"
 
 
 def local_folder(path: str) -> str:
-    """The folder of a pipeline: the path itself, or for a hub id its local snapshot, which is downloaded if needed."""
+    """The folder of a pipeline: the path itself, or for a hub id its local snapshot, which is downloaded if needed.
+
+    Raises:
+        ValueError: the hub id cannot be read.
+    """
     if Path(path).is_dir():
         return path
     from diffusers import DiffusionPipeline
 
-    return str(DiffusionPipeline.download(path))
+    with from_hub(path):
+        return str(DiffusionPipeline.download(path))
 
 
 def left_out(path: str) -> dict[str, None]:

@@ -103,6 +103,17 @@ def test_no_cheats_is_said(tmp_path: Path) -> None:
         choose(rows, ["gold", "proxy"], "gold", "cheating", 3)
 
 
+def test_why_there_is_no_pair_is_said(tmp_path: Path) -> None:
+    changed = [{**scored(at, 1, 0.5, 0.5), "rewards": {name: 0.5}} for at, name in ((0, "gold"), (10, "proxy"))]
+    rows = rows_of([read_run(write_run(tmp_path / "rewards", changed))])
+    with pytest.raises(ValueError, match=r"'gold' at the start and at the end; give another reward"):
+        choose(rows, ["gold", "proxy"], "gold", "gained", 3)
+    others = [record(0, 1, 0, 0.5), record(10, 2, 0, 0.5)]
+    rows = rows_of([read_run(write_run(tmp_path / "prompts", others))])
+    with pytest.raises(ValueError, match="no prompt with the same seed in common"):
+        choose(rows, ["gold"], "gold", "gained", 3)
+
+
 def test_rows_of_several_runs_meet_by_prompt_and_seed(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [record(at, prompt, 0, at + prompt) for at in (0, 5) for prompt in (1, 2)])
     # The other prompt file numbers the same prompts otherwise, and lacks one.

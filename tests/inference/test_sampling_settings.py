@@ -1,6 +1,7 @@
 """`flowgrpo sample` takes size, guidance and the scale of a LoRA, and refuses what a pipeline does not take."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import load_recipe
 from flowgrpo.core.addressing import address
 from flowgrpo.inference.inference import sample_images
-from flowgrpo.inference.opening import guidance_argument, image_recipe, open_images
+from flowgrpo.inference.opening import evaluation_recipe, guidance_argument, image_recipe, open_images
 from flowgrpo.pipelines.conformance.conform import TINY
 from flowgrpo.training.session import start
 from tests.conftest import Command
@@ -99,5 +100,9 @@ def test_the_scale_of_a_lora_is_that_of_plain_diffusers(tmp_path: Path, monkeypa
 def test_a_run_of_all_weights_has_no_lora_to_scale(tmp_path: Path, random_pipeline: Path, small: list[str]) -> None:
     recipe = load_recipe("mixgrpo_flash_guard", [*small, "run.iterations=1", "model.train=full"])
     start(recipe, tmp_path / "run").trainer(Silent()).train()
+    # A word that says what is trained would be ignored: the weights of the run are there.
+    for refuse in (image_recipe, partial(evaluation_recipe, source=None), partial(evaluation_recipe, source="default")):
+        with pytest.raises(ValueError, match=r"model\.train says which weights are trained"):
+            refuse(str(tmp_path / "run"), overrides=["model.train=lora"])
     with pytest.raises(ValueError, match="has no LoRA whose scale"):
         open_images(str(tmp_path / "run"), image_recipe(str(tmp_path / "run")), lora_scale=2.0)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from flowgrpo.parts.foreign import Quit, contained
 from flowgrpo.rewards import Reward, RewardError, RewardSet, RewardSpec
@@ -95,6 +96,15 @@ def test_code_that_moves_to_another_folder_is_moved_back(tmp_path: Path, monkeyp
 
     RewardSet([Reward(moving, "moving")]).score(PROMPTS, PROMPTS)
     assert Path.cwd() == tmp_path
+
+
+def test_code_that_changes_the_default_dtype_changes_it_for_itself_only() -> None:
+    def doubling(prompts: list[str]) -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        return [0.0] * len(prompts)
+
+    RewardSet([Reward(doubling, "doubling")]).score(PROMPTS, PROMPTS)
+    assert torch.zeros(1).dtype == torch.float32
 
 
 def test_files_and_constructors_that_exit_are_refused_with_their_line(tmp_path: Path) -> None:

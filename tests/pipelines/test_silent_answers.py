@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,14 @@ def test_a_state_changed_between_steps_is_refused() -> None:
     pipe = TINY["sd3"]()
     pipe.__class__ = Pastes
     with pytest.raises(RuntimeError, match="Pastes changes the state between two steps"):
+        denoiser(pipe).self_check(PROMPTS)
+
+
+def test_predictions_that_are_not_finite_are_not_called_inpainting() -> None:
+    pipe = TINY["sd3"]()
+    with torch.no_grad():
+        next(iter(pipe.transformer.proj_out.parameters())).fill_(math.inf)
+    with pytest.raises(RuntimeError, match="predicts numbers that are not finite"):
         denoiser(pipe).self_check(PROMPTS)
 
 

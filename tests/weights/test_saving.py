@@ -171,6 +171,8 @@ def test_a_hub_id_is_the_snapshot_on_this_machine(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert local_folder("owner/name") == str(snapshot)
     assert local_folder(str(tmp_path)) == str(tmp_path)
+    with pytest.raises(ValueError, match="'owner/other' is not a local folder"):
+        local_folder("owner/other")
 
 
 def test_saving_never_overwrites_unasked_and_never_half_writes(tmp_path: Path) -> None:
