@@ -45,8 +45,8 @@ class Panel:
     series: Sequence[Series]
 
 
-def draw(title: str, panels: Sequence[Panel]) -> str:
-    """The panels as an SVG document."""
+def draw(title: str, panels: Sequence[Panel], height: int = HEIGHT) -> str:
+    """The panels as an SVG document; each panel is `WIDTH` wide and `height` high, in pixels."""
     labels = list(dict.fromkeys(s.label for panel in panels for s in panel.series))
     # When the colours are used up, they come again with other dashes.
     colours = {label: f"c{k % len(_LIGHT)} d{k // len(_LIGHT)}" for k, label in enumerate(labels)}
@@ -54,10 +54,10 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
     rows, legend = _legend(colours, width)
     parts = [f'<text class="title" x="12" y="20">{escape(title)}</text>']
     for k, panel in enumerate(panels):
-        parts.append(f'<g transform="translate({k * WIDTH} {TITLE})">{_panel(panel, colours)}</g>')
-    parts.append(f'<g transform="translate(0 {TITLE + HEIGHT})">{legend}</g>')
-    height = TITLE + HEIGHT + ROW * rows + 8
-    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        parts.append(f'<g transform="translate({k * WIDTH} {TITLE})">{_panel(panel, colours, height)}</g>')
+    parts.append(f'<g transform="translate(0 {TITLE + height})">{legend}</g>')
+    whole = TITLE + height + ROW * rows + 8
+    head = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {whole}" width="{width}" height="{whole}"'
     return f'<svg {head} role="img">\n<style>{_style()}</style>\n' + "\n".join(parts) + "\n</svg>\n"
 
 
@@ -89,17 +89,17 @@ def _legend(colours: dict[str, str], width: int) -> tuple[int, str]:
     return row + 1, "".join(parts)
 
 
-def _panel(panel: Panel, colours: dict[str, str]) -> str:
+def _panel(panel: Panel, colours: dict[str, str], height: int) -> str:
     points = [point for series in panel.series for point in series.points()]
     parts = [f'<text class="name" x="{LEFT}" y="18">{escape(panel.title)}</text>']
     if not points:
-        return "".join([*parts, f'<text x="{LEFT}" y="{HEIGHT / 2}">nothing measured</text>'])
+        return "".join([*parts, f'<text x="{LEFT}" y="{height / 2}">nothing measured</text>'])
     left, right = _range(x for x, _ in points)
     low, high = _range((y for _, y in points), margin=0.06)
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (x - left) / (right - left) * (WIDTH - LEFT - RIGHT)
-        return across, TOP + (high - y) / (high - low) * (HEIGHT - TOP - BOTTOM)
+        return across, TOP + (high - y) / (high - low) * (height - TOP - BOTTOM)
 
     for value, text in ticks(low, high):
         y = place(left, value)[1]
@@ -109,7 +109,7 @@ def _panel(panel: Panel, colours: dict[str, str]) -> str:
         x, y = place(value, low)
         parts.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" text-anchor="middle">{text}</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 10}" text-anchor="middle">{escape(panel.x_label)}</text>')
+    parts.append(f'<text x="{middle}" y="{height - 10}" text-anchor="middle">{escape(panel.x_label)}</text>')
     for series in panel.series:
         colour = colours[series.label]
         placed = [place(x, y) for x, y in series.points()]

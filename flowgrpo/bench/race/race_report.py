@@ -187,7 +187,7 @@ def figure(standings: Sequence[Standing]) -> str:
     for axis, label in AXES.items():
         lines = [Series(one.method, *mean_gain(list(one.runs.values()), axis)) for one in standings if one.runs]
         panels.append(Panel(f"gain of {SCORE} on the test prompts", label, lines))
-    return draw("The race: what a recipe learns from the same compute", panels)
+    return draw("The race: what a recipe learns from the same compute", panels, height=400)
 
 
 def mean_gain(runs: Sequence[Result], axis: str) -> tuple[list[float], list[float]]:
