@@ -109,7 +109,8 @@ def _flag(name: str, info: ArgumentInfo | OptionInfo) -> str:
 
 def _bounds(info: ArgumentInfo | OptionInfo) -> str:
     if info.min is not None and info.max is not None:
-        return f" From {info.min:g} to {info.max:g}."
+        # A bound that no person reaches, such as 2⁶², says nothing.
+        return f" From {info.min:g} to {info.max:g}." if info.max < 2**53 else f" At least {info.min:g}."
     return f" At least {info.min:g}." if info.min is not None else ""
 
 

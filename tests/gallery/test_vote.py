@@ -219,12 +219,18 @@ def test_command_serves_and_an_interrupt_prints_the_report(run: Path, monkeypatc
 # In a browser
 
 SCRIPT = vote_server.PARTS["vote.js"]
+# Chromium's virtual time does not stand still while a picture is decoded, but it does during a request. So the driver
+# waits by requests: otherwise the document may be written before the page shows it.
 DRIVER = """
 (async () => {
+  const settled = async () => {
+    while (!state.ready && !state.results && byId("fault").hidden) await (await fetch("progress")).json();
+  };
   for (const key of KEYS) {
-    while (!state.ready) await new Promise((done) => setTimeout(done, 10));
+    await settled();
     document.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   }
+  await settled();
 })();
 """
 
