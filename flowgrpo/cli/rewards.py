@@ -161,10 +161,11 @@ def check_reward_command(
     with console.status("") as status:
         report = check_reward(spec, plan, status.update)
     say(report.text())
-    if report.unused:
+    failed = report.has("failure", "scores", "absent")
+    if report.unused and not (failed or optimise):
         say(f"note: nothing of {', '.join(report.unused)} was found, which --accept names")
     write_report(report, json)
-    if optimise and not report.has("failure", "scores", "absent"):
+    if optimise and not failed:
         _optimise(spec, report, iterations, out, json)
     if report.count("fault"):
         raise typer.Exit(1)

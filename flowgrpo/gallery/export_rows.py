@@ -63,6 +63,11 @@ def choose(rows: Sequence[Row], rewards: Sequence[str], reward: str | None, orde
     """
     if order not in ORDERS:
         raise ValueError(f"no order {order!r}; use one of {', '.join(ORDERS)}")
+    if not rows:
+        raise ValueError(
+            "the evaluations that are compared have no prompt with the same seed in common, so there are no pairs to "
+            "show; their prompts or seeds are not the same"
+        )
     if reward is not None and reward not in rewards:
         raise ValueError(f"no reward {reward!r} in the samples; use one of {', '.join(rewards) or 'none'}")
     if order == "file" or not rewards:
@@ -70,11 +75,6 @@ def choose(rows: Sequence[Row], rewards: Sequence[str], reward: str | None, orde
     else:
         scored = _scores(rows, rewards, reward or rewards[0], order)
         chosen = [row for row, score in sorted(zip(rows, scored), key=lambda pair: -pair[1]) if score > -math.inf]
-    if not rows:
-        raise ValueError(
-            "the first and the last evaluations have no prompt with the same seed in common, so there are no pairs to "
-            "show; the prompts or seeds of the evaluation were changed in between"
-        )
     if not chosen and all(row.gain(reward or rewards[0]) is None for row in rows):
         raise ValueError(
             f"no pair of samples has the reward {reward or rewards[0]!r} at the start and at the end; give another "

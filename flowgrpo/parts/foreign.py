@@ -31,17 +31,13 @@ class contained:
         self.what, self.kind = what, kind
 
     def __enter__(self) -> contained:
-        self.folder = _current_folder()
-        self.dtype = _default_dtype()
+        _shared.enter()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.folder is not None and _current_folder() != self.folder:
-            os.chdir(self.folder)
-        if self.dtype is not None and _default_dtype() != self.dtype:
-            sys.modules["torch"].set_default_dtype(self.dtype)
+        _shared.leave()
         if error is None or isinstance(error, Exception):
             return
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
@@ -51,6 +47,33 @@ class contained:
             f"{self.what} raised {error!r} at {last.filename}:{last.lineno}, which would have ended the process; "
             "return from there, or raise an Exception"
         ) from error
+
+
+class _Shared:
+    """What all threads share, as it was when the first of them entered; it is given back when the last one leaves.
+
+    Two rewards may score at once. So what one thread finds at its beginning may be a change that another thread has
+    made for a moment, and must not be given back.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.inside = threading.Lock(), 0
+
+    def enter(self) -> None:
+        with self.lock:
+            if self.inside == 0:
+                self.folder, self.dtype = _current_folder(), _default_dtype()
+            self.inside += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if self.inside:
+                return
+            if self.folder is not None and _current_folder() != self.folder:
+                os.chdir(self.folder)
+            if self.dtype is not None and _default_dtype() != self.dtype:
+                sys.modules["torch"].set_default_dtype(self.dtype)
 
 
 def _current_folder() -> str | None:
@@ -65,3 +88,6 @@ def _default_dtype() -> Any:
     """Torch's default dtype; None if nobody has imported torch, because this package does not need it."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.get_default_dtype()
+
+
+_shared = _Shared()

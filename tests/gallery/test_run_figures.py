@@ -111,7 +111,7 @@ def test_why_there_is_no_pair_is_said(tmp_path: Path) -> None:
     others = [record(0, 1, 0, 0.5), record(10, 2, 0, 0.5)]
     rows = rows_of([read_run(write_run(tmp_path / "prompts", others))])
     with pytest.raises(ValueError, match="no prompt with the same seed in common"):
-        choose(rows, ["gold"], "gold", "gained", 3)
+        choose(rows, [], "gold", "gained", 3)
 
 
 def test_rows_of_several_runs_meet_by_prompt_and_seed(tmp_path: Path) -> None:

@@ -98,6 +98,30 @@ def test_code_that_moves_to_another_folder_is_moved_back(tmp_path: Path, monkeyp
     assert Path.cwd() == tmp_path
 
 
+def test_a_change_for_a_moment_in_one_thread_is_not_made_lasting_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    moved, entered, left = threading.Event(), threading.Event(), threading.Event()
+
+    def tidy() -> None:
+        with contained():
+            os.chdir("/")
+            moved.set()
+            assert entered.wait(60)
+            os.chdir(tmp_path)
+        left.set()
+
+    thread = threading.Thread(target=tidy)
+    thread.start()
+    assert moved.wait(60)
+    with contained():
+        entered.set()
+        assert left.wait(60)
+    thread.join()
+    assert Path.cwd() == tmp_path
+
+
 def test_code_that_changes_the_default_dtype_changes_it_for_itself_only() -> None:
     def doubling(prompts: list[str]) -> list[float]:
         torch.set_default_dtype(torch.float64)

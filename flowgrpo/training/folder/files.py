@@ -51,7 +51,8 @@ def writing(path: Path, needed: int | None = None) -> Iterator[None]:
             full = NoRoom(number, os.strerror(number), str(named or path))
             full.needed = needed
             raise full from error
-        if number is None or named is not None:
+        # The copy of a folder names the files that it could not copy.
+        if number is None or named is not None or isinstance(error, shutil.Error):
             raise
         raise OSError(number, os.strerror(number), str(path)) from error
 
