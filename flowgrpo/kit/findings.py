@@ -80,7 +80,7 @@ class Report:
 
     @property
     def unused(self) -> list[str]:
-        """Accepted codes of which there is no finding."""
+        """Accepted codes without a finding."""
         found = {finding.code for finding in self.findings}
         return [code for code in self.accepted if code not in found]
 
