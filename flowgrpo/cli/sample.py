@@ -270,7 +270,9 @@ def evaluate(
     if on not in SPLITS:
         raise ValueError(f"--split is {on!r}; use {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
     if "=" in model and "/" not in model.partition("=")[0] and not Path(model).exists():
-        raise ValueError(f"the first word names a model, and {model!r} is no folder; write `evaluate scenes {model}`")
+        raise ValueError(
+            f"the first word names a model, and {model!r} is no folder; write `flowgrpo evaluate scenes {model}`"
+        )
     output_folder(out)
     one_model(base, checkpoint)
     source, overrides = split(words)
