@@ -283,18 +283,16 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
         return "section"
     if get_origin(annotation) is list or get_args(annotation)[1:] == (...,):
         entry = get_args(annotation)[0]
+        kinds = [m for m in get_args(entry) if isinstance(m, Of)]
         entry = get_args(entry)[0] if get_origin(entry) is Annotated else entry
         least = max([getattr(m, "min_length", 0) for m in metadata], default=0)
+        bound = "one or more " if least == 1 else f"at least {least} " if least else ""
         if get_origin(entry) is Literal:
             return f"list of {allowed(entry, [])}"
-        if get_origin(entry) is Annotated:
-            [of] = [m for m in get_args(entry) if isinstance(m, Of)]
-            return f"list of [{KINDS[of.kind].plural}](#{KINDS[of.kind].plural.replace(' ', '-')})"
-        bound = "one or more " if least == 1 else f"at least {least} " if least else ""
-        if get_origin(entry) is Annotated:
-            [of] = [m for m in get_args(entry) if isinstance(m, Of)]
-            return f"list of {bound}[{KINDS[of.kind].plural}](#{KINDS[of.kind].plural.replace(' ', '-')})"
-        return f"list of {bound}{_PLURAL.get(entry, 'rewards')}"
+        if kinds:
+            plural = KINDS[kinds[0].kind].plural
+            return f"list of {bound}[{plural}](#{plural.replace(' ', '-')})"
+        return f"list of {bound}{_PLURAL.get(get_origin(entry) or entry, 'rewards')}"
     if get_origin(annotation) is tuple:
         return "two numbers"
     words = {int: "whole number", float: "number", bool: "`true`, `false`", str: "text"}.get(annotation, "mapping")
@@ -303,7 +301,7 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
     return " ".join([words, " and ".join(bounds)]).strip()
 
 
-_PLURAL = {str: "texts", float: "numbers", int: "whole numbers"}
+_PLURAL = {str: "texts", float: "numbers", int: "whole numbers", tuple: "pairs of whole numbers"}
 
 
 def of_kind(kind: Kind) -> str:

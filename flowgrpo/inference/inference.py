@@ -27,7 +27,7 @@ from ..training.reporting.clock import Clock
 from ..training.reporting.records import reward_means, sample_records, standard_errors
 from ..training.tasks import FlowTask
 from .animations import Animation
-from .opening import ImageModel, check_sizes, image_recipe, is_run, open_images
+from .opening import ImageModel, check_not_run, check_sizes, image_recipe, is_run, open_images
 from .text_inference import how_text, iterations_done, new_index, task_of, text_task, write_completions
 
 Say = Callable[[str], None]
@@ -95,7 +95,7 @@ def sample_images(
         say: called with lines that say what is done.
 
     Raises:
-        ValueError: a file with the name of an image exists, `noise` is given with several images of a prompt, or there
+        ValueError: a file with the name of an image exists, the folder is a run folder, `noise` is given with several images of a prompt, or there
             is an `animation` and the model makes images.
     """
     if noise is not None and count != 1:
@@ -105,6 +105,7 @@ def sample_images(
     for path in paths:
         if path.exists():
             raise ValueError(f"{path} exists; name another folder with --out")
+    check_not_run(out, "sampled")
     moving = None if animation is None else Animation(animation, paths, fps)
     recipe = image_recipe(model, overrides)
     check_sizes(model, recipe, rows, base, checkpoint)
@@ -207,7 +208,7 @@ def evaluate_model(
         raise ValueError(
             f"{model} makes {made}, but {recipe.name} is a recipe of {recipe.task}; name a recipe of {made}"
         )
-    index = None if out is None else new_index(out)
+    index = None if out is None else new_index(out, "evaluation")
     source, rows = recipe.data.source(split), read_split(recipe, split)
     if not source or not rows:
         raise ValueError(

@@ -50,6 +50,14 @@ def is_run(model: str) -> bool:
     return (Path(model) / "config.yaml").is_file()
 
 
+def check_not_run(out: Path, better: str) -> None:
+    """Raise ValueError if a folder for samples is a run folder; `better` names a folder in it that would do."""
+    if is_run(str(out)):
+        raise ValueError(
+            f"{out} has a config.yaml, so it is a run folder; name another folder with --out, such as {out / better}"
+        )
+
+
 def run_config(model: str) -> Path:
     """The recipe of a run.
 
@@ -60,10 +68,27 @@ def run_config(model: str) -> Path:
     return Path(model) / "config.yaml"
 
 
-def _refuse_other_weights(run: str, overrides: Sequence[str]) -> None:
-    """Refuse to say what a run trains: the run has these weights and no others."""
-    if any(word.startswith("model.train=") for word in overrides):
+def recipe_of_run(run: str, overrides: Sequence[str], rewards: bool = True) -> AnyRecipe:
+    """The recipe of a run, with changes.
+
+    Raises:
+        ValueError: the schema refuses a change, or the changes say which weights the run trains. The run has trained
+            its own.
+    """
+    config = run_config(run)
+    recipe = load_recipe(config, overrides, rewards=rewards)
+    if overrides and recipe.model.train != load_recipe(config, rewards=False).model.train:
         raise ValueError(f"model.train says which weights are trained, and {run} has trained its own; leave it out")
+    return recipe
+
+
+def refuse_other_path(run: str, recipe: AnyRecipe) -> None:
+    """Refuse another base model for a run whose result is a whole model."""
+    if recipe.model.path != load_recipe(run_config(run), rewards=False).model.path:
+        raise ValueError(
+            f"model.path is the model before training, and {run} has trained whole weights; leave model.path out, or "
+            "add --base"
+        )
 
 
 def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -73,11 +98,10 @@ def image_recipe(model: str, overrides: Iterable[str] = ()) -> Recipe:
         ValueError: the model is a run of text, the schema refuses an override, or an override says which weights a run
             trains.
     """
-    source: Path | str = run_config(model) if is_run(model) else "mixgrpo_guard"
-    overrides = list(overrides)
     if is_run(model):
-        _refuse_other_weights(model, overrides)
-    recipe = load_recipe(source, overrides if is_run(model) else [*PLAIN, *overrides], rewards=False)
+        recipe = recipe_of_run(model, list(overrides), rewards=False)
+    else:
+        recipe = load_recipe("mixgrpo_guard", [*PLAIN, *overrides], rewards=False)
     if not isinstance(recipe, Recipe):
         raise ValueError(f"{model} is a run of text, and makes no images; name a run or a model of images")
     return recipe
@@ -94,12 +118,10 @@ def evaluation_recipe(model: str, source: str | None, overrides: Sequence[str]) 
             task, or an override says which weights a run trains.
     """
     if is_run(model):
-        config = run_config(model)
-        _refuse_other_weights(model, overrides)
         if source is None:
-            return load_recipe(config, overrides)
+            return recipe_of_run(model, overrides)
         how = [word for word in overrides if word.partition("=")[0].split(".")[0] in HOW]
-        own = load_recipe(config, how, rewards=False)
+        own = recipe_of_run(model, how, rewards=False)
         asked = load_recipe(source, [word for word in overrides if word not in how])
         if own.task != asked.task:
             raise ValueError(
@@ -236,7 +258,8 @@ def open_images(
 
     Raises:
         ValueError: the run has no trained weights yet or no such checkpoint, `base` is set and the model is not a run,
-            the pipeline's call does not take an argument of the recipe, or there is no LoRA to scale.
+            the pipeline's call does not take an argument of the recipe, there is no LoRA to scale, or the recipe has
+            another base model for a run that trained whole weights.
     """
     quiet_libraries()
     kept = None if checkpoint is None else find_checkpoint(model, checkpoint)
@@ -275,6 +298,7 @@ def _files(model: str, recipe: Recipe, base: bool) -> tuple[str, Path | None]:
             raise ValueError(f"{model} is not a run, so it has no model before training; leave out --base")
         return local_folder(model_folder(model)), None
     if not base and (run / "pipeline").is_dir():
+        refuse_other_path(model, recipe)
         return str(run / "pipeline"), None
     if not base and not (run / "lora").is_dir():
         raise ValueError(f"{run} has no trained weights yet; finish it with `flowgrpo resume {run}`{hint_of(run)}")

@@ -34,7 +34,7 @@ from ..training.session import lora_spec
 from ..training.text.text_policy import Completions, TextPolicy
 from ..training.text.text_task import TextTask
 from .checkpoints import find_checkpoint, hint_of, load_checkpoint
-from .opening import is_run, run_config
+from .opening import check_not_run, is_run, recipe_of_run, refuse_other_path, run_config
 
 WordsRecipe = TextRecipe | MaskedRecipe
 
@@ -64,13 +64,17 @@ def task_of(model: str) -> Literal["images", "text", "masked"] | None:
 def recipe_of(model: str, overrides: Sequence[str] = ()) -> WordsRecipe:
     """The recipe of a run of text; for another model, a recipe whose model and lengths are the schema's defaults.
 
+    The lengths of the embedded masked model are as it was trained.
+
     Raises:
-        ValueError: the model is a run of images, or the schema refuses an override.
+        ValueError: the model is a run of images, the schema refuses an override, or an override says which weights a
+            run trains.
     """
     if is_run(model):
-        recipe = load_recipe(run_config(model), overrides, rewards=False)
+        recipe = recipe_of_run(model, overrides, rewards=False)
     elif task_of(model) == "masked":
-        recipe = load_recipe("masked", ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64", *overrides])
+        plain = [] if model == MASKED else ["model={}", "generation={}", "sampler.steps=8", "rollout.batch=64"]
+        recipe = load_recipe("masked", [*plain, *overrides])
     else:
         recipe = load_recipe("text", ["model={}", "generation={}", "evaluate.batch=64", *overrides])
     if isinstance(recipe, Recipe):
@@ -90,8 +94,8 @@ def open_language_model(
         checkpoint: for a run, load this checkpoint, see `find_checkpoint`.
 
     Raises:
-        ValueError: the run has no trained weights yet or no such checkpoint, or `base` is set and the model is not a
-            run.
+        ValueError: the run has no trained weights yet or no such checkpoint, `base` is set and the model is not a run,
+            or the recipe has another base model for a run that trained whole weights.
     """
     return open_weights(model, recipe, base=base, checkpoint=checkpoint).pipe  # type: ignore[no-any-return]
 
@@ -122,6 +126,7 @@ def open_weights(
         if model == UNTRAINED:
             reinitialise(language, recipe.run.seed)
     elif (run / "model").is_dir() and not base and kept is None:
+        refuse_other_path(model, recipe)
         language = _loaded(str(run / "model"), recipe)
     elif (run / "lora").is_dir() or base or kept is not None:
         trained = recipe_of(model)
@@ -208,7 +213,7 @@ def sample_texts(
         ValueError: the file exists, the model has no trained weights, a setting is out of range, or a conversation is
             given to a model without a chat template.
     """
-    index = new_index(out)
+    index = new_index(out, "sampled")
     recipe = recipe_of(model, overrides)
     seeds = [address(seed + k, p) for p in range(len(rows)) for k in range(count)]
     heat = recipe.generation.temperature if temperature is None else temperature
@@ -219,8 +224,12 @@ def sample_texts(
     return index, found
 
 
-def new_index(out: Path) -> Path:
+def new_index(out: Path, better: str) -> Path:
     """Path of the file that lists samples in a folder.
+
+    Args:
+        out: the folder.
+        better: name of a folder in `out` that would do if `out` is a run folder.
 
     Raises:
         ValueError: the file exists, the folder has the pictures of an evaluation, or it is a run folder.
@@ -229,8 +238,7 @@ def new_index(out: Path) -> Path:
     for taken in (index, *sorted(out.glob("eval-*.png"))):
         if taken.exists():
             raise ValueError(f"{taken} exists; name another folder with --out")
-    if (out / "config.yaml").exists():
-        raise ValueError(f"{out} is a run folder; name another folder with --out, such as {out / 'evaluation'}")
+    check_not_run(out, better)
     return index
 
 

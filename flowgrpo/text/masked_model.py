@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from .model_folder import check_language_folder
 
 Frame = tuple[list[int], list[int]]
 """The token ids before and after the completion: the prompt, and a closing token if the tokenizer writes one."""
+
+POSITION_TABLES = ("position_embeddings", "embed_positions")
+"""What transformers calls the table of a model's absolute positions."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +56,20 @@ class MaskedLanguageModel:
         found = (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
         return tuple(dict.fromkeys(int(token) for token in found if token is not None))
 
-    @property
+    @cached_property
     def positions(self) -> int | None:
-        """The largest number of tokens that the model takes; None if its configuration does not say."""
-        config = self.model.config
-        found = getattr(config, "max_position_embeddings", None)
-        if found is None:
-            return None
-        # Models of the RoBERTa family count positions from the padding token's id on.
-        return int(found) - (int(config.pad_token_id) + 1 if "roberta" in config.model_type else 0)
+        """The largest number of tokens that the model takes; None if it has no table of positions.
+
+        A model with rotary or relative positions takes rows of any length.
+        """
+        rooms = []
+        for name, part in self.model.named_modules():
+            if isinstance(part, nn.Embedding) and name.rpartition(".")[2] in POSITION_TABLES:
+                # Some models have a table that is larger than what their forward pass can address.
+                size = min(part.num_embeddings, getattr(self.model.config, "max_position_embeddings", math.inf))
+                # Models of the RoBERTa family count positions from the padding token's id on.
+                rooms.append(int(size) - (0 if part.padding_idx is None else part.padding_idx + 1))
+        return min(rooms, default=None)
 
     def encode(self, prompt: str) -> Frame:
         """Token ids before and after the completion of a prompt."""

@@ -292,16 +292,24 @@ def load_text_task(recipe: TextRecipe, folder: str, data: Data, device: torch.de
 
 
 def check_prompts(recipe: TextRecipe | MaskedRecipe, data: Data, tokens: Callable[[PromptRow], int]) -> None:
-    """Check the lengths of all prompts of a run of text; `tokens` gives the length of a prompt.
+    """Check the lengths of all prompts of a run of text.
+
+    Args:
+        recipe: for the largest length, and the names of the prompt files.
+        data: the prompts.
+        tokens: the length of a prompt; raises ValueError if the model has no room for it.
 
     Raises:
-        ValueError: a prompt is empty, or longer than the recipe allows.
+        ValueError: a prompt is empty, longer than the recipe allows, or longer than the model takes.
     """
     most = recipe.generation.max_prompt_tokens
     asked = [templated(row, template) for template in recipe.data.templates for row in data.train.rows]
     for source, rows in ((recipe.data.train, [*data.train.rows, *asked]), (recipe.data.heldout, data.heldout)):
         for row in rows:
-            length = tokens(row)
+            try:
+                length = tokens(row)
+            except ValueError as error:
+                raise ValueError(f"{source}: prompt {row.id + 1}: {error}") from error
             if not 0 < length <= most:
                 raise ValueError(
                     f"{source}: prompt {row.id + 1} has {length} tokens; generation.max_prompt_tokens is {most}: "
@@ -313,19 +321,20 @@ def load_masked_task(recipe: MaskedRecipe, folder: str, data: Data, device: torc
     """Load a masked language model, add the trained weights and check that every prompt can be encoded.
 
     Raises:
-        ValueError: a prompt is longer than the recipe allows.
+        ValueError: a prompt is longer than the recipe allows, or the model has no room for it and its completion.
     """
     model = recipe.model
     language = load_masked_model(folder, dtype=DTYPES[model.dtype], attention=model.attention)
     language.model.to(device)
-    check_prompts(recipe, data, lambda row: len(language.encode(row.text)[0]))
     if model.train == "lora":
         weights = LanguageWeights.adapter(language, lora_spec(model.lora), seed=recipe.run.seed)
         begin(weights, recipe)
     else:
         weights = LanguageWeights.whole(language, keep_reference=compares(recipe))
     weights.gradient_checkpointing(model.gradient_checkpointing)
-    return MaskedTask(recipe, MaskedPolicy(language, weights, recipe))
+    policy = MaskedPolicy(language, weights, recipe)
+    check_prompts(recipe, data, lambda row: len(policy.frame(row.text)[0]))
+    return MaskedTask(recipe, policy)
 
 
 def _check_ranks(recipe: AnyRecipe, ranks: int) -> None:

@@ -207,6 +207,11 @@ def test_an_image_does_not_depend_on_the_batch_beside_it(random_pipeline: Path) 
     torch.testing.assert_close(together[1:], alone, atol=1e-4, rtol=0)
 
 
+def test_images_are_not_written_among_the_files_of_a_run(finished: Path) -> None:
+    with pytest.raises(ValueError, match="so it is a run folder; name another folder with --out, such as .*/sampled"):
+        sample_images(str(finished), ["a red circle"], finished)
+
+
 def test_a_noise_that_is_none_of_the_runs_is_said_to_be_made_alone(finished: Path, tmp_path: Path) -> None:
     said: list[str] = []
     sample_images(str(finished), ["a red circle"], tmp_path, noise=1, say=said.append)
@@ -294,7 +299,10 @@ def test_an_evaluation_keeps_its_images_with_their_rewards(finished: Path, tmp_p
         assert np.array_equal(shown(tmp_path / "kept" / line["image"]), shown(finished / "samples" / record["image"]))
     status, _, errors = command("evaluate", str(finished), "--out", "kept")
     assert (status, "index.jsonl exists; name another folder with --out" in errors) == (1, True)
-    for place, words in (("samples/iter-000002", "eval-0000.png exists; name another"), ("", "is a run folder; name")):
+    for place, words in (
+        ("samples/iter-000002", "eval-0000.png exists; name another"),
+        ("", "so it is a run folder; name"),
+    ):
         status, _, errors = command("evaluate", str(finished), "--base", "--out", str(finished / place))
         assert (status, words in errors) == (1, True)
 

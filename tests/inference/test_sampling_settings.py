@@ -104,5 +104,9 @@ def test_a_run_of_all_weights_has_no_lora_to_scale(tmp_path: Path, random_pipeli
     for refuse in (image_recipe, partial(evaluation_recipe, source=None), partial(evaluation_recipe, source="default")):
         with pytest.raises(ValueError, match=r"model\.train says which weights are trained"):
             refuse(str(tmp_path / "run"), overrides=["model.train=lora"])
+    moved = image_recipe(str(tmp_path / "run"), ["model.path=scenes"])
+    with pytest.raises(ValueError, match=r"run has trained whole weights; leave model\.path out, or add --base"):
+        open_images(str(tmp_path / "run"), moved)
+    assert Path(open_images(str(tmp_path / "run"), moved, base=True).folder).parent.name == "scenes"
     with pytest.raises(ValueError, match="has no LoRA whose scale"):
         open_images(str(tmp_path / "run"), image_recipe(str(tmp_path / "run")), lora_scale=2.0)

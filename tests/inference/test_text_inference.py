@@ -130,6 +130,19 @@ def test_the_base_of_a_run_is_the_model_it_began_with(
 
 
 @pytest.mark.slow
+def test_what_a_run_has_trained_cannot_be_changed(finished: Path, tmp_path: Path) -> None:
+    own = load_recipe(finished / "config.yaml", rewards=False)
+    other = "full" if own.model.train == "lora" else "lora"
+    with pytest.raises(ValueError, match=r"model\.train says which weights are trained"):
+        sample_texts(str(finished), ROWS, tmp_path / "trained", overrides=[f"model.train={other}"])
+    words = ["model.path=arithmetic:untrained", "generation.max_tokens=2"]
+    if own.model.train == "full":
+        with pytest.raises(ValueError, match=r"leave model\.path out, or add --base"):
+            sample_texts(str(finished), ROWS, tmp_path / "moved", overrides=words)
+    sample_texts(str(finished), ROWS, tmp_path / "base", overrides=words, base=True)
+
+
+@pytest.mark.slow
 def test_nothing_is_overwritten(random_language_folder: Path, finished: Path, tmp_path: Path) -> None:
     settings = ["generation.max_tokens=2"]
     index, _ = sample_texts(str(random_language_folder), ROWS, tmp_path, overrides=settings)

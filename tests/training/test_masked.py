@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from flowgrpo.bench.measures import Silent
 from flowgrpo.configs.load import RecipeError, dump_recipe, load_recipe
-from flowgrpo.text.masked_model import load_masked_model
+from flowgrpo.text.masked_model import MaskedLanguageModel, load_masked_model
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.masked.masked_task import MaskedTask
 from flowgrpo.training.reporting.clock import Clock
@@ -293,19 +293,60 @@ def test_prompts_and_completions_fit_the_positions_of_the_model(small: list[str]
     task = trainer_of(small, tmp_path / "run").task
     assert isinstance(task, MaskedTask)
     policy, language = task.policy, task.policy.language
-    tokens, room = policy.recipe.generation.tokens, language.positions
-    assert room == language.model.config.max_position_embeddings
-    given = sum(map(len, language.encode("1+2=")))
-    language.model.config.max_position_embeddings = given + tokens
+    tokens, given = policy.recipe.generation.tokens, sum(map(len, language.encode("1+2=")))
+    assert language.positions == language.model.config.max_position_embeddings
+
+    def refused(room: int, prompt: str) -> str:
+        language.__dict__["positions"] = room
+        with pytest.raises(ValueError, match=f"the model has {room} positions") as error:
+            policy.frame(prompt)
+        return str(error.value)
+
+    language.__dict__["positions"] = given + tokens
     policy.frame("1+2=")
-    language.model.config.max_position_embeddings = given + tokens - 1
-    with pytest.raises(
-        ValueError, match=f"'1.3=' has {given} tokens .*; set generation.tokens to at most {tokens - 1}"
-    ):
-        policy.frame("1+3=")
-    language.model.config.max_position_embeddings = given
-    with pytest.raises(ValueError, match="shorten the prompt"):
-        policy.frame("1+4=")
+    fits = f"'1+3=' has {given} tokens and generation.tokens is {tokens}"
+    assert fits in refused(given + tokens - 1, "1+3=")
+    assert f"set generation.tokens (`flowgrpo sample`: --max-tokens) to at most {tokens - 1}" in refused(
+        given + tokens - 1, "1+3="
+    )
+    assert "shorten the prompt" in refused(given, "1+4=")
+
+
+def test_a_prompt_without_room_in_the_model_is_refused_before_the_run(small: list[str], tmp_path: Path) -> None:
+    rows = [*["1+2="] * 40, "+".join(["1"] * 40) + "="]
+    (tmp_path / "train.txt").write_text("".join(f"{row}\n" for row in rows))
+    with pytest.raises(ValueError, match=r"train\.txt: prompt 41: the prompt '1\+1.* positions; shorten the prompt"):
+        trainer_of([*small, f"data.train={tmp_path / 'train.txt'}"], tmp_path / "run")
+
+
+def test_rooms_of_published_models_are_what_their_forward_pass_takes() -> None:
+    """A model without a table of positions takes longer rows than its configuration names."""
+    import transformers as t
+
+    size = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "pad_token_id": 1}
+    size |= {"num_attention_heads": 2, "max_position_embeddings": 16}
+    ends = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    relative = {"position_biased_input": False, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+    models = {
+        t.BertForMaskedLM: (t.BertConfig(**size), 16),
+        t.CamembertForMaskedLM: (t.CamembertConfig(**size), 14),
+        t.MPNetForMaskedLM: (t.MPNetConfig(**size), 14),
+        t.NystromformerForMaskedLM: (t.NystromformerConfig(**size), 16),
+        t.RoFormerForMaskedLM: (t.RoFormerConfig(**size), 16),
+        t.EsmForMaskedLM: (t.EsmConfig(**size, position_embedding_type="rotary", mask_token_id=4), None),
+        t.DebertaV2ForMaskedLM: (t.DebertaV2Config(**size, **relative, position_buckets=4), None),
+        t.ModernBertForMaskedLM: (t.ModernBertConfig(**size, **ends), None),
+    }
+    for kind, (config, room) in models.items():
+        model = kind(config).eval()
+        assert MaskedLanguageModel(model, None).positions == room, kind.__name__
+        row = torch.full((1, 19), 5)
+        fits = row[:, : room or 19]
+        with torch.no_grad():
+            assert model(input_ids=fits, attention_mask=torch.ones_like(fits)).logits.shape[1] == fits.shape[1]
+            if room is not None:
+                with pytest.raises((IndexError, RuntimeError)):
+                    model(input_ids=row, attention_mask=torch.ones_like(row))
 
 
 def test_an_evaluation_takes_the_likeliest_tokens_and_counts_them(small: list[str], tmp_path: Path) -> None:

@@ -102,10 +102,10 @@ class MaskedPolicy:
             frame = self.language.encode(prompt)
             given, tokens, room = sum(map(len, frame)), self.recipe.generation.tokens, self.language.positions
             if room is not None and given + tokens > room:
-                mend = f"set generation.tokens to at most {room - given}" if given < room else "shorten the prompt"
+                fits = f"set generation.tokens (`flowgrpo sample`: --max-tokens) to at most {room - given}"
                 raise ValueError(
                     f"the prompt {short(prompt)} has {given} tokens and generation.tokens is {tokens}, but the "
-                    f"model takes {room} tokens in all (max_position_embeddings); {mend}"
+                    f"model has {room} positions; {fits if given < room else 'shorten the prompt'}"
                 )
             self._frames[prompt] = frame
         return self._frames[prompt]
