@@ -95,8 +95,8 @@ def sample_images(
         say: called with lines that say what is done.
 
     Raises:
-        ValueError: a file with the name of an image exists, the folder is a run folder, `noise` is given with several images of a prompt, or there
-            is an `animation` and the model makes images.
+        ValueError: a file with the name of an image exists, the folder is a run folder, `noise` is given with several
+            images of a prompt, or there is an `animation` and the model makes images.
     """
     if noise is not None and count != 1:
         raise ValueError(f"--noise belongs to one image, but --count is {count}; leave one of them out")

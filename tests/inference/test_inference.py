@@ -208,7 +208,7 @@ def test_an_image_does_not_depend_on_the_batch_beside_it(random_pipeline: Path) 
 
 
 def test_images_are_not_written_among_the_files_of_a_run(finished: Path) -> None:
-    with pytest.raises(ValueError, match="so it is a run folder; name another folder with --out, such as .*/sampled"):
+    with pytest.raises(ValueError, match=r"so it is a run folder; name another folder with --out, such as .*/sampled"):
         sample_images(str(finished), ["a red circle"], finished)
 
 
