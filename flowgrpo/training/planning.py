@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..configs.schema import AnyRecipe, MaskedRecipe, Recipe, SamplerConfig, TextRecipe
+from ..core.forward_process import levels_to_draw
 from ..core.offpolicy import rec
 from ..core.pooled_ratios import dhpo, sspo
 from ..core.surrogates import clip, clip_nats, gmpo
@@ -184,8 +185,9 @@ def nfe_of(recipe: Planned, expected: Forecast) -> Nfe:
 
 def noised_levels(recipe: Recipe) -> tuple[int, int]:
     """At how many noise levels an image is trained by a loss of the forward process, and of how many they are drawn."""
-    levels = min(recipe.objective.get("levels") or recipe.sampler.steps, recipe.sampler.steps - 1)
-    return min(recipe.objective.get("times") or levels, levels), levels
+    options = recipe.objective
+    levels = len(levels_to_draw(recipe.sampler.steps, options.get("levels"), options.get("skip") or 0))
+    return min(options.get("times") or levels, levels), levels
 
 
 def images_line(recipe: Recipe) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +14,12 @@ from torch import Tensor
 from ...configs.sections import EmaConfig
 from ...core.addressing import address
 from ...core.diagnostics import step_statistics
-from ...core.forward_process import Noised, diffusion_nft
+from ...core.forward_process import Noised, diffusion_nft, draw_levels, levels_to_draw
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
-from ...parts.choice import Of
-from ...parts.needs import at_least, needs
-from ...parts.ranges import Count
+from ...parts.choice import Choice, Of
+from ...parts.needs import at_least, idle, needs
+from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
 from ...samplers.moves import draw_noise
 from .objective import ObjectiveSetting, Outcome, Penalties, Unmeasured, pair
@@ -38,8 +38,20 @@ class _Images:
     step: int
 
 
+def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
+    skip, levels = choice["skip"], levels_to_draw(recipe.sampler.steps, choice["levels"])
+    if skip < len(levels):
+        return []
+    return [
+        f"objective.skip is {skip}, and there are {len(levels)} noise levels to draw from; use at most "
+        f"{len(levels) - 1}"
+    ]
+
+
 @needs(
-    at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call")
+    at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call"),
+    idle("draw", where=lambda choice: choice["times"] is None, why="without times every level is drawn"),
+    _leaves_a_level,
 )
 class ForwardObjective(Unmeasured):
     """A loss of the forward process on the images of a rollout; any sampler may have made the images.
@@ -54,6 +66,10 @@ class ForwardObjective(Unmeasured):
         old: An average of the weights that samples; if left out, the trained weights themselves sample.
         levels: From how many of the noisiest levels they are drawn (DGPO's code draws from five of ten); all if left
             out.
+        skip: How many of the noisiest levels are never drawn. The first level is pure noise, which AWM's code leaves
+            out.
+        draw: `any`: any of these levels. `ranges`: one level of each of `times` ranges of equal size, as in the code of
+            AWM.
         noise: `prompt`: the images of a prompt share their noise, as in DGPO's code. `image`: each image has noise of
             its own, as in the code of DiffusionNFT and AWM.
     """
@@ -68,10 +84,12 @@ class ForwardObjective(Unmeasured):
         times: Count | None = None,
         old: EmaConfig | None = None,
         levels: Count | None = None,
+        skip: Whole = 0,
+        draw: Literal["any", "ranges"] = "any",
         noise: Literal["prompt", "image"] = "prompt",
     ) -> None:
         self.recipe, self.policy, self.old, self.times = setting.recipe, setting.policy, setting.old, times
-        self.noise, self.levels = noise, levels
+        self.noise, self.levels, self.skip, self.draw = noise, levels, skip, draw
         self.loss = loss
         # The metrics ask the surrogate which images are clipped.
         self.surrogate: Callable[..., Tensor] | None = None
@@ -163,12 +181,10 @@ class ForwardObjective(Unmeasured):
 
     def _steps(self, experience: Experience) -> list[int]:
         """Noise levels of this rollout as steps, rising. They are the same for all its prompts, on every process."""
-        total = min(self.levels or experience.plan.num_steps, experience.plan.num_steps - 1)
-        if self.times is None or self.times >= total:
-            return list(range(total))
         key = experience.keys[0] if experience.key is None else experience.key
         generator = torch.Generator().manual_seed(address(key, -2))
-        return sorted(torch.randperm(total, generator=generator)[: self.times].tolist())
+        steps = levels_to_draw(experience.plan.num_steps, self.levels, self.skip)
+        return draw_levels(steps, self.times, self.draw, generator)
 
     def _kept(self, experience: Experience, batch: _Images, keep: Tensor | None) -> int:
         return len(batch.leaves) if keep is None else int(keep[experience.rollout.leaf[batch.leaves]].sum())
