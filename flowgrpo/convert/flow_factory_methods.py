@@ -159,11 +159,15 @@ def _levels(conversion: Conversion) -> None:
         text = "all levels of the rollout but the last are taken; how many are in this range depends on the model's "
         text += "shift: write their number as objective.levels"
         conversion.lose("train.timestep_range", text)
-    strategy = settings.text("train.time_sampling_strategy")
-    if strategy != "discrete":
-        conversion.lose(
-            "train.time_sampling_strategy", "noise levels are drawn from the levels of the rollout, all alike"
-        )
+    key = "train.time_sampling_strategy"
+    strategy = settings.text(key)
+    if strategy in ("discrete", "discrete_wo_init"):
+        if strategy == "discrete_wo_init":
+            conversion.carry(key, "objective.skip", 1)
+        if given < steps - 1:
+            conversion.carry(key, "objective.draw", "ranges")
+    else:
+        conversion.lose(key, "noise levels are drawn from the levels of the rollout, all alike")
     conversion.used("train.timestep_range", "train.time_sampling_strategy")
 
 

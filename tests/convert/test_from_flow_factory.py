@@ -115,6 +115,7 @@ def test_nft_samples_with_its_average(tmp_path: Path) -> None:
     )  # fmt: skip
     objective = recipe.objective
     assert (objective.name, objective["times"], objective["noise"]) == ("forward", 4, "image")
+    assert (objective["draw"], objective["skip"]) == ("ranges", 0)
     assert dict(objective["loss"].options) == {"beta": 0.1, "bound": 5.0}
     # Their share grows by 0.001 in an iteration of 2 optimizer steps.
     assert (objective["old"].decay, objective["old"].every, objective["old"].rise) == (0.5, 2, 0.0005)
@@ -143,6 +144,18 @@ def test_dgpo_and_dpo(tmp_path: Path) -> None:
     recipe, _ = converted(tmp_path, train_trainer_type="dpo", train_beta=500.0, scheduler_dynamics_type="ODE")
     assert (recipe.objective["loss"].name, recipe.objective["loss"]["beta"]) == ("flow_dpo", 500.0)
     assert recipe.objective["times"] == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "draw", "skip"), [("discrete", "ranges", 0), ("discrete_wo_init", "ranges", 1), ("uniform", "any", 0)]
+)
+def test_noise_levels_are_drawn_as_there(strategy: str, draw: str, skip: int, tmp_path: Path) -> None:
+    recipe, lines = converted(
+        tmp_path, train_trainer_type="awm", scheduler_dynamics_type="ODE", train_num_train_timesteps=4,
+        train_time_sampling_strategy=strategy,
+    )  # fmt: skip
+    assert (recipe.objective["draw"], recipe.objective["skip"]) == (draw, skip)
+    assert any("noise levels are drawn from the levels of the rollout" in line for line in lines) == (draw == "any")
 
 
 def test_evaluation_rewards_that_differ_only_in_their_batch_are_left_out(tmp_path: Path) -> None:

@@ -217,6 +217,17 @@ def awm_decay(names: Names) -> dict[str, Any]:
     return {"updates": COUNTED, "decays": [names["run"](config=config, global_step=n)["decay"] for n in COUNTED]}
 
 
+def awm_levels(names: Names) -> dict[str, Any]:
+    """The ranges of the rollout's steps from which one noise level each is drawn; the end of a range is not in it."""
+    settings, here, rows = SimpleNamespace(timestep_fraction=0.9), SimpleNamespace(device="cpu"), []
+    for steps, times in ((14, 6), (14, 4), (10, 3), (20, 7)):
+        settings.train_timesteps = times
+        config = SimpleNamespace(sample=SimpleNamespace(num_steps=steps), train=settings)
+        found = names["run"](config=config, accelerator=here)
+        rows.append({"steps": steps, "times": times, "first": found["lower_bounds"], "end": found["upper_bounds"]})
+    return {"ranges": rows}
+
+
 TREE = "fastvideo/train_branchgrpo_flux.py"
 PARTS = ("TreeNode", "parse_split_points", "flux_step_with_split", "run_tree_sample_step")
 FUSED = ("compute_node_rewards_from_leaves", "compute_hierarchical_advantages_by_depth")
@@ -240,4 +251,5 @@ SCHEDULES: dict[str, Question] = {
     "diffusion_nft_decay": Question(*NFT, "scripts/train_nft_sd3.py", ("return_decay",), nft_decay),
     "dgpo_decay": Question(*DGPO, "scripts/train_sd3_dgpo.py", (), dgpo_decay, (1176, 1176)),
     "awm_decay": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_decay, (1410, 1413)),
+    "awm_levels": Question(*AWM, "advantage_weighted_matching/scripts/train_sd3_awm.py", (), awm_levels, (1198, 1202)),
 }

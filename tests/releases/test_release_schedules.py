@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flowgrpo.core.forward_process import draw_levels, levels_to_draw
 from flowgrpo.samplers.kernels import Kernel
 from flowgrpo.samplers.plans import branch_plan, spine_plan
 from flowgrpo.samplers.rollout import RolloutRunner
@@ -171,6 +172,18 @@ def test_the_old_policy_rises_as_in_the_release() -> None:
     asked = numbers("dgpo_decay")
     found = decays(0.001, 0.3, max(asked["updates"]) + 1)
     assert [found[n] for n in asked["updates"]] == pytest.approx(asked["decays"], abs=1e-6)
+
+
+def test_levels_are_drawn_from_the_ranges_of_the_release() -> None:
+    """Nine tenths of a rollout's levels, without pure noise, are `levels` with a `skip` of 1."""
+    for row in numbers("awm_levels")["ranges"]:
+        steps = levels_to_draw(row["steps"], int(0.9 * row["steps"]), skip=1)
+        drawn: list[set[int]] = [set() for _ in range(row["times"])]
+        for seed in range(200):
+            levels = draw_levels(steps, row["times"], "ranges", torch.Generator().manual_seed(seed))
+            for found, level in zip(drawn, levels, strict=True):
+                found.add(level)
+        assert drawn == [set(range(int(first), int(end))) for first, end in zip(row["first"], row["end"])]
 
 
 @pytest.mark.parametrize(("name", "cap"), [("diffusion_nft_decay", 0.5), ("awm_decay", 0.3)])

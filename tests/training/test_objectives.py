@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.losses.forward import ForwardObjective
 from flowgrpo.training.losses.objective import Outcome
 from flowgrpo.training.losses.transition import TransitionObjective
+from flowgrpo.training.planning import forecast, nfe_of
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
 
@@ -172,7 +173,8 @@ def test_the_sampling_policy_of_nft_lags_behind_and_survives_a_checkpoint(random
 
 
 def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_path) -> None:
-    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", "objective.times=2")
+    words = ("objective.times=2", "objective.skip=0", "objective.draw=any")
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run", *words)
     seen = set()
     for k in range(4):
         _, e = trainer.collect(k)
@@ -182,6 +184,15 @@ def test_forward_forms_draw_the_levels_they_are_asked_for(random_pipeline, tmp_p
         seen |= set(steps)
     assert seen <= {0, 1, 2}
     assert len(seen) == 3
+
+
+def test_the_noisiest_level_is_left_out_if_the_recipe_says_so(random_pipeline, tmp_path) -> None:
+    trainer = trainer_of("awm", random_pipeline, tmp_path / "run")
+    _, e = trainer.collect(0)
+    assert {b.step for b in trainer.objective.batches(e, 0, None)} == {1, 2}
+    assert nfe_of(trainer.recipe, forecast(trainer.recipe)).theta == 2
+    with pytest.raises(RecipeError, match=r"objective\.skip is 3, and there are 3 noise levels .* use at most 2"):
+        load_recipe("awm", ["sampler.steps=4", "objective.skip=3"])
 
 
 @pytest.mark.parametrize("noise", ["prompt", "image"])

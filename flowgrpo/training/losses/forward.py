@@ -18,7 +18,7 @@ from ...core.forward_process import Noised, diffusion_nft, draw_levels, levels_t
 from ...core.objectives import held_columns
 from ...core.penalties import Edges
 from ...parts.choice import Choice, Of
-from ...parts.needs import at_least, idle, needs
+from ...parts.needs import at_least, needs
 from ...parts.ranges import Count, Whole
 from ...parts.traits import compares_all, saying
 from ...samplers.moves import draw_noise
@@ -50,7 +50,6 @@ def _leaves_a_level(recipe: Any, choice: Choice) -> list[str]:
 
 @needs(
     at_least("rollout.batch", lambda recipe, choice: recipe.rollout.group, "takes whole groups of {least} in a call"),
-    idle("draw", where=lambda choice: choice["times"] is None, why="without times every level is drawn"),
     _leaves_a_level,
 )
 class ForwardObjective(Unmeasured):
