@@ -47,6 +47,8 @@ def test_an_interval_by_hand() -> None:
 
 def test_a_single_value_decides_nothing() -> None:
     interval = Interval.of([0.3])
+    assert Interval.of([-0.0004]).text() == "+0.000 (one value)"
+    assert Interval.of([-0.0004]).text(".1%") == "0.0% (one value)"
     assert (interval.at_most(100.0), interval.at_least(-100.0)) == (None, None)
     assert interval.text() == "+0.300 (one value)"
 

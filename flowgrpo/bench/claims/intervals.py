@@ -49,9 +49,13 @@ class Interval:
         """The interval as `mean [low, high]`."""
         if not math.isfinite(self.mean):
             return "no number"
-        if self.count == 1:
-            return f"{self.mean:{form}} (one value)".replace("-", "−")
-        return f"{self.mean:{form}} [{self.low:{form}}, {self.high:{form}}]".replace("-", "−")
+        mean, low, high = (_without_negative_zero(value, form) for value in (self.mean, self.low, self.high))
+        return f"{mean} (one value)" if self.count == 1 else f"{mean} [{low}, {high}]"
+
+
+def _without_negative_zero(value: float, form: str) -> str:
+    text = f"{value:{form}}".replace("-", "−")
+    return text if text.strip("−+0.%") else f"{0.0:{form}}"
 
 
 def shares(ours: Sequence[float], theirs: Sequence[float]) -> Interval:

@@ -48,7 +48,8 @@ class Reach:
         reached: number of runs that reach it.
         runs: number of runs.
         places: geometric mean of the places with its 95 % interval; None unless every run reaches the gain.
-        least: the mean of the places, with the end of a run in place of what the run does not reach: a lower bound.
+        least: geometric mean of the places, with the end of a run in place of what the run does not reach: a lower
+            bound.
     """
 
     reached: int
@@ -86,7 +87,7 @@ def reach(runs: Sequence[Result], axis: str, gain: float) -> Reach:
     found = [first_place(run, axis, gain) for run in runs]
     known = [place for place in found if place is not None]
     ends = [run["evaluation"][axis][-1] if place is None else place for run, place in zip(runs, found)]
-    least = statistics.fmean(ends) if ends else math.nan
+    least = math.exp(statistics.fmean(map(math.log, ends))) if ends else math.nan
     if not known or len(known) < len(found):
         return Reach(len(known), len(found), None, least)
     logs = Interval.of(map(math.log, known))
@@ -277,7 +278,9 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
     )
     gift = "A learning rate that the table calls given was an argument of the command. "
     lines = [
-        f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states. A state with gradients counts as three. "
+        f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states of its rollouts and updates. A state with "
+        "gradients counts as three. Where a recipe has an old policy or a reference, their states count too, and its run "
+        "has more states in all. "
         "The schedule of its learning rate stretches over the run. Averages of the weights, and old policies that lag "
         "more with every step, keep their own pace. "
         + choice * bool(_choosers(standings))
@@ -285,9 +288,10 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
         + "The default runs as it is, so its run may be shorter.",
         f"The score is {SCORE} on the test prompts, one image each. Evaluations count neither as states nor as "
         "seconds. On a CPU, seconds are processor seconds, so that other work on the machine hardly counts. A gain is "
-        "reached at the first of two evaluations in a row that show it. A cell has the geometric mean of the seeds, "
-        "and its 95 % interval if there are three or more. If a run never reaches the gain, the cell has a lower "
-        "bound: the mean in which the run counts with its end.",
+        "reached where the line to the first of two evaluations in a row that show it crosses the gain; the last "
+        "evaluation needs no second one. A cell has the geometric mean of the seeds, and its 95 % interval if there "
+        "are three or more. If a run never reaches the gain, the cell has a lower bound: the geometric mean in which "
+        "the run counts with its end.",
         f"Measured with `{command(settings, standings)}`." + "".join(f" {machine}." for machine in hardware),
     ]
     return "\n\n".join(lines)
