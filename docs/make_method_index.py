@@ -176,9 +176,9 @@ METHODS = (
     ),
     Method(
         "AWM", "2509.25050", ("awm",),
-        "The noise levels are the rollout's. One level is drawn from each of several ranges, and pure noise is not among "
-        "them, as released. The images of a prompt share their noise, which lowers the variance of the gradient; the "
-        "released code and the published form have noise for each image. There is no pull to the average of the "
+        "The noise levels are the rollout's. One level is drawn from each of several ranges, and pure noise is not "
+        "among them, as released. The images of a prompt share their noise, which lowers the variance of the gradient; "
+        "the released code and the published form have noise for each image. There is no pull to the average of the "
         "weights: the released average forgets at least 70 % at every update. Advantages are not divided by 5, so the "
         "KL has five times the released weight.",
         (forward.awm,),

@@ -278,9 +278,9 @@ def _how(settings: RaceSettings, standings: Sequence[Standing], hardware: Sequen
     )
     gift = "A learning rate that the table calls given was an argument of the command. "
     lines = [
-        f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states of its rollouts and updates. A state with "
-        "gradients counts as three. Where a recipe has an old policy or a reference, their states count too, and its run "
-        "has more states in all. "
+        f"Every published recipe gets {settings.scale * COMPUTE:,.0f} states of its rollouts and updates. A state "
+        "with gradients counts as three. Where a recipe has an old policy or a reference, their states count too, and "
+        "its run has more states in all. "
         "The schedule of its learning rate stretches over the run. Averages of the weights, and old policies that lag "
         "more with every step, keep their own pace. "
         + choice * bool(_choosers(standings))
@@ -309,4 +309,4 @@ def command(settings: RaceSettings, standings: Sequence[Standing]) -> str:
 def _short(value: float) -> str:
     if not math.isfinite(value):
         return "?"
-    return f"{value / 1000:,.1f}k" if value >= 1000 else f"{value:.0f}"
+    return f"{value / 1000:,.1f}k" if value >= 999.5 else f"{value:.0f}"
