@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -216,21 +217,22 @@ def bench(
     name: Annotated[
         str,
         typer.Argument(
-            help="diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, shared-prefix, claims, "
-            "race."
+            help="first-run, diagnosis, prefix, batches, overhead, interruption, kills, iteration, signal, "
+            "shared-prefix, claims, race."
         ),
     ],
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A recipe, mixgrpo_flash_guard by default, and key=value overrides. claims: claims, and recipes for a "
-            "short run. race: recipes; RECIPE=RATE gives a recipe its learning rate. Both take all if none is named."
+            help="A recipe, mixgrpo_flash_guard by default (first-run: default), and key=value overrides. claims: "
+            "claims, and recipes for a short run. race: recipes; RECIPE=RATE gives a recipe its learning rate. Both "
+            "take all if none is named."
         ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="JSON file for the figures; claims, race: folder of the report.")
     ] = None,
-    seeds: Annotated[str, typer.Option(help="claims, race: the seeds of the runs.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="claims, race, first-run: the seeds of the runs.")] = "0,1,2",
     scale: Annotated[float, typer.Option(help="claims, race: factor of the runs' length; 1 suits 2 cores.")] = 1.0,
     results: Annotated[
         Path | None,
@@ -245,7 +247,7 @@ def bench(
     """Measure a claim of the documentation again.
 
     `claims` measures the claims of papers that have no result yet, and `race` makes the runs of the race that are
-    missing.
+    missing. `first-run` makes runs as `flowgrpo train` does, one after another, and scores them on test prompts.
     """
     import json
     import tempfile
@@ -263,6 +265,8 @@ def bench(
         measure = claims if name == "claims" else race
         return measure(settings, methods, out or results / "report", say, report_only)
     output_file(out)
+    from ..bench.claims.gather import seeds_of
+    from ..bench.first_run import first_run
     from ..bench.kills import kills
     from ..bench.measures import MEASUREMENTS
     from ..bench.model_iteration import iteration
@@ -271,7 +275,7 @@ def bench(
     from ..bench.text_measures import TEXT_MEASUREMENTS
 
     measurements: dict[str, Callable[..., dict[str, Any]]] = {
-        **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
+        "first-run": partial(first_run, seeds=seeds_of(seeds)), **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
     }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:
@@ -279,8 +283,9 @@ def bench(
         figures = TEXT_MEASUREMENTS[name](say)
     elif name in measurements:
         source, overrides = split(words)
+        measured = "default" if name == "first-run" else MEASURED
         with tempfile.TemporaryDirectory() as folder:
-            recipe = (load_recipe if name == "kills" else load_image_recipe)(source or MEASURED, overrides)
+            recipe = (load_recipe if name == "kills" else load_image_recipe)(source or measured, overrides)
             figures = measurements[name](recipe, Path(folder) / "run", say)
     else:
         raise ValueError(

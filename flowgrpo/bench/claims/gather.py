@@ -80,6 +80,18 @@ def _named(runs: Sequence[tuple[str, int]]) -> str:
     return ", ".join(f"{label} (seed {seed})" for label, seed in runs)
 
 
+def seeds_of(text: str) -> tuple[int, ...]:
+    """The seeds that an option lists, each once.
+
+    Raises:
+        ValueError: the text is no list of numbers.
+    """
+    listed = text.split(",")
+    if not all(seed.strip().isdecimal() for seed in listed):
+        raise ValueError(f"--seeds is {text!r}; write numbers with commas between them, such as 0,1,2")
+    return tuple(dict.fromkeys(int(seed) for seed in listed))
+
+
 def settings_of(
     results: Path, words: Sequence[str], seeds: str, scale: float, any_code: bool, budget: float = 1.0
 ) -> tuple[Settings, list[str]]:
@@ -88,16 +100,14 @@ def settings_of(
     Raises:
         ValueError: `seeds` is no list of numbers, `scale` is not above 0, or `budget` is not a number of 0 or more.
     """
-    listed = seeds.split(",")
-    if not all(seed.strip().isdecimal() for seed in listed):
-        raise ValueError(f"--seeds is {seeds!r}; write numbers with commas between them, such as 0,1,2")
     if not scale > 0:
         raise ValueError(f"--scale is {scale:g}; use a number above 0, such as 1")
     if not 0 <= budget < math.inf:
         raise ValueError(f"--budget is {budget:g}; use a number of hours, such as 1.5, or 0 for no runs")
-    numbers = tuple(dict.fromkeys(int(seed) for seed in listed))
     overrides = tuple(word for word in words if "=" in word)
-    return Settings(results, numbers, scale, overrides, any_code, budget), [word for word in words if "=" not in word]
+    return Settings(results, seeds_of(seeds), scale, overrides, any_code, budget), [
+        word for word in words if "=" not in word
+    ]
 
 
 def choose(names: Sequence[str]) -> tuple[list[Claim], list[str]]:
