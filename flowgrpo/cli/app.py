@@ -275,7 +275,8 @@ def bench(
     from ..bench.text_measures import TEXT_MEASUREMENTS
 
     measurements: dict[str, Callable[..., dict[str, Any]]] = {
-        "first-run": partial(first_run, seeds=seeds_of(seeds)), **MEASUREMENTS, "kills": kills, "overhead": overhead, "iteration": iteration, "signal": signal
+        "first-run": partial(first_run, seeds=seeds_of(seeds)), **MEASUREMENTS, "kills": kills, "overhead": overhead,
+        "iteration": iteration, "signal": signal,
     }  # fmt: skip
     if name in TEXT_MEASUREMENTS:
         if words:
