@@ -62,7 +62,7 @@ def first_run(
 
 def _timed(command: list[str], run: Path) -> tuple[float, list[float]]:
     """Run a command; returns its seconds, and the seconds until each quick evaluation of the run was there."""
-    began, moments = time.perf_counter(), []
+    began, moments = time.perf_counter(), list[float]()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         time.sleep(POLL)

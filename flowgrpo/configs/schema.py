@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from ..parts.choice import Choice, Of, part_field
-from ..parts.needs import SOMETHING, Need, asking, unmet
+from ..parts.needs import SOMETHING, Need, asking, one_round, unmet
 from ..parts.section import Section
 from ..parts.traits import saying
 from .reward_sections import RewardConfig, distinct_labels, one_counts
@@ -122,7 +122,10 @@ def _critic_is_asked(recipe: Any, critic: CriticConfig) -> list[str]:
 class CriticConfig(Section):
     """A small network that predicts the reward of a noisy latent."""
 
-    needs = (_critic_is_asked,)
+    needs = (
+        _critic_is_asked,
+        one_round("the critic learns from one rollout"),
+    )
 
     learning_rate: float = Field(1e-3, gt=0)
     passes: int = Field(2, ge=1, description="Passes over the states of a rollout.")

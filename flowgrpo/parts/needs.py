@@ -142,6 +142,27 @@ def alone(offer: str, why: str) -> Rule:
     return rule
 
 
+def one_round(why: str, unless: str | None = None) -> Rule:
+    """A need that every prompt is sampled in one round, without `rollout.budget` and `data.templates`.
+
+    Args:
+        why: a clause that says what needs this, such as "the critic learns from one rollout".
+        unless: name of an option of the part. If the option is left out, the need does not apply.
+    """
+
+    def rule(recipe: Any, place: Any) -> list[str]:
+        if unless is not None and place.get(unless) is None:
+            return []
+        rounds = {"rollout.budget": recipe.rollout.budget, "data.templates": recipe.data.templates}
+        return [
+            f"{why}, and {key} samples a prompt in several rounds; leave one of them out"
+            for key, given in rounds.items()
+            if given
+        ]
+
+    return rule
+
+
 def idle(*options: str, where: Callable[[Choice], bool], why: str) -> Rule:
     """A rule that options keep their defaults if another option leaves them without effect.
 

@@ -225,7 +225,9 @@ class Trainer:
         keep = self.credit.kept(batch)
         record = {"iteration": iteration, **reward_record(everyone)}
         with self.clock.part("reward"):
-            record |= self.task.learn(batch.experience, batch.scores)
+            # A critic learns the rewards that advantages are computed from.
+            scores = batch.scores if self.task.credit_model() is None else self.credit.combined(batch)
+            record |= self.task.learn(batch.experience, scores)
         record |= self.credit.record()
         record |= self.update(batch.experience, advantages, keep)
         record |= self.task.settle(record)

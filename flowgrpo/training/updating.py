@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,9 @@ from .reporting.clock import Clock
 from .reporting.records import joint_update, update_record
 from .stopping import Stop
 from .tasks import Collected, Task
+
+TAKEN = "taken"
+"""The key of a state of an optimizer with the number of steps."""
 
 
 def learning_rate(recipe: AnyRecipe, taken: int) -> float:
@@ -85,6 +88,7 @@ class Optimizer:
         self.recipe, self.weights, self.processes = recipe, weights, processes
         self.parameters = weights.parameters()
         self._inner = torch.optim.AdamW(self.parameters, **settings_of(recipe), fused=has_fused(self.parameters))
+        self._taken = 0
 
     def step(self) -> Tensor:
         """Take one optimizer step, and return the norm of the gradient before it was bounded.
@@ -98,10 +102,10 @@ class Optimizer:
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.optimizer.max_grad_norm)
         norm = norm.full_tensor() if is_cut(norm) else norm
         require_finite(norm)
-        taken = int(next(iter(self._inner.state.values()))["step"]) if self._inner.state else 0
         for group in self._inner.param_groups:
-            group["lr"] = learning_rate(self.recipe, taken)
+            group["lr"] = learning_rate(self.recipe, self._taken)
         self._inner.step()
+        self._taken += 1
         self.weights.write()
         self.zero_grad()
         return norm.detach().cpu()
@@ -116,11 +120,23 @@ class Optimizer:
         If the weights are in shards, all processes must call `state_dict`, and the first process gets whole tensors.
         """
         state: dict[str, Any] = wholes(self._inner.state_dict())
-        return state
+        return {**state, TAKEN: self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state with whole tensors."""
-        self._inner.load_state_dict(cut_optimizer_state(self._inner, state))
+        """Continue from a state with whole tensors. The settings of AdamW stay as the recipe has them."""
+        settings = self._inner.state_dict()["param_groups"]
+        self._inner.load_state_dict({**cut_optimizer_state(self._inner, state), "param_groups": settings})
+        self._taken = steps_taken(state)
+
+
+def steps_taken(state: Mapping[str, Any]) -> int:
+    """The optimizer steps that a state has behind it, steps without a gradient among them.
+
+    AdamW counts the steps of each weight, and a weight may have been without a gradient. States of older checkpoints
+    have only these counts.
+    """
+    counts = (int(entry["step"]) for entry in state["state"].values())
+    return int(state[TAKEN]) if TAKEN in state else max(counts, default=0)
 
 
 def settings_of(recipe: AnyRecipe) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Corrected verdicts, gates and ensembles, from the lines of a recipe to the rewards that are learned from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -44,6 +44,22 @@ def test_a_gate_opens_by_group() -> None:
     gate = GateConfig(reward="a", share=1.0)
     found = combined(scores, RewardConfig(name="a"), RewardConfig(name="b", gate=gate))
     assert found[:, 1].tolist() == [3.0, 4.0, 0.0, 0.0]
+
+
+def test_samples_that_are_no_results_open_no_gate_and_are_not_ranked_among_results() -> None:
+    """Of each prompt, the second sample is a preview, or the greedy completion beside the group."""
+    samples = Samples(torch.tensor([-3.0, 0.0, -1.0, 0.0]), outcomes=torch.tensor([True, False, True, False]))
+    kind = chosen("combination", "sum").make()
+    gate = GateConfig(reward="a", share=1.0)
+    rewards = [RewardConfig(name="a"), RewardConfig(name="b", gate=gate)]
+    found = combine(batch([1.0, 0.0, 0.0, 1.0], [3.0, 4.0, 5.0, 6.0]), samples, rewards, kind).values
+    assert (found[0, 1], found[2, 1]) == (3.0, 0.0)
+    alone = combine(batch([1.0, 1.0, 1.0, 1.0]), samples, [RewardConfig(name="a", unlikely=0.5)], kind).values
+    together = replace(samples, groups=torch.tensor([0, 1, 2, 3]), outcomes=torch.ones(4, dtype=torch.bool))
+    assert (
+        alone.tolist()
+        == combine(batch([1.0, 1.0, 1.0, 1.0]), together, [RewardConfig(name="a", unlikely=0.5)], kind).values.tolist()
+    )
 
 
 def test_a_verifier_that_errs() -> None:

@@ -1,10 +1,14 @@
 """The critic learns a known reward, guides towards higher reward, and continues from a checkpoint bit for bit."""
 
 import copy
+import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from flowgrpo.bench.measures import Silent
+from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.configs.schema import CriticConfig, GuideConfig
 from flowgrpo.pipelines.experience import Experience
 from flowgrpo.samplers.kernels import Kernel
@@ -12,6 +16,7 @@ from flowgrpo.samplers.plans import window_plan
 from flowgrpo.samplers.rollout import RolloutRunner
 from flowgrpo.samplers.schedules import shifted_sigmas
 from flowgrpo.training.images.critic import Critic
+from flowgrpo.training.session import start
 
 SHAPE = (4, 8, 8)
 PLAN = window_plan(shifted_sigmas(5, 3.0), [1, 2], Kernel("flow_sde", 0.7), samples=8)
@@ -100,3 +105,26 @@ def test_it_reads_packed_and_video_latents() -> None:
     for shape in ((16, 8), (4, 2, 6, 6)):
         c = Critic(CriticConfig(), shape, feature, "a")
         assert c._values(torch.randn(3, *shape), 0.5, ["a", "bb", "c"]).shape == (3,)
+
+
+def test_it_learns_the_rewards_that_advantages_are_computed_from(small: list[str], tmp_path: Path) -> None:
+    """A gate closes a reward for the critic, too: else a step would be compared with what is not optimised."""
+    gated = "rewards=[{name: gold, label: main}, {name: jpeg_compressibility, gate: {reward: main, at_least: 2.0}}]"
+    recipe = load_recipe(
+        "ac_flow", [*small, gated, "sampler.plan.window={name: random, size: 1, interval: 1, stop: 3}"]
+    )
+    trainer = start(recipe, tmp_path / "run").trainer(Silent())
+    learned: list[torch.Tensor] = []
+    trainer.task.critic.fit = lambda experience, rewards: learned.append(rewards) or 0.0  # type: ignore[attr-defined]
+    trainer.iterate(0)
+    record = json.loads((tmp_path / "run" / "samples" / "index.jsonl").read_text().splitlines()[0])
+    assert record["rewards"]["jpeg_compressibility"] != 0.0
+    assert set(learned[0].tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "rounds", ["rollout.budget={choice: until, rounds: 2}", "data.templates=['{prompt}', 'so {prompt}']"]
+)
+def test_it_is_refused_where_a_prompt_has_several_rollouts(rounds: str) -> None:
+    with pytest.raises(RecipeError, match=r"the critic learns from one rollout, and .* in several rounds"):
+        load_recipe("euphonium", ["credit=leaf", rounds])

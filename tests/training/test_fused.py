@@ -29,8 +29,8 @@ class Weights:
     def write(self) -> None: ...
 
 
-def optimizer(weights: Weights) -> Optimizer:
-    recipe = load_recipe("default", ["optimizer.warmup=2", "optimizer.learning_rate=0.1"])
+def optimizer(weights: Weights, *words: str) -> Optimizer:
+    recipe = load_recipe("default", ["optimizer.warmup=2", "optimizer.learning_rate=0.1", *words])
     return Optimizer(recipe, weights, Processes.of_this_run())  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flowgrpo.bench.measures import Silent
-from flowgrpo.configs.load import load_recipe
+from flowgrpo.configs.load import RecipeError, load_recipe
 from flowgrpo.training.folder.run_folder import RunFolder
 from flowgrpo.training.session import Session
 from flowgrpo.training.trainer import Trainer
@@ -95,6 +95,29 @@ def test_a_step_raises_what_it_should(random_language_folder: Path, tmp_path: Pa
 def _ends(advantages: torch.Tensor, groups: torch.Tensor, p: int) -> tuple[int, int]:
     mine = (groups == p).nonzero().flatten()
     return int(mine[advantages[mine].argmax()]), int(mine[advantages[mine].argmin()])
+
+
+def test_a_prompt_whose_answers_are_all_right_teaches_nothing(random_language_folder: Path, tmp_path: Path) -> None:
+    """Its advantages are all 0, and these do not say that the answers are wrong."""
+    for form in ("real", "contrastive", "disco", "dpo"):
+        trainer = trainer_of(random_language_folder, tmp_path / form, answers(form))
+        _, e = trainer.collect(0)
+        record = trainer.update(e, torch.zeros(8))
+        assert record["grad_norm"] == 0.0, form
+        mixed = torch.tensor([0.0] * 4 + [1.0, -1.0, 1.0, -1.0])
+        assert trainer.update(e, mixed)["grad_norm"] > 0.0, form
+
+
+@pytest.mark.parametrize(
+    "words", ["rollout.budget={choice: until, rounds: 2}", "data.templates=['{prompt}', 'so {prompt}']"]
+)
+def test_answers_and_conflicts_are_compared_in_one_round(words: str) -> None:
+    with pytest.raises(RecipeError, match=r"takes a whole group in a call, and .* cuts it into rounds"):
+        load_recipe("text", [answers("dpo"), "penalties=[]", words])
+    with pytest.raises(
+        RecipeError, match=r"`conflict` compares whole groups, and .* samples a prompt in several rounds"
+    ):
+        load_recipe("text", ["objective.conflict=2.0", words])
 
 
 def test_groups_are_not_cut(random_language_folder: Path, tmp_path: Path) -> None:

@@ -148,12 +148,12 @@ def combine(
             continue
         success = (main >= reward.gate.at_least).to(main).masked_fill(main.isnan(), torch.nan)
         gated[:, k] = group_gated_rewards(
-            values[:, k], success, samples.groups, at_least=reward.gate.share, closed=closed
+            values[:, k], success, peers_of(samples), at_least=reward.gate.share, closed=closed
         )
     for k, reward in enumerate(rewards):
         if reward.unlikely is not None and reward.weight != 0:
             assert samples.log_probs is not None
-            gated[:, k] = unlikeliness_rewards(gated[:, k], samples.log_probs, samples.groups, beta=reward.unlikely)
+            gated[:, k] = unlikeliness_rewards(gated[:, k], samples.log_probs, peers_of(samples), beta=reward.unlikely)
     found = replace(scores, values=gated).counted()
     given = filled_rewards(found.values * found.weights, peers_of(samples))
     one = combination(given)

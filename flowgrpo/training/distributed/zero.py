@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...configs.schema import AnyRecipe
 from ...weights.collective import Lockstep, teller
 from ...weights.trained import TrainedWeights
-from ..updating import learning_rate, require_finite, settings_of
+from ..updating import TAKEN, learning_rate, require_finite, settings_of, steps_taken
 from .processes import Processes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -70,6 +70,7 @@ class ZeroOptimizer:
         # Otherwise the first step would do this, and a state could not be loaded before it.
         self._engine.optimizer._lazy_init_hp_params_optimizer_state()
         weights.steps = _Rounds(self._add)
+        self._taken = 0
 
     def _leave_unused(self, inner: torch.optim.Optimizer, *_: Any) -> None:
         for own, used in zip(self._own, self._used.tolist()):
@@ -97,11 +98,12 @@ class ZeroOptimizer:
         """
         self._used = self.processes.add(self._used)
         if not self._used.any():
+            self._taken += 1
             return torch.zeros(())
-        taken = [int(self._inner.state[own]["step"]) for own in self._own]
         for group in self._inner.param_groups:
-            group["lr"] = learning_rate(self.recipe, next(filter(None, taken), 0))
+            group["lr"] = learning_rate(self.recipe, self._taken)
         self._engine.step()
+        self._taken += 1
         self.weights.write()
         self._used = torch.zeros_like(self._used)
         norm = torch.as_tensor(self._engine.get_global_grad_norm()).detach().cpu()
@@ -130,12 +132,14 @@ class ZeroOptimizer:
                     state[number] = {"step": step.clone(), **kept}
                 number += 1
         shared = {key: value for key, value in self._inner.param_groups[0].items() if key != "params"}
-        return {"state": state, "param_groups": [{**shared, "params": list(range(number))}]}
+        groups = [{**shared, "params": list(range(number))}]
+        return {"state": state, "param_groups": groups, TAKEN: self._taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Load the weights first."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
+        self._taken = steps_taken(state)
         number = 0
         for own, group in zip(self._own, self._parameters):
             for parameter in group:

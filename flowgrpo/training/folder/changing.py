@@ -127,7 +127,7 @@ def first_checkpoint(run: RunFolder, now: RunConfig) -> int:
 
 
 def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[str]:
-    """A sentence on the learning rate, if it depends on the length of the run and the length has changed.
+    """Sentences on what depends on the length of the run, if the length has changed: the learning rate, a weight.
 
     Args:
         before: the recipe before the change.
@@ -135,7 +135,15 @@ def schedule_notes(before: Path, recipe: AnyRecipe, iteration: int) -> Iterator[
         iteration: the next iteration.
     """
     length, optimizer = _length(before), recipe.optimizer
-    if optimizer.schedule in ("constant", "inverse") or length in (None, recipe.run.iterations):
+    if length in (None, recipe.run.iterations):
+        return
+    for extension in recipe.extensions:
+        if extension.short == "schedule" and extension["over"] is None:
+            yield (
+                f"extension schedule moves the weight of {extension['reward']} over {recipe.run.iterations} iterations "
+                f"from now on, and moved it over {length} before; so the weight may jump"
+            )
+    if optimizer.schedule in ("constant", "inverse"):
         return
     old = recipe.model_copy(update={"run": recipe.run.model_copy(update={"iterations": length})})
     taken = iteration * optimizer.epochs * optimizer.updates

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from torch import Tensor
 
+from ...core.advantages import group_index
 from ...core.answer_losses import dpo, pairs_of
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, choices
 from ...parts.needs import needs
+from ...parts.traits import whole_groups
 from .distilled_objective import DistilledObjective
 from .expert_objective import GuidedObjective
 from .part_ratios import PartRatios
@@ -43,12 +45,14 @@ def _of_answers(recipe: TextRecipe, choice: Choice) -> list[str]:
 
 
 @needs(_of_answers)
+@whole_groups
 class AnswerObjective(TextObjective):
     """A loss of the completions of each prompt, divided by the number of prompts or of completions.
 
-    The winner of a prompt is the answer with the highest advantage, and the loser is the answer with the lowest. A
-    prompt whose advantages are all equal has no winner and no loser. The reference is the base model. The training
-    engine gives the log-probs of the policy that sampled.
+    The winner of a prompt is the answer with the highest advantage, and the loser is the answer with the lowest. An
+    answer with an advantage above 0 is right, and others are wrong. A prompt whose advantages are all equal has no
+    winner and no loser, and no right and no wrong answers. The reference is the base model. The training engine gives
+    the log-probs of the policy that sampled.
 
     Args:
         recipe: what to do.
@@ -100,6 +104,8 @@ class AnswerObjective(TextObjective):
     def _loss(self, experience: Completions, scored: ScoredTokens, rows: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         groups = experience.groups[scored.batch].to(scored.mask.device)
         mine = scored.mask.any(1).nonzero().flatten()
+        if "correct" in self._asks:
+            mine = mine[_tells_apart(scored.advantage, groups)[mine]]
         whole = torch.where(scored.mask, scored.log_probs, 0.0).sum(1)
         before = torch.where(scored.mask, scored.old, 0.0).sum(1)
         lengths = scored.mask.sum(1).clamp(min=1)
@@ -122,6 +128,16 @@ class AnswerObjective(TextObjective):
         if pairs is not None:
             metrics["pairs"] = whole.new_tensor([len(pairs), len(groups.unique())])
         return loss, metrics
+
+
+def _tells_apart(advantages: Tensor, groups: Tensor) -> Tensor:
+    """[R] bool: rows of groups whose advantages differ. Equal advantages do not say whether an answer is right."""
+    index, count = group_index(groups, len(advantages), advantages.device)
+    low, high = (
+        advantages.new_zeros(count).scatter_reduce(0, index, advantages, how, include_self=False)
+        for how in ("amin", "amax")
+    )
+    return (low < high)[index]
 
 
 TEXT_OBJECTIVES: dict[str, type[TextObjective]] = {

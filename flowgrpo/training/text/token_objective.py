@@ -21,7 +21,7 @@ from ...core.surrogates import clip, per_column
 from ...core.token_penalties import TOKEN_PENALTIES
 from ...parts.asked import answered, asked, not_given
 from ...parts.choice import Choice, Of, given_names
-from ...parts.needs import Need, needs
+from ...parts.needs import Need, needs, one_round
 from ...parts.ranges import Positive
 from ...text.scoring import Measure, right_padded
 from ..balance import Balance
@@ -73,6 +73,7 @@ def of_tokens(recipe: TextRecipe, choice: Choice) -> list[str]:
     moves("variance", "r2vpo", "the price", "lam"),
     Need("objective.level", ("token",), "counts tokens with `balance`", unless="balance"),
     Need("objective.level", ("token",), "counts tokens with `variance`", unless="variance"),
+    one_round("objective tokens with `conflict` compares whole groups", unless="conflict"),
     Need("objective.reduce", ("sum",), "divides sums by the longest length with `constant`", unless="constant"),
 )
 class TokenObjective(TextObjective):
