@@ -303,6 +303,8 @@ def command(settings: RaceSettings, standings: Sequence[Standing]) -> str:
     words = ["flowgrpo", "bench", "race", *(named if named != list(RACERS) else []), *settings.overrides]
     words += ["--seeds", ",".join(map(str, settings.seeds))]
     words += ["--scale", f"{settings.scale:g}", "--budget", f"{settings.budget:g}"]
+    # Results beside the page are found again from the folder in which it was written.
+    words += [] if settings.results.is_absolute() else ["--results", str(settings.results)]
     return shlex.join(words + ["--any-code"] * settings.any_code)
 
 
